@@ -1,0 +1,86 @@
+"""The one error type of Weir, and the table that maps each code to HTTP and gRPC.
+
+Source: Triton's eight error codes and their mapping (TRITONSERVER_Error_Code in Triton's C API; its HTTP and gRPC
+front ends). RFC 9110 for the meaning of the HTTP statuses.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ErrorCode(Enum):
+    """Triton's error codes: (number on the bus, HTTP status, gRPC status number, whether a retry may succeed)."""
+
+    UNKNOWN = (1, 400, 2, False)
+    INTERNAL = (2, 500, 13, False)
+    NOT_FOUND = (3, 404, 5, False)
+    INVALID_ARG = (4, 400, 3, False)
+    UNAVAILABLE = (5, 503, 14, True)
+    UNSUPPORTED = (6, 501, 12, False)
+    ALREADY_EXISTS = (7, 400, 6, False)
+    CANCELLED = (8, 400, 1, False)
+
+    def __init__(self, number: int, http_status: int, grpc_status: int, retryable: bool) -> None:
+        self.number = number
+        self.http_status = http_status
+        self.grpc_status = grpc_status
+        self.retryable = retryable
+
+    @classmethod
+    def from_number(cls, number: int) -> ErrorCode:
+        """The code that travels as `number`; UNKNOWN for a number of a newer peer."""
+        return _BY_NUMBER.get(number, cls.UNKNOWN)
+
+
+_BY_NUMBER = {code.number: code for code in ErrorCode}
+
+
+class WeirError(Exception):
+    """An error that ends a request or a load, told to the caller as it stands.
+
+    `message` is shown to clients: it never holds paths, addresses or names of internal objects.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"WeirError({self.code.name}, {self.message!r})"
+
+    @property
+    def http_status(self) -> int:
+        """The HTTP status of the answer."""
+        return self.code.http_status
+
+    @property
+    def grpc_status(self) -> int:
+        """The number of the gRPC status of the answer."""
+        return self.code.grpc_status
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later, unchanged."""
+        return self.code.retryable
+
+
+def invalid(message: str) -> WeirError:
+    """An INVALID_ARG error (HTTP 400)."""
+    return WeirError(ErrorCode.INVALID_ARG, message)
+
+
+def internal(message: str) -> WeirError:
+    """An INTERNAL error (HTTP 500)."""
+    return WeirError(ErrorCode.INTERNAL, message)
+
+
+def not_found(message: str) -> WeirError:
+    """A NOT_FOUND error (HTTP 404)."""
+    return WeirError(ErrorCode.NOT_FOUND, message)
+
+
+def unavailable(message: str) -> WeirError:
+    """An UNAVAILABLE error (HTTP 503), which the caller may retry."""
+    return WeirError(ErrorCode.UNAVAILABLE, message)

@@ -1,0 +1,69 @@
+"""The response half of the KServe v2 HTTP protocol: from an `InferResponse` to the chunks of a body.
+
+Binary outputs follow the JSON as the buffers they came in: nothing is joined here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from schemas.classification import classify
+from schemas.json_tensors import json_data
+from schemas.requests import InferRequest, InferResponse, RequestedOutput
+from schemas.tensors import PayloadRef
+
+Labels = Callable[[str], Sequence[str] | None]
+"""The labels of an output by its name, in the order of class indexes; None for an output without labels."""
+
+
+def build_infer_response(
+    request: InferRequest, response: InferResponse, labels: Labels | None = None, batching: bool = False
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The chunks of the body that answers `request`, and the length of its JSON: None when there is nothing else.
+
+    Outputs come in the model's order; where the request lists outputs, only those, each as it asks. `batching` (the
+    model has a batch dimension) and `labels` matter to classification. Raises WeirError for an output that can't be
+    written as asked, TypeError for content that is still a reference.
+    """
+    requested = {output.name: output for output in request.outputs} if request.outputs else None
+    default = RequestedOutput("", request.binary_default)
+    rows: list[dict[str, Any]] = []
+    chunks: list[bytes | memoryview] = [b""]
+    for tensor in response.outputs:
+        wish = default if requested is None else requested.get(tensor.name)
+        if wish is None:
+            continue
+        if wish.class_count:
+            tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+        data = tensor.data
+        if isinstance(data, PayloadRef):
+            raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
+        row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if wish.binary:
+            row["parameters"] = {"binary_data_size": len(data)}
+            if data:
+                chunks.append(data)
+        else:
+            row["data"] = json_data(tensor.name, tensor.datatype, tensor.shape, data)
+        rows.append(row)
+    header = _header(request, response, rows)
+    chunks[0] = header
+    return chunks, len(header) if len(chunks) > 1 else None
+
+
+def error_body(message: str) -> bytes:
+    """The JSON body of an error."""
+    return orjson.dumps({"error": message.encode(errors="replace").decode()})
+
+
+def _header(request: InferRequest, response: InferResponse, rows: list[dict[str, Any]]) -> bytes:
+    document: dict[str, Any] = {"id": request.id} if request.id else {}
+    document["model_name"] = response.model_name
+    document["model_version"] = response.model_version
+    if response.parameters:
+        document["parameters"] = response.parameters
+    document["outputs"] = rows
+    return orjson.dumps(document)

@@ -1,0 +1,252 @@
+"""The messages roles exchange on the bus: msgpack arrays whose first element is the wire version.
+
+A request travels as a *part*: routing facts, which a scheduler reads, and a *body*, which it passes on unread. Parts of
+one model and one event-loop tick share a *frame* (gateway -> `live.<model>`); the requests of one batch share a *batch
+message* (scheduler -> `work.<worker>`); the answers of one batch that belong to one gateway share an *answers message*
+(worker -> `reply.<gateway>`); and a *done message* tells the scheduler that slots are free (worker -> `done.<scheduler>`).
+
+Everything that arrives is untrusted: each `unpack_*` raises `MalformedMessage` for what is not the message it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+
+from schemas.errors import ErrorCode, WeirError
+from schemas.requests import InferRequest, Parameters, RequestedOutput
+from schemas.tensors import PayloadRef, Tensor
+
+WIRE_VERSION = 1
+
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+
+
+class MalformedMessage(ValueError):
+    """Bytes on a subject that are not the message the subject carries."""
+
+
+class Part(NamedTuple):
+    """One request as a scheduler sees it.
+
+    `key` is unique within the sending gateway. `version` is -1 for the latest. `batch_size`, `shape_key`, `priority`,
+    `timeout_us`, `correlation_id` and `sequence_flags` are those of `InferRequest`; `deadline_ms` is unix time, 0 for
+    none; `traceparent` is W3C's; `body` is what `pack_body` made.
+    """
+
+    key: int
+    version: int
+    batch_size: int
+    shape_key: str
+    priority: int
+    timeout_us: int
+    deadline_ms: int
+    correlation_id: int | str
+    sequence_flags: int
+    traceparent: str
+    body: bytes
+
+
+class BatchEntry(NamedTuple):
+    """One request of a batch: where its answer goes, how long it has queued, and its body."""
+
+    gateway: str
+    key: int
+    queued_us: int
+    body: bytes
+
+
+class BatchMessage(NamedTuple):
+    """One batch for one instance of one worker."""
+
+    scheduler: str
+    batch_id: int
+    model: str
+    version: int
+    instance: int
+    entries: list[BatchEntry]
+
+
+class BatchOutcome(IntEnum):
+    """How a batch ended: every request answered, or none run because its instance is gone (the batch is to be redone)."""
+
+    ANSWERED = 0
+    UNANSWERED = 1
+
+
+class Done(NamedTuple):
+    """The end of one batch; `busy_us` is the time its instance was executing it."""
+
+    batch_id: int
+    outcome: int
+    busy_us: int
+
+
+def pack_body(request: InferRequest) -> bytes:
+    """The part of `request` that only the worker reads. Tensor data is copied once, into the returned bytes."""
+    return bytes(
+        _pack(
+            (
+                request.id,
+                request.parameters,
+                [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in request.inputs],
+                [output.name for output in request.outputs],
+                request.correlation_id,
+                request.sequence_flags,
+                request.timeout_us,
+            )
+        )
+    )
+
+
+def unpack_body(body: bytes, model: str, version: int) -> InferRequest:
+    """The request whose body this is, with tensors over the unpacked bytes. Raises MalformedMessage."""
+    try:
+        id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *_ = msgpack.unpackb(body)
+        request = InferRequest(model, str(version), id, parameters=parameters)
+        request.inputs = _unpack_tensors(inputs)
+        request.outputs = [RequestedOutput(name) for name in outputs]
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not a request body: {error}") from error
+    request.correlation_id = correlation_id
+    request.sequence_flags = sequence_flags
+    request.timeout_us = timeout_us
+    return request
+
+
+def pack_frame(gateway: str, parts: Sequence[Part]) -> bytes:
+    """A frame of `parts` from `gateway`."""
+    return bytes(_pack((WIRE_VERSION, gateway, parts)))
+
+
+def unpack_frame(data: bytes) -> tuple[str, list[Part]]:
+    """(gateway, parts) of a frame. Raises MalformedMessage."""
+    gateway, parts = _unpack(data, 2)
+    try:
+        return _text(gateway), [Part(*part) for part in parts]
+    except TypeError as error:
+        raise MalformedMessage(f"not a frame: {error}") from error
+
+
+def pack_batch(batch: BatchMessage) -> bytes:
+    """The message that hands `batch` to its worker."""
+    return bytes(_pack((WIRE_VERSION, *batch)))
+
+
+def unpack_batch(data: bytes) -> BatchMessage:
+    """The batch in a message. Raises MalformedMessage."""
+    scheduler, batch_id, model, version, instance, entries = _unpack(data, 6)
+    try:
+        return BatchMessage(
+            _text(scheduler), batch_id, _text(model), version, instance, [BatchEntry(*entry) for entry in entries]
+        )
+    except TypeError as error:
+        raise MalformedMessage(f"not a batch: {error}") from error
+
+
+class Answer(NamedTuple):
+    """The terminal answer to the request `key`: outputs and response parameters, or an error."""
+
+    key: int
+    outputs: list[Tensor]
+    parameters: Parameters | None
+    error: WeirError | None
+
+
+def pack_answer(key: int, outputs: Iterable[Tensor], parameters: Parameters | None = None) -> tuple[Any, ...]:
+    """A successful answer, to be sent by `pack_answers`."""
+    return (key, [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in outputs], parameters)
+
+
+def pack_error(key: int, error: WeirError) -> tuple[Any, ...]:
+    """An answer that is an error, to be sent by `pack_answers`."""
+    return (key, error.code.number, error.message)
+
+
+def pack_answers(version: int, answers: Sequence[tuple[Any, ...]]) -> bytes:
+    """The message that brings one gateway its answers from `version` of a model (0 where no version ran)."""
+    return bytes(_pack((WIRE_VERSION, version, answers)))
+
+
+def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
+    """(model version, answers) of an answers message. Raises MalformedMessage."""
+    version, rows = _unpack(data, 2)
+    answers: list[Answer] = []
+    try:
+        for key, outcome, detail in rows:
+            if isinstance(outcome, int):
+                answers.append(Answer(key, [], None, WeirError(ErrorCode.from_number(outcome), _text(detail))))
+            else:
+                answers.append(Answer(key, _unpack_tensors(outcome), detail, None))
+    except (TypeError, ValueError) as error:
+        raise MalformedMessage(f"not answers: {error}") from error
+    return version, answers
+
+
+def pack_done(worker: str, dones: Sequence[Done]) -> bytes:
+    """The message that tells a scheduler which batches of `worker` have ended."""
+    return bytes(_pack((WIRE_VERSION, worker, dones)))
+
+
+def unpack_done(data: bytes) -> tuple[str, list[Done]]:
+    """(worker, ended batches) of a done message. Raises MalformedMessage."""
+    worker, dones = _unpack(data, 2)
+    try:
+        return _text(worker), [Done(*done) for done in dones]
+    except TypeError as error:
+        raise MalformedMessage(f"not a done message: {error}") from error
+
+
+def pack_cancel(gateway: str, keys: Sequence[int]) -> bytes:
+    """The message by which `gateway` abandons requests."""
+    return bytes(_pack((WIRE_VERSION, gateway, keys)))
+
+
+def unpack_cancel(data: bytes) -> tuple[str, list[int]]:
+    """(gateway, keys of the abandoned requests). Raises MalformedMessage."""
+    gateway, keys = _unpack(data, 2)
+    if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
+        raise MalformedMessage("not a cancel message")
+    return _text(gateway), keys
+
+
+def pack_release(slots: Sequence[tuple[str, int, int]]) -> bytes:
+    """The message that gives back payload slots: (segment, slot, generation) each, as in `PayloadRef`."""
+    return bytes(_pack((WIRE_VERSION, slots)))
+
+
+def unpack_release(data: bytes) -> list[tuple[str, int, int]]:
+    """The payload slots given back. Raises MalformedMessage."""
+    (slots,) = _unpack(data, 1)
+    try:
+        return [(_text(segment), int(slot), int(generation)) for segment, slot, generation in slots]
+    except (TypeError, ValueError) as error:
+        raise MalformedMessage(f"not a release: {error}") from error
+
+
+def _unpack(data: bytes, fields: int) -> list[Any]:
+    try:
+        message = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not msgpack: {error}") from error
+    if not isinstance(message, list) or len(message) < fields + 1:
+        raise MalformedMessage("not one of our messages")
+    if message[0] != WIRE_VERSION:
+        raise MalformedMessage(f"wire version {message[0]!r} is not {WIRE_VERSION}")
+    return message[1 : fields + 1]
+
+
+def _unpack_tensors(rows: Any) -> list[Tensor]:
+    tensors: list[Tensor] = []
+    for name, datatype, shape, data in rows:
+        tensors.append(Tensor(name, datatype, shape, PayloadRef(*data) if isinstance(data, list) else data))
+    return tensors
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MalformedMessage(f"expected text, got {type(value).__name__}")
+    return value

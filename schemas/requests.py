@@ -1,0 +1,98 @@
+"""`InferRequest` and `InferResponse`: one inference, the same object whichever door it came through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.tensors import Tensor
+
+SEQUENCE_START = 1
+SEQUENCE_END = 2
+
+Parameters = dict[str, Any]
+"""KServe request or response parameters: str, int, bool or float values."""
+
+
+class RequestedOutput:
+    """An output the caller named: `binary` asks for raw bytes instead of JSON; `class_count` > 0 for classification."""
+
+    __slots__ = ("binary", "class_count", "name", "parameters")
+
+    def __init__(self, name: str, binary: bool = False, class_count: int = 0, parameters: Parameters | None = None) -> None:
+        self.name = name
+        self.binary = binary
+        self.class_count = class_count
+        self.parameters = parameters
+
+
+class InferRequest:
+    """What a caller asks of a model.
+
+    `model_version` is "" for the latest. `parameters` holds the caller's own ones only: the reserved ones are the
+    attributes below. `timeout_us` and `priority` are 0 when not given, `correlation_id` 0 when there is no sequence.
+    `binary_default` says how outputs not listed in `outputs` are to be encoded.
+
+    `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
+    all requests of the model may) are set by `RequestNormalizer`.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "binary_default",
+        "correlation_id",
+        "id",
+        "inputs",
+        "model_name",
+        "model_version",
+        "outputs",
+        "parameters",
+        "priority",
+        "sequence_flags",
+        "shape_key",
+        "timeout_us",
+        "traceparent",
+    )
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str = "",
+        id: str = "",
+        inputs: list[Tensor] | None = None,
+        outputs: list[RequestedOutput] | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.inputs: list[Tensor] = [] if inputs is None else inputs
+        self.outputs: list[RequestedOutput] = [] if outputs is None else outputs
+        self.parameters = parameters
+        self.binary_default = False
+        self.priority = 0
+        self.timeout_us = 0
+        self.correlation_id: int | str = 0
+        self.sequence_flags = 0
+        self.traceparent = ""
+        self.batch_size = 1
+        self.shape_key = ""
+
+
+class InferResponse:
+    """One answer of a model: the version that answered, the outputs, and response parameters if any."""
+
+    __slots__ = ("id", "model_name", "model_version", "outputs", "parameters")
+
+    def __init__(
+        self,
+        model_name: str,
+        model_version: str,
+        id: str = "",
+        outputs: list[Tensor] | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        self.model_name = model_name
+        self.model_version = model_version
+        self.id = id
+        self.outputs: list[Tensor] = [] if outputs is None else outputs
+        self.parameters = parameters
