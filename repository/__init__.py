@@ -1,0 +1,1 @@
+"""Where models live: the folders of a Triton model repository, and what `config.pbtxt` says in them."""

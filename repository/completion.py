@@ -1,0 +1,220 @@
+"""Filling in what a configuration leaves open: from the model itself, and from Triton's defaults.
+
+`complete` writes down what the backend sees in the model's file and checks what was written against it; `normalize`
+writes out the defaults, so that everybody who reads the configuration, clients included, sees what holds.
+Source: Triton's auto-complete of ONNX models and its normalisation, as seen at the config endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from repository.problem import ConfigProblem
+from schemas.execution_config import InstanceGroup, OptimizationPolicy, PinnedMemoryBuffer
+from schemas.model_config import LatestVersions, ModelConfig, ModelInput, ModelOutput, Reshape, VersionPolicy
+from schemas.scheduling_config import DynamicBatching, SequenceBatching
+
+DEFAULT_MAX_BATCH_SIZE = 4
+DEFAULT_SEQUENCE_IDLE_US = 1_000_000
+
+_Tensor = ModelInput | ModelOutput
+
+
+class DescribedTensor(NamedTuple):
+    """An input or output as the model's file has it: `data_type` as in `config.pbtxt`, `dims` whole, -1 any size."""
+
+    name: str
+    data_type: str
+    dims: Sequence[int]
+
+
+class DescribedModel(NamedTuple):
+    """A backend's own description of a model."""
+
+    inputs: Sequence[DescribedTensor]
+    outputs: Sequence[DescribedTensor]
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether the first dimension of every tensor is variable, so that it can be the batch."""
+        tensors = [*self.inputs, *self.outputs]
+        return bool(tensors) and all(tensor.dims and tensor.dims[0] == -1 for tensor in tensors)
+
+
+def complete(
+    config: ModelConfig, described: DescribedModel | None, default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
+) -> ModelConfig:
+    """`config` with tensors, batch size and batcher completed from `described` (None: the backend can't describe).
+
+    What `config` says already is kept and checked: ConfigProblem names the tensor that differs from the model.
+    """
+    if described is None:
+        return config
+    changes: dict[str, Any] = {}
+    if config.max_batch_size == 0 and described.can_batch and _leaves_out_batch(config, described):
+        changes["max_batch_size"] = default_max_batch_size
+    config = config.replace(**changes)
+    if config.max_batch_size > 0:
+        _check_can_batch(config, described)
+    changes = {
+        "input": _complete_tensors(config, "input", described.inputs),
+        "output": _complete_tensors(config, "output", described.outputs),
+    }
+    if config.max_batch_size > 1 and not (config.dynamic_batching or config.sequence_batching):
+        changes["dynamic_batching"] = DynamicBatching()
+    return config.replace(**changes)
+
+
+def _leaves_out_batch(config: ModelConfig, described: DescribedModel) -> bool:
+    """Whether the tensors `config` declares lack the model's first dimension; true when it declares none."""
+    in_model = {tensor.name: tensor for tensor in [*described.inputs, *described.outputs]}
+    declared: list[_Tensor] = [*config.input, *config.output]
+    for tensor in declared:
+        if tensor.name in in_model and tensor.dims:
+            return len(_model_dims(tensor)) < len(in_model[tensor.name].dims)
+    return True
+
+
+def _check_can_batch(config: ModelConfig, described: DescribedModel) -> None:
+    for tensor in [*described.inputs, *described.outputs]:
+        declared = config.input_by_name.get(tensor.name)
+        if declared is not None and declared.is_shape_tensor:
+            continue
+        if not tensor.dims or tensor.dims[0] != -1:
+            raise ConfigProblem(
+                "max_batch_size",
+                f"model '{config.name}' has max_batch_size {config.max_batch_size}, but the first dimension of tensor "
+                f"'{tensor.name}' is not variable: its shape is {list(tensor.dims)}",
+            )
+
+
+def _complete_tensors(config: ModelConfig, field: str, described: Sequence[DescribedTensor]) -> list[_Tensor]:
+    declared: list[_Tensor] = getattr(config, field)
+    in_model = {tensor.name: tensor for tensor in described}
+    tensors: list[_Tensor] = []
+    for index, tensor in enumerate(declared):
+        seen = in_model.get(tensor.name)
+        if seen is None:
+            raise ConfigProblem(
+                f"{field}[{index}].name",
+                f"unexpected inference {field} '{tensor.name}' for model '{config.name}', "
+                f"allowed {field}s are: {', '.join(in_model)}",
+            )
+        _check_tensor(config, f"{field}[{index}]", tensor, seen)
+        tensors.append(tensor.replace(**_missing(tensor, seen, config.max_batch_size > 0)))
+    # A model's outputs may be left out on purpose; its inputs must all come from somewhere.
+    if field == "input" or not declared:
+        absent = in_model.keys() - {tensor.name for tensor in declared} - _internal_tensors(config)
+        kind: type[_Tensor] = ModelInput if field == "input" else ModelOutput
+        for seen in described:
+            if seen.name in absent:
+                blank = kind(name=seen.name)
+                tensors.append(blank.replace(**_missing(blank, seen, config.max_batch_size > 0)))
+    return tensors
+
+
+def _internal_tensors(config: ModelConfig) -> set[str]:
+    """Inputs that the server makes, and outputs that stay in it unless they are declared."""
+    names = {name for batch_input in config.batch_input for name in batch_input.target_name}
+    if config.sequence_batching is not None:
+        names |= {control.name for control in config.sequence_batching.control_input}
+        for state in config.sequence_batching.state:
+            names |= {state.input_name, state.output_name}
+    return names
+
+
+def _missing(tensor: _Tensor, seen: DescribedTensor, batched: bool) -> dict[str, Any]:
+    """The fields of `tensor` that `seen` fills in."""
+    fields: dict[str, Any] = {}
+    if tensor.data_type == "TYPE_INVALID":
+        fields["data_type"] = seen.data_type
+    if not tensor.dims:
+        dims = list(seen.dims[1:] if batched else seen.dims)
+        # `dims` can't be empty, so a scalar is one element to clients and reshaped for the model.
+        fields |= {"dims": dims} if dims else {"dims": [1], "reshape": Reshape()}
+    return fields
+
+
+def _check_tensor(config: ModelConfig, path: str, tensor: _Tensor, seen: DescribedTensor) -> None:
+    if tensor.data_type not in ("TYPE_INVALID", seen.data_type):
+        raise ConfigProblem(
+            f"{path}.data_type",
+            f"model '{config.name}', tensor '{tensor.name}': the model expects {seen.data_type}, "
+            f"but the configuration specifies {tensor.data_type}",
+        )
+    if not tensor.dims or tensor.is_shape_tensor or (isinstance(tensor, ModelInput) and tensor.allow_ragged_batch):
+        return
+    declared = [-1, *_model_dims(tensor)] if config.max_batch_size > 0 else _model_dims(tensor)
+    expected = list(seen.dims)
+    agree = len(declared) == len(expected) and all(
+        wanted in (-1, given) for given, wanted in zip(declared, expected, strict=True)
+    )
+    if not agree:
+        raise ConfigProblem(
+            f"{path}.dims",
+            f"model '{config.name}', tensor '{tensor.name}': the model expects {len(expected)} dimensions "
+            f"(shape {expected}) but the model configuration specifies {len(declared)} dimensions (shape {declared}, "
+            f"{'with' if config.max_batch_size > 0 else 'without'} the batch dimension)",
+        )
+
+
+def _model_dims(tensor: _Tensor) -> list[int]:
+    return tensor.dims if tensor.reshape is None else tensor.reshape.shape
+
+
+def normalize(config: ModelConfig, gpu_ids: Sequence[int]) -> ModelConfig:
+    """`config` with its defaults written out, for a host with the GPUs `gpu_ids`. Applying it twice changes nothing."""
+    changes: dict[str, Any] = {}
+    if config.version_policy is None:
+        changes["version_policy"] = VersionPolicy(latest=LatestVersions(num_versions=1))
+    if config.dynamic_batching is not None and config.max_batch_size > 0:
+        batching = config.dynamic_batching
+        if not batching.preferred_batch_size:
+            changes["dynamic_batching"] = batching.replace(preferred_batch_size=[config.max_batch_size])
+    if config.sequence_batching is not None:
+        changes["sequence_batching"] = _normal_sequences(config.sequence_batching, config.max_batch_size)
+    if not config.is_ensemble:
+        changes["optimization"] = _normal_optimization(config.optimization or OptimizationPolicy())
+        changes["instance_group"] = _normal_groups(config, gpu_ids)
+    return config.replace(**changes)
+
+
+def _normal_sequences(sequences: SequenceBatching, max_batch_size: int) -> SequenceBatching:
+    changes: dict[str, Any] = {}
+    if sequences.max_sequence_idle_microseconds == 0:
+        changes["max_sequence_idle_microseconds"] = DEFAULT_SEQUENCE_IDLE_US
+    oldest = sequences.oldest
+    if oldest is not None and not oldest.preferred_batch_size and max_batch_size > 0:
+        changes["oldest"] = oldest.replace(preferred_batch_size=[max_batch_size])
+    return sequences.replace(**changes)
+
+
+def _normal_optimization(optimization: OptimizationPolicy) -> OptimizationPolicy:
+    pinned = PinnedMemoryBuffer(enable=True)
+    return optimization.replace(
+        input_pinned_memory=optimization.input_pinned_memory or pinned,
+        output_pinned_memory=optimization.output_pinned_memory or pinned,
+    )
+
+
+def _normal_groups(config: ModelConfig, gpu_ids: Sequence[int]) -> list[InstanceGroup]:
+    if not config.instance_group:
+        return [_normal_group(InstanceGroup(name=config.name), config, gpu_ids)]
+    return [
+        _normal_group(group.replace(name=group.name or f"{config.name}_{index}"), config, gpu_ids)
+        for index, group in enumerate(config.instance_group)
+    ]
+
+
+def _normal_group(group: InstanceGroup, config: ModelConfig, gpu_ids: Sequence[int]) -> InstanceGroup:
+    changes: dict[str, Any] = {}
+    kind = group.kind
+    if kind == "KIND_AUTO":
+        kind = "KIND_GPU" if group.gpus or gpu_ids else "KIND_CPU"
+        changes["kind"] = kind
+    if kind == "KIND_GPU" and not group.gpus:
+        changes["gpus"] = list(gpu_ids)
+    if group.count == 0:
+        changes["count"] = 2 if kind == "KIND_CPU" and config.backend == "onnxruntime" else 1
+    return group.replace(**changes)

@@ -1,0 +1,91 @@
+"""From a folder to a configuration that can be served: the two calls a worker makes around its backend.
+
+    found = ModelRepository(paths).find(name)
+    source = read_config(found)
+    described = backend.describe(...)         # None, or not asked for under --disable-auto-complete-config
+    config = settle_config(source, described, gpu_ids)
+    versions = select_versions(config, found.versions)
+
+Problems of the configuration name the file, the line and the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repository.artifacts import fill_backend
+from repository.completion import DEFAULT_MAX_BATCH_SIZE, DescribedModel, complete, normalize
+from repository.config_text import config_from_json, located, parse_config
+from repository.layout import FoundModel
+from repository.paths import path_inside
+from repository.problem import ConfigProblem
+from repository.validation import validate
+from schemas.errors import invalid, unavailable
+from schemas.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """A configuration as its author wrote it, plus name and backend; `file` and `text` are for pointing at lines.
+
+    `file` is relative to the repository, "" where the configuration came with a load request or there is none.
+    """
+
+    config: ModelConfig
+    file: str = ""
+    text: str = ""
+
+
+def read_config(found: FoundModel, override: str | None = None) -> ConfigSource:
+    """The configuration of `found`, or of the JSON `override` of a load request in its place.
+
+    Name and backend are filled in; nothing else is completed or checked. Raises WeirError: UNAVAILABLE for a model with
+    a known problem, INVALID_ARG for a broken configuration.
+    """
+    if found.problem:
+        raise unavailable(found.problem)
+    source = ConfigSource(config_from_json(override)) if override is not None else _read_file(found)
+    try:
+        return ConfigSource(_identify(source.config, found), source.file, source.text)
+    except ConfigProblem as problem:
+        raise located(problem, source.file, source.text) from problem
+
+
+def _read_file(found: FoundModel) -> ConfigSource:
+    if not found.config_file:
+        return ConfigSource(ModelConfig())
+    file = f"{found.name}/{found.config_file}"
+    try:
+        data = path_inside(found.path, found.config_file).read_bytes()
+    except OSError as error:
+        raise invalid(f"failed to read {file}: {error.strerror}") from error
+    return ConfigSource(parse_config(data, file), file, data.decode("utf-8-sig"))
+
+
+def _identify(config: ModelConfig, found: FoundModel) -> ModelConfig:
+    if config.name not in ("", found.name):
+        raise ConfigProblem(
+            "name",
+            f"unexpected directory name '{found.name}' for model '{config.name}', directory name must equal model name",
+        )
+    first_version = found.version_dir(found.versions[0]) if found.versions else None
+    return fill_backend(config.replace(name=found.name), first_version)
+
+
+def settle_config(
+    source: ConfigSource,
+    described: DescribedModel | None,
+    gpu_ids: Sequence[int],
+    default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+) -> ModelConfig:
+    """The configuration to serve: completed from the backend's description, defaults written out, and checked.
+
+    Raises WeirError(INVALID_ARG) that names the field, and the file and line where there is a file.
+    """
+    try:
+        config = normalize(complete(source.config, described, default_max_batch_size), gpu_ids)
+        validate(config, gpu_ids)
+    except ConfigProblem as problem:
+        raise located(problem, source.file, source.text) from problem
+    return config

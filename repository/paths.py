@@ -1,0 +1,73 @@
+"""Names and paths that come from callers and configurations: none of them leads out of a model's folder.
+
+Refused are names with separators, control characters or only dots, absolute paths, `..`, and links that end outside.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from repository.problem import ConfigProblem
+from schemas.errors import invalid
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
+_LARGEST_VERSION = 2**63 - 1
+
+
+def check_model_name(name: str) -> None:
+    """Raises WeirError(INVALID_ARG) unless `name` may name a model: 1 to 128 letters, digits, `_`, `.`, `-`.
+
+    The texts for an empty name and for path characters are Triton's.
+    """
+    if not name:
+        raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
+    if "/" in name or "\\" in name or not name.strip("."):
+        raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
+    if not _MODEL_NAME.fullmatch(name):
+        raise invalid(
+            f"invalid model name {name!r}, a model name is 1 to 128 letters, digits, '_', '.' and '-', "
+            "and begins with a letter, a digit or '_'"
+        )
+
+
+def parse_version(text: str) -> int | None:
+    """The version a folder called `text` holds; None when it is not a plain 64-bit number without leading zeros."""
+    if not _VERSION.fullmatch(text) or int(text) > _LARGEST_VERSION:
+        return None
+    return int(text)
+
+
+def check_relative(filename: str, field: str) -> None:
+    """Raises ConfigProblem at `field` when `filename`, as written, would lead out of the folder it is relative to."""
+    path = PurePosixPath(filename)
+    if path.is_absolute() or ".." in path.parts or "\\" in filename or "\0" in filename:
+        raise ConfigProblem(field, f"file '{filename}' must stay within the model's folder")
+
+
+def path_inside(folder: Path, filename: str, field: str = "") -> Path:
+    """The resolved path of `filename` in `folder`; links are followed as long as they end inside the folder.
+
+    Raises ConfigProblem at `field` for a path that leaves it.
+    """
+    check_relative(filename, field)
+    try:
+        path = (folder / filename).resolve()
+        inside = path.is_relative_to(folder.resolve())
+    except (OSError, RuntimeError) as error:  # a loop of links; its text would show absolute paths
+        raise ConfigProblem(field, f"file '{filename}' can't be resolved") from error
+    if not inside:
+        raise ConfigProblem(field, f"file '{filename}' must stay within the model's folder")
+    return path
+
+
+def read_labels(model_dir: Path, filename: str) -> list[str]:
+    """The labels in `filename` of a model's folder, one per line, in order. Raises ConfigProblem."""
+    path = path_inside(model_dir, filename, "label_filename")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigProblem("label_filename", f"failed to read label file '{filename}': {reason}") from error
+    return text.splitlines()

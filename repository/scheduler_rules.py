@@ -1,0 +1,183 @@
+"""The rules of the three schedulers: dynamic batching, sequence batching, ensembles.
+
+Texts and limits are those of Triton's load-time validation. The rules about composing models, which need their
+configurations, are the ensemble scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from repository.artifacts import ENSEMBLE_PLATFORM
+from repository.problem import ConfigProblem
+from schemas.model_config import ModelConfig
+from schemas.scheduling_config import (
+    DynamicBatching,
+    EnsembleScheduling,
+    QueuePolicy,
+    SequenceBatching,
+    SequenceControl,
+    SequenceState,
+)
+
+_CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
+
+
+def check_dynamic_batching(config: ModelConfig, batching: DynamicBatching) -> None:
+    """Raises ConfigProblem for preferred sizes, priorities or queue policies that can't be."""
+    path, name, levels = "dynamic_batching", config.name, batching.priority_levels
+    _check_preferred(config, path, "dynamic batching", batching.preferred_batch_size)
+    if levels > 0 and not 1 <= batching.default_priority_level <= levels:
+        message = f"default priority level must be in range [1, {levels}] for {name}"
+        raise ConfigProblem(f"{path}.default_priority_level", message)
+    for level in batching.priority_queue_policy:
+        if not 1 <= level <= levels:
+            message = f"priority queue policy must have priority level in range [1, {levels}] for {name}"
+            raise ConfigProblem(f"{path}.priority_queue_policy", message)
+    if not batching.preserve_ordering:
+        return
+    if levels > 1:
+        message = f"Only one priority level is allowed when 'preserve_ordering' is true for {name}"
+        raise ConfigProblem(f"{path}.priority_levels", message)
+    _check_no_delay(config, f"{path}.default_queue_policy", batching.default_queue_policy)
+    for policy in batching.priority_queue_policy.values():
+        _check_no_delay(config, f"{path}.priority_queue_policy", policy)
+
+
+def _check_no_delay(config: ModelConfig, path: str, policy: QueuePolicy | None) -> None:
+    if policy is not None and policy.timeout_action == "DELAY":
+        message = (
+            f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {config.name}"
+        )
+        raise ConfigProblem(path, message)
+
+
+def _check_preferred(config: ModelConfig, path: str, subject: str, sizes: Sequence[int]) -> None:
+    path = f"{path}.preferred_batch_size"
+    for size in sizes:
+        if size <= 0:
+            raise ConfigProblem(path, f"{subject} preferred size must be positive for {config.name}")
+        if size > config.max_batch_size:
+            raise ConfigProblem(path, f"{subject} preferred size must be <= max batch size for {config.name}")
+
+
+def check_sequence_batching(config: ModelConfig, batching: SequenceBatching) -> None:
+    """Raises ConfigProblem for a strategy, controls or states that can't be."""
+    path, name = "sequence_batching", config.name
+    # 0 is "not given": no minimum.
+    if batching.direct is not None and not 0 <= batching.direct.minimum_slot_utilization <= 1:
+        message = f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
+        raise ConfigProblem(f"{path}.direct.minimum_slot_utilization", message)
+    if batching.oldest is not None:
+        _check_preferred(config, f"{path}.oldest", "sequence batching", batching.oldest.preferred_batch_size)
+        if batching.oldest.max_candidate_sequences < 0:
+            message = f"sequence batching max candidate sequences must be non-negative for {name}"
+            raise ConfigProblem(f"{path}.oldest.max_candidate_sequences", message)
+    _check_controls(config, batching)
+    for index, state in enumerate(batching.state):
+        _check_state(config, f"{path}.state[{index}]", state)
+
+
+def _check_controls(config: ModelConfig, batching: SequenceBatching) -> None:
+    tensor_of: dict[str, str] = {}
+    for index, control_input in enumerate(batching.control_input):
+        path = f"sequence_batching.control_input[{index}]"
+        if not control_input.name:
+            raise ConfigProblem(path, f"sequence batching control tensor must have a name for {config.name}")
+        if len(control_input.control) != 1:
+            message = f"sequence batching control tensor '{control_input.name}' must have 1 control for {config.name}"
+            raise ConfigProblem(path, message)
+        control = control_input.control[0]
+        if control.kind in tensor_of:
+            message = f"sequence batching specifies multiple {control.kind} tensors for {config.name}"
+            raise ConfigProblem(f"{path}.control[0].kind", message)
+        tensor_of[control.kind] = control_input.name
+        _check_control(config, f"{path}.control[0]", control)
+
+
+def _check_control(config: ModelConfig, path: str, control: SequenceControl) -> None:
+    pairs = [pair for pair in (control.int32_false_true, control.fp32_false_true, control.bool_false_true) if pair]
+    if control.kind == "CONTROL_SEQUENCE_CORRID":
+        if pairs or control.data_type not in _CORRELATION_ID_TYPES:
+            types = ", ".join(_CORRELATION_ID_TYPES)
+            message = f"sequence batching {control.kind} must have a 'data_type' of {types} for {config.name}"
+            raise ConfigProblem(path, message)
+    elif len(pairs) != 1 or len(pairs[0]) != 2:
+        message = (
+            f"sequence batching {control.kind} must specify exactly 2 values in one of 'int32_false_true', "
+            f"'fp32_false_true' and 'bool_false_true' for {config.name}"
+        )
+        raise ConfigProblem(path, message)
+
+
+def _check_state(config: ModelConfig, path: str, state: SequenceState) -> None:
+    if not state.input_name or not state.output_name:
+        message = f"sequence batching state must specify 'input_name' and 'output_name' for {config.name}"
+        raise ConfigProblem(path, message)
+    subject = f"sequence batching state '{state.input_name}'"
+    if state.data_type == "TYPE_INVALID":
+        raise ConfigProblem(f"{path}.data_type", f"{subject} must specify 'data_type' for {config.name}")
+    if any(dim < 1 and dim != -1 for dim in state.dims):
+        raise ConfigProblem(f"{path}.dims", f"{subject} dimension must be >= 1 or -1 for {config.name}")
+    if len(state.initial_state) > 1:
+        raise ConfigProblem(f"{path}.initial_state", f"{subject} must have at most 1 initial state for {config.name}")
+    for initial in state.initial_state:
+        if any(dim < 1 for dim in initial.dims):
+            raise ConfigProblem(
+                f"{path}.initial_state", f"{subject} must have an initial state of fixed dims for {config.name}"
+            )
+        if initial.data_type != state.data_type:
+            message = f"{subject} must have an initial state of the same 'data_type' for {config.name}"
+            raise ConfigProblem(f"{path}.initial_state", message)
+
+
+def check_ensemble(config: ModelConfig) -> None:
+    """Raises ConfigProblem for an ensemble without steps, and for steps whose tensors do not connect."""
+    scheduling, name = config.ensemble_scheduling, config.name
+    if scheduling is None:
+        if config.platform == ENSEMBLE_PLATFORM:
+            message = f"ensemble scheduling must be set for ensemble {name} whose platform is ensemble"
+            raise ConfigProblem("platform", message)
+        return
+    if config.platform != ENSEMBLE_PLATFORM:
+        message = f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
+        raise ConfigProblem("ensemble_scheduling", message)
+    if not scheduling.step:
+        raise ConfigProblem("ensemble_scheduling", f"must specify 'step' for ensemble '{name}'")
+    for index, step in enumerate(scheduling.step):
+        for field in ("model_name", "input_map", "output_map"):
+            if not getattr(step, field):
+                message = f"must specify '{field}' in step {index} of ensemble '{name}'"
+                raise ConfigProblem(f"ensemble_scheduling.step[{index}].{field}", message)
+    _check_dataflow(config, scheduling)
+
+
+def _check_dataflow(config: ModelConfig, scheduling: EnsembleScheduling) -> None:
+    written = {tensor.name for tensor in config.input}
+    for index, step in enumerate(scheduling.step):
+        for tensor in step.output_map.values():
+            if tensor in written:
+                message = f"ensemble tensor '{tensor}' is written more than once in ensemble '{config.name}'"
+                raise ConfigProblem(f"ensemble_scheduling.step[{index}].output_map", message)
+            written.add(tensor)
+    for index, output in enumerate(config.output):
+        if output.name not in written:
+            message = f"output '{output.name}' for ensemble '{config.name}' is not written"
+            raise ConfigProblem(f"output[{index}].name", message)
+    _check_reachable(config, scheduling)
+
+
+def _check_reachable(config: ModelConfig, scheduling: EnsembleScheduling) -> None:
+    """Every step's inputs come to exist: none is unknown, and no steps wait for each other in a circle."""
+    ready = {tensor.name for tensor in config.input}
+    waiting = dict(enumerate(scheduling.step))
+    while runnable := [index for index, step in waiting.items() if ready.issuperset(step.input_map.values())]:
+        for index in runnable:
+            ready.update(waiting.pop(index).output_map.values())
+    if waiting:
+        index, step = next(iter(waiting.items()))
+        tensor = next(tensor for tensor in step.input_map.values() if tensor not in ready)
+        message = (
+            f"input tensor '{tensor}' of step {index} in ensemble '{config.name}' is never written before it is needed"
+        )
+        raise ConfigProblem(f"ensemble_scheduling.step[{index}].input_map", message)

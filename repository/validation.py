@@ -1,0 +1,205 @@
+"""The rules a configuration must obey before its model is loaded.
+
+`validate` raises the first `ConfigProblem` it finds. Texts and limits are those of Triton's load-time validation.
+What is checked against the model's file is in `repository.completion`, the rules of schedulers are in
+`repository.scheduler_rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from repository.artifacts import check_platform
+from repository.paths import check_relative
+from repository.problem import ConfigProblem
+from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
+from schemas.model_config import BatchInput, ModelConfig, ModelInput, ModelOutput
+
+
+def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
+    """Raises ConfigProblem when `config`, completed and normalised, can't be served on a host with GPUs `gpu_ids`."""
+    check_platform(config)
+    if config.max_batch_size < 0:
+        raise ConfigProblem("max_batch_size", f"'max_batch_size' must be non-negative value for {config.name}")
+    _check_files(config)
+    _check_tensors(config)
+    _check_batch_tensors(config)
+    if config.dynamic_batching is not None:
+        check_dynamic_batching(config, config.dynamic_batching)
+    if config.sequence_batching is not None:
+        check_sequence_batching(config, config.sequence_batching)
+    check_ensemble(config)
+    _check_instances(config, gpu_ids)
+    _check_response_cache(config)
+    _check_warmup(config)
+
+
+def _check_files(config: ModelConfig) -> None:
+    for field, filename in _filenames(config):
+        check_relative(filename, field)
+
+
+def _filenames(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    yield "runtime", config.runtime
+    yield "default_model_filename", config.default_model_filename
+    for filename in config.cc_model_filenames.values():
+        yield "cc_model_filenames", filename
+    for index, output in enumerate(config.output):
+        yield f"output[{index}].label_filename", output.label_filename
+    if config.model_operations is not None:
+        for filename in config.model_operations.op_library_filename:
+            yield "model_operations.op_library_filename", filename
+    for index, warmup in enumerate(config.model_warmup):
+        for tensor in warmup.inputs.values():
+            yield f"model_warmup[{index}].inputs", tensor.input_data_file or ""
+    if config.sequence_batching is not None:
+        for index, state in enumerate(config.sequence_batching.state):
+            for initial in state.initial_state:
+                yield f"sequence_batching.state[{index}].initial_state", initial.data_file or ""
+
+
+def _check_tensors(config: ModelConfig) -> None:
+    for field in ("input", "output"):
+        seen: set[str] = set()
+        tensors: list[ModelInput | ModelOutput] = getattr(config, field)
+        for index, tensor in enumerate(tensors):
+            path = f"{field}[{index}]"
+            if tensor.name in seen:
+                raise ConfigProblem(f"{path}.name", f"model {field} '{tensor.name}' is given twice for {config.name}")
+            seen.add(tensor.name)
+            _check_tensor(config, field, path, tensor)
+
+
+def _check_tensor(config: ModelConfig, field: str, path: str, tensor: ModelInput | ModelOutput) -> None:
+    subject = f"model {field} '{tensor.name}'"
+    if not tensor.name:
+        raise ConfigProblem(f"{path}.name", f"model {field} must specify 'name' for {config.name}")
+    if tensor.data_type == "TYPE_INVALID":
+        raise ConfigProblem(f"{path}.data_type", f"{subject} must specify 'data_type' for {config.name}")
+    if not tensor.dims:
+        raise ConfigProblem(f"{path}.dims", f"{subject} must specify 'dims' for {config.name}")
+    _check_dims(config, f"{path}.dims", f"{subject} dimension", tensor.dims)
+    if tensor.reshape is not None:
+        _check_dims(config, f"{path}.reshape", f"{subject} reshape dimension", tensor.reshape.shape)
+        _check_reshape(config, f"{path}.reshape", subject, tensor.dims, tensor.reshape.shape)
+    for flag in ("is_shape_tensor", "is_non_linear_format_io"):
+        if getattr(tensor, flag) and config.backend != "tensorrt":
+            raise ConfigProblem(
+                f"{path}.{flag}", f"{subject}: '{flag}' is only for TensorRT models, {config.name} is not"
+            )
+    if isinstance(tensor, ModelInput):
+        if tensor.format != "FORMAT_NONE" and len(tensor.dims) != 3:
+            raise ConfigProblem(f"{path}.format", f"model input NHWC/NCHW require 3 dims for {config.name}")
+        if tensor.allow_ragged_batch and config.max_batch_size == 0:
+            raise ConfigProblem(
+                f"{path}.allow_ragged_batch", f"{subject} can't be ragged in a model without batching: {config.name}"
+            )
+
+
+def _check_dims(config: ModelConfig, path: str, subject: str, dims: Sequence[int]) -> None:
+    if any(dim < 1 and dim != -1 for dim in dims):
+        message = f"{subject} must be integer >= 1, or -1 to indicate a variable-size dimension for {config.name}"
+        raise ConfigProblem(path, message)
+
+
+def _check_reshape(config: ModelConfig, path: str, subject: str, dims: Sequence[int], shape: Sequence[int]) -> None:
+    """Both shapes hold the same elements: their variable dimensions pair up, and the fixed ones between agree.
+
+    An empty shape is a scalar, which Triton takes from batching models only; here it is right without a batch as well.
+    """
+    if [prod(run) for run in _fixed_runs(dims)] != [prod(run) for run in _fixed_runs(shape)]:
+        raise ConfigProblem(path, f"{subject} has different size for dims and reshape for {config.name}")
+
+
+def _fixed_runs(dims: Sequence[int]) -> list[list[int]]:
+    runs: list[list[int]] = [[]]
+    for dim in dims:
+        if dim == -1:
+            runs.append([])
+        else:
+            runs[-1].append(dim)
+    return runs
+
+
+def _check_batch_tensors(config: ModelConfig) -> None:
+    for index, batch_input in enumerate(config.batch_input):
+        _check_batch_input(config, f"batch_input[{index}]", batch_input)
+    for index, batch_output in enumerate(config.batch_output):
+        path = f"batch_output[{index}]"
+        if len(batch_output.source_input) != 1:
+            count = len(batch_output.source_input)
+            raise ConfigProblem(
+                f"{path}.source_input", f"batch output must have 1 source input, got {count}, for {config.name}"
+            )
+        _check_known_inputs(config, f"{path}.source_input", batch_output.source_input)
+        for name in batch_output.target_name:
+            if name not in config.output_by_name:
+                raise ConfigProblem(f"{path}.target_name", f"unknown target output name '{name}' for {config.name}")
+
+
+def _check_batch_input(config: ModelConfig, path: str, batch_input: BatchInput) -> None:
+    if batch_input.data_type not in ("TYPE_INT32", "TYPE_FP32"):
+        message = f"batch input data type must be TYPE_INT32 or TYPE_FP32 for {config.name}"
+        raise ConfigProblem(f"{path}.data_type", message)
+    if not batch_input.target_name:
+        raise ConfigProblem(f"{path}.target_name", f"batch input must specify 'target_name' for {config.name}")
+    if len(batch_input.source_input) != 1:
+        message = f"batch input must have 1 source input, got {len(batch_input.source_input)}, for {config.name}"
+        raise ConfigProblem(f"{path}.source_input", message)
+    _check_known_inputs(config, f"{path}.source_input", batch_input.source_input)
+
+
+def _check_known_inputs(config: ModelConfig, path: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in config.input_by_name:
+            raise ConfigProblem(path, f"unknown source input name '{name}' for {config.name}")
+
+
+def _check_instances(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
+    if config.is_ensemble and config.instance_group:
+        raise ConfigProblem("instance_group", f"instance group should not be specified for ensemble '{config.name}'")
+    for index, group in enumerate(config.instance_group):
+        path = f"instance_group[{index}]"
+        subject = f"instance group {group.name} of model {config.name}"
+        if group.count < 0:
+            raise ConfigProblem(f"{path}.count", f"{subject} has a negative count")
+        if group.kind == "KIND_GPU":
+            if not gpu_ids:
+                message = f"{subject} has kind KIND_GPU but no GPUs are available"
+                raise ConfigProblem(f"{path}.kind", message)
+            for gpu in group.gpus:
+                if gpu not in gpu_ids:
+                    known = ", ".join(map(str, gpu_ids))
+                    message = f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs available are: {known}"
+                    raise ConfigProblem(f"{path}.gpus", message)
+        elif group.gpus:
+            raise ConfigProblem(f"{path}.gpus", f"{subject} has kind {group.kind} but specifies one or more GPUs")
+
+
+def _check_response_cache(config: ModelConfig) -> None:
+    if not config.caches_responses:
+        return
+    prefix = f"Response Cache does not currently support model {config.name} with"
+    if config.sequence_batching is not None:
+        raise ConfigProblem("response_cache", f"{prefix} sequence batching scheduler; disable one of the two")
+    if config.is_decoupled:
+        raise ConfigProblem("response_cache", f"{prefix} 'decoupled' transaction policy; disable one of the two")
+
+
+def _check_warmup(config: ModelConfig) -> None:
+    for index, warmup in enumerate(config.model_warmup):
+        path = f"model_warmup[{index}]"
+        if warmup.batch_size > max(1, config.max_batch_size):
+            message = f"warmup '{warmup.name}' has batch size {warmup.batch_size}, above that of {config.name}"
+            raise ConfigProblem(f"{path}.batch_size", message)
+        for name, tensor in warmup.inputs.items():
+            subject = f"warmup '{warmup.name}' input '{name}'"
+            if tensor.data_type == "TYPE_INVALID":
+                raise ConfigProblem(f"{path}.inputs", f"{subject} must specify 'data_type' for {config.name}")
+            if any(dim < 1 for dim in tensor.dims):
+                raise ConfigProblem(f"{path}.inputs", f"{subject} must have fixed dims >= 1 for {config.name}")
+            if not (tensor.zero_data or tensor.random_data or tensor.input_data_file):
+                raise ConfigProblem(
+                    f"{path}.inputs", f"{subject} must say where its data comes from, for {config.name}"
+                )

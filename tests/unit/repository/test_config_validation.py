@@ -1,0 +1,301 @@
+import pytest
+
+from repository.completion import normalize
+from repository.problem import ConfigProblem
+from repository.validation import validate
+from schemas.model_config import ModelConfig
+
+X = {"name": "x", "data_type": "TYPE_FP32", "dims": [3]}
+Y = {"name": "y", "data_type": "TYPE_FP32", "dims": [3]}
+
+
+def config(**fields):
+    return ModelConfig.model_validate(
+        {"name": "net", "backend": "python", "max_batch_size": 8, "input": [X], "output": [Y], **fields}
+    )
+
+
+def tensor(**fields):
+    return {"input": [{**X, **fields}]}
+
+
+def dynamic(**fields):
+    return {"dynamic_batching": fields}
+
+
+def control(**fields):
+    return {"sequence_batching": {"control_input": [{"name": "c", "control": [fields]}]}}
+
+
+def state(**fields):
+    given = {"input_name": "i", "output_name": "o", "data_type": "TYPE_FP32", "dims": [2], **fields}
+    return {"sequence_batching": {"state": [given]}}
+
+
+def step(inputs, outputs, model="m"):
+    return {"model_name": model, "input_map": inputs, "output_map": outputs}
+
+
+def ensemble(*steps, **fields):
+    return {"backend": "", "platform": "ensemble", "ensemble_scheduling": {"step": list(steps)}, **fields}
+
+
+BATCH_INPUT = {"data_type": "TYPE_INT32", "target_name": ["n"], "source_input": ["x"]}
+WARMUP_INPUT = {"data_type": "TYPE_FP32", "dims": [3], "zero_data": True}
+
+VALID = [
+    {},
+    {"max_batch_size": 0},
+    {"backend": "onnxruntime", "platform": "onnxruntime_onnx"},
+    {"backend": "mine", "platform": "whatever"},
+    tensor(dims=[-1, 4], reshape={"shape": [-1, 2, 2]}),
+    tensor(dims=[1], reshape={"shape": []}),
+    tensor(dims=[3, 2, 2], format="FORMAT_NCHW"),
+    tensor(allow_ragged_batch=True),
+    {"backend": "tensorrt", "platform": "tensorrt_plan", **tensor(is_shape_tensor=True)},
+    dynamic(preferred_batch_size=[8, 4]),
+    {"max_batch_size": 0, **dynamic()},
+    dynamic(priority_levels=2, default_priority_level=2, priority_queue_policy={1: {"timeout_action": "DELAY"}}),
+    dynamic(preserve_ordering=True, priority_levels=1, default_priority_level=1),
+    control(kind="CONTROL_SEQUENCE_READY", bool_false_true=[False, True]),
+    control(kind="CONTROL_SEQUENCE_CORRID", data_type="TYPE_STRING"),
+    state(dims=[-1], initial_state=[{"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}]),
+    {"sequence_batching": {"direct": {"minimum_slot_utilization": 1.0}}},
+    {"sequence_batching": {"oldest": {"preferred_batch_size": [8]}}},
+    {"batch_input": [BATCH_INPUT], "batch_output": [{"target_name": ["y"], "source_input": ["x"]}]},
+    {"instance_group": [{"kind": "KIND_GPU", "gpus": [1]}, {"kind": "KIND_MODEL"}]},
+    {"response_cache": {"enable": True}},
+    {"model_warmup": [{"batch_size": 8, "inputs": {"x": WARMUP_INPUT}}]},
+    ensemble(step({"a": "t"}, {"b": "y"}), step({"a": "x"}, {"b": "t"})),
+    ensemble(step({"a": "x"}, {"b": "y"}), response_cache={"enable": True}),
+]
+
+# (what the configuration says, the field, a part of the text)
+INVALID = [
+    (
+        {"backend": "tensorrt", "platform": "onnxruntime_onnx"},
+        "backend",
+        "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, tensorrt",
+    ),
+    ({"platform": "ensemble"}, "backend", "unexpected 'platform' and 'backend' pair, got:ensemble, python"),
+    ({"backend": ""}, "platform", "unexpected platform type '' for net"),
+    ({"backend": "", "platform": "caffe"}, "platform", "unexpected platform type 'caffe' for net"),
+    ({"max_batch_size": -1}, "max_batch_size", "'max_batch_size' must be non-negative value for net"),
+    ({"runtime": "../libevil.so"}, "runtime", "must stay within the model's folder"),
+    ({"default_model_filename": "/etc/passwd"}, "default_model_filename", "must stay within"),
+    ({"cc_model_filenames": {"8.0": "../m"}}, "cc_model_filenames", "must stay within"),
+    ({"output": [{**Y, "label_filename": "../../labels"}]}, "output[0].label_filename", "must stay within"),
+    ({"model_operations": {"op_library_filename": ["/lib/x.so"]}}, "model_operations.op_library_filename", "must stay"),
+    ({"model_warmup": [{"inputs": {"x": {"input_data_file": "../x"}}}]}, "model_warmup[0].inputs", "must stay within"),
+    (state(initial_state=[{"data_file": "../x"}]), "sequence_batching.state[0].initial_state", "must stay within"),
+    ({"input": [X, X]}, "input[1].name", "model input 'x' is given twice"),
+    (tensor(name=""), "input[0].name", "model input must specify 'name'"),
+    (tensor(data_type="TYPE_INVALID"), "input[0].data_type", "must specify 'data_type'"),
+    (tensor(dims=[]), "input[0].dims", "must specify 'dims'"),
+    (tensor(dims=[3, 0]), "input[0].dims", "must be integer >= 1, or -1"),
+    (tensor(dims=[-2]), "input[0].dims", "must be integer >= 1, or -1"),
+    ({"output": [{**Y, "dims": [0]}]}, "output[0].dims", "model output 'y' dimension must be integer >= 1"),
+    (tensor(format="FORMAT_NHWC"), "input[0].format", "model input NHWC/NCHW require 3 dims"),
+    (tensor(reshape={"shape": [2]}), "input[0].reshape", "has different size for dims and reshape"),
+    (tensor(reshape={"shape": [0]}), "input[0].reshape", "must be integer >= 1, or -1"),
+    (tensor(dims=[-1, 4], reshape={"shape": [-1]}), "input[0].reshape", "has different size for dims and reshape"),
+    (tensor(dims=[-1, -1], reshape={"shape": [-1]}), "input[0].reshape", "has different size for dims and reshape"),
+    (tensor(is_shape_tensor=True), "input[0].is_shape_tensor", "only for TensorRT"),
+    ({"max_batch_size": 0, **tensor(allow_ragged_batch=True)}, "input[0].allow_ragged_batch", "can't be ragged"),
+    (
+        {"batch_input": [{**BATCH_INPUT, "data_type": "TYPE_INT8"}]},
+        "batch_input[0].data_type",
+        "TYPE_INT32 or TYPE_FP32",
+    ),
+    (
+        {"batch_input": [{**BATCH_INPUT, "source_input": []}]},
+        "batch_input[0].source_input",
+        "must have 1 source input, got 0",
+    ),
+    (
+        {"batch_input": [{**BATCH_INPUT, "source_input": ["z"]}]},
+        "batch_input[0].source_input",
+        "unknown source input name 'z'",
+    ),
+    ({"batch_input": [{**BATCH_INPUT, "target_name": []}]}, "batch_input[0].target_name", "must specify 'target_name'"),
+    ({"batch_output": [{"target_name": ["y"]}]}, "batch_output[0].source_input", "must have 1 source input, got 0"),
+    ({"batch_output": [{"target_name": ["z"], "source_input": ["x"]}]}, "batch_output[0].target_name", "'z'"),
+    (
+        dynamic(preferred_batch_size=[9]),
+        "dynamic_batching.preferred_batch_size",
+        "dynamic batching preferred size must be <= max batch size for net",
+    ),
+    (
+        dynamic(preferred_batch_size=[0]),
+        "dynamic_batching.preferred_batch_size",
+        "dynamic batching preferred size must be positive",
+    ),
+    (
+        dynamic(priority_levels=2),
+        "dynamic_batching.default_priority_level",
+        "default priority level must be in range [1, 2] for net",
+    ),
+    (dynamic(priority_levels=2, default_priority_level=3), "dynamic_batching.default_priority_level", "[1, 2]"),
+    (
+        dynamic(priority_levels=2, default_priority_level=1, priority_queue_policy={3: {}}),
+        "dynamic_batching.priority_queue_policy",
+        "priority queue policy must have priority level in range [1, 2] for net",
+    ),
+    (
+        dynamic(preserve_ordering=True, priority_levels=2, default_priority_level=1),
+        "dynamic_batching.priority_levels",
+        "Only one priority level is allowed when 'preserve_ordering' is true for net",
+    ),
+    (
+        dynamic(preserve_ordering=True, default_queue_policy={"timeout_action": "DELAY"}),
+        "dynamic_batching.default_queue_policy",
+        "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for net",
+    ),
+    (
+        dynamic(
+            preserve_ordering=True,
+            priority_levels=1,
+            default_priority_level=1,
+            priority_queue_policy={1: {"timeout_action": "DELAY"}},
+        ),
+        "dynamic_batching.priority_queue_policy",
+        "DELAY",
+    ),
+    (
+        {"sequence_batching": {"direct": {"minimum_slot_utilization": 1.5}}},
+        "sequence_batching.direct.minimum_slot_utilization",
+        "sequence batching minimum slot utilization must be in range (0.0, 1.0] for net",
+    ),
+    (
+        {"sequence_batching": {"direct": {"minimum_slot_utilization": float("nan")}}},
+        "sequence_batching.direct.minimum_slot_utilization",
+        "(0.0, 1.0]",
+    ),
+    (
+        {"sequence_batching": {"oldest": {"preferred_batch_size": [9]}}},
+        "sequence_batching.oldest.preferred_batch_size",
+        "sequence batching preferred size must be <= max batch size",
+    ),
+    (
+        {"sequence_batching": {"oldest": {"max_candidate_sequences": -1}}},
+        "sequence_batching.oldest.max_candidate_sequences",
+        "non-negative",
+    ),
+    (
+        {"sequence_batching": {"control_input": [{"control": [{}]}]}},
+        "sequence_batching.control_input[0]",
+        "must have a name",
+    ),
+    (
+        {"sequence_batching": {"control_input": [{"name": "c"}]}},
+        "sequence_batching.control_input[0]",
+        "must have 1 control",
+    ),
+    (control(int32_false_true=[0, 1, 2]), "sequence_batching.control_input[0].control[0]", "exactly 2 values"),
+    (
+        control(int32_false_true=[0, 1], fp32_false_true=[0, 1]),
+        "sequence_batching.control_input[0].control[0]",
+        "exactly 2 values",
+    ),
+    (control(kind="CONTROL_SEQUENCE_CORRID"), "sequence_batching.control_input[0].control[0]", "'data_type'"),
+    (
+        {
+            "sequence_batching": {
+                "control_input": [{"name": name, "control": [{"int32_false_true": [0, 1]}]} for name in "ab"]
+            }
+        },
+        "sequence_batching.control_input[1].control[0].kind",
+        "multiple CONTROL_SEQUENCE_START",
+    ),
+    (state(output_name=""), "sequence_batching.state[0]", "'output_name'"),
+    (state(data_type="TYPE_INVALID"), "sequence_batching.state[0].data_type", "'data_type'"),
+    (state(dims=[0]), "sequence_batching.state[0].dims", ">= 1 or -1"),
+    (state(initial_state=[{}, {}]), "sequence_batching.state[0].initial_state", "at most 1"),
+    (
+        state(initial_state=[{"data_type": "TYPE_FP32", "dims": [-1]}]),
+        "sequence_batching.state[0].initial_state",
+        "fixed dims",
+    ),
+    (state(initial_state=[{"data_type": "TYPE_INT8"}]), "sequence_batching.state[0].initial_state", "same 'data_type'"),
+    ({"backend": "", "platform": "ensemble"}, "platform", "ensemble scheduling must be set for ensemble net"),
+    ({"ensemble_scheduling": {}}, "ensemble_scheduling", "cannot be set for model 'net'"),
+    (ensemble(), "ensemble_scheduling", "must specify 'step' for ensemble 'net'"),
+    (
+        ensemble(step({"a": "x"}, {"b": "y"}, "")),
+        "ensemble_scheduling.step[0].model_name",
+        "must specify 'model_name' in step 0 of ensemble 'net'",
+    ),
+    (ensemble(step({}, {"b": "y"})), "ensemble_scheduling.step[0].input_map", "must specify 'input_map'"),
+    (ensemble(step({"a": "x"}, {})), "ensemble_scheduling.step[0].output_map", "must specify 'output_map'"),
+    (ensemble(step({"a": "x"}, {"b": "z"})), "output[0].name", "output 'y' for ensemble 'net' is not written"),
+    (
+        ensemble(step({"a": "x"}, {"b": "y", "c": "y"})),
+        "ensemble_scheduling.step[0].output_map",
+        "written more than once",
+    ),
+    (ensemble(step({"a": "x"}, {"b": "x"})), "ensemble_scheduling.step[0].output_map", "written more than once"),
+    (
+        ensemble(step({"a": "t"}, {"b": "u"}), step({"a": "u"}, {"b": "t", "c": "y"})),
+        "ensemble_scheduling.step[0].input_map",
+        "'t' of step 0",
+    ),
+    (ensemble(step({"a": "w"}, {"b": "y"})), "ensemble_scheduling.step[0].input_map", "'w' of step 0"),
+    (
+        ensemble(step({"a": "x"}, {"b": "y"}), instance_group=[{}]),
+        "instance_group",
+        "should not be specified for ensemble 'net'",
+    ),
+    ({"instance_group": [{}, {"count": -1}]}, "instance_group[1].count", "negative count"),
+    (
+        {"instance_group": [{"kind": "KIND_GPU", "gpus": [2]}]},
+        "instance_group[0].gpus",
+        "instance group net_0 of model net specifies invalid or unsupported gpu id 2",
+    ),
+    (
+        {"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]},
+        "instance_group[0].gpus",
+        "instance group net_0 of model net has kind KIND_CPU but specifies one or more GPUs",
+    ),
+    (
+        {"response_cache": {"enable": True}, "sequence_batching": {}},
+        "response_cache",
+        "Response Cache does not currently support model net with sequence batching scheduler",
+    ),
+    (
+        {"response_cache": {"enable": True}, "model_transaction_policy": {"decoupled": True}},
+        "response_cache",
+        "with 'decoupled' transaction policy",
+    ),
+    ({"model_warmup": [{"batch_size": 9}]}, "model_warmup[0].batch_size", "batch size 9"),
+    (
+        {"model_warmup": [{"inputs": {"x": {**WARMUP_INPUT, "data_type": "TYPE_INVALID"}}}]},
+        "model_warmup[0].inputs",
+        "'data_type'",
+    ),
+    ({"model_warmup": [{"inputs": {"x": {**WARMUP_INPUT, "dims": [-1]}}}]}, "model_warmup[0].inputs", "fixed dims"),
+    (
+        {"model_warmup": [{"inputs": {"x": {"data_type": "TYPE_FP32"}}}]},
+        "model_warmup[0].inputs",
+        "where its data comes from",
+    ),
+]
+
+
+@pytest.mark.parametrize("fields", VALID, ids=str)
+def test_what_can_be_served(fields):
+    validate(normalize(config(**fields), [0, 1]), [0, 1])
+
+
+@pytest.mark.parametrize("fields, field, text", INVALID, ids=[f"{row[1]}: {row[2]}" for row in INVALID])
+def test_what_can_not(fields, field, text):
+    with pytest.raises(ConfigProblem) as caught:
+        validate(normalize(config(**fields), [0, 1]), [0, 1])
+    assert caught.value.field == field
+    assert text in caught.value.message
+
+
+def test_gpu_instances_need_a_gpu():
+    with pytest.raises(
+        ConfigProblem, match=r"^instance group net_0 of model net has kind KIND_GPU but no GPUs are available$"
+    ):
+        validate(normalize(config(instance_group=[{"kind": "KIND_GPU"}]), []), [])
