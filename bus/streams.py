@@ -1,0 +1,84 @@
+"""The streams and consumers of Weir: what each is declared as, made when missing.
+
+Source: NATS JetStream's work-queue retention (a message is removed when it is acknowledged; each subject belongs to one
+consumer) and discard policy "new" (a full stream refuses publishes with an error instead of dropping).
+"""
+
+from __future__ import annotations
+
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    KeyValueConfig,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import BadRequestError, NotFoundError
+
+from bus import subjects
+from bus.connection import Bus
+
+LIVE_MAX_BYTES = 512 << 20
+MAX_UNACKED_FRAMES = 8192
+_ACK_WAIT_S = 600.0
+
+
+async def ensure_streams(bus: Bus) -> None:
+    """Makes stream LIVE and bucket `registry` unless they exist. Safe to call from several roles at once."""
+    await _ensure_stream(
+        bus,
+        StreamConfig(
+            name=subjects.LIVE_STREAM,
+            subjects=[subjects.LIVE_SUBJECTS],
+            storage=StorageType.MEMORY,
+            retention=RetentionPolicy.WORK_QUEUE,
+            discard=DiscardPolicy.NEW,
+            max_bytes=LIVE_MAX_BYTES,
+            num_replicas=1,
+        ),
+    )
+    try:
+        await bus.jetstream.stream_info(subjects.REGISTRY_STREAM)
+    except NotFoundError:
+        await bus.jetstream.create_key_value(
+            KeyValueConfig(bucket=subjects.REGISTRY_BUCKET, history=1, storage=StorageType.MEMORY)
+        )
+
+
+async def _ensure_stream(bus: Bus, config: StreamConfig) -> None:
+    assert config.name is not None  # noqa: S101 - a constant of the caller
+    try:
+        await bus.jetstream.stream_info(config.name)
+    except NotFoundError:
+        try:
+            await bus.jetstream.add_stream(config)
+        except BadRequestError:
+            # Another role made it in between; if that is not the reason, this raises.
+            await bus.jetstream.stream_info(config.name)
+
+
+async def take_live_consumer(bus: Bus, model: str) -> str:
+    """Takes over the queue of `model`: every frame not yet acknowledged is delivered again, to the caller.
+
+    A frame that a previous owner had pulled would otherwise wait for `ack_wait`; a consumer made anew knows of no
+    delivery. Returns the consumer's name.
+    """
+    name = subjects.live_consumer(model)
+    try:
+        await bus.jetstream.delete_consumer(subjects.LIVE_STREAM, name)
+    except NotFoundError:
+        pass
+    await bus.jetstream.add_consumer(
+        subjects.LIVE_STREAM,
+        ConsumerConfig(
+            durable_name=name,
+            filter_subject=subjects.live(model),
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=_ACK_WAIT_S,
+            max_ack_pending=MAX_UNACKED_FRAMES,
+            max_waiting=64,
+        ),
+    )
+    return name

@@ -1,0 +1,118 @@
+"""Every subject, stream, bucket, consumer and header name of Weir: the only place they are spelled.
+
+Subjects under `live.`, `event.`, `batch.`, `result.`, `dead.` and `infer.` and the `Weir-*` headers are a public
+contract (producers use them); the others are between roles.
+"""
+
+from __future__ import annotations
+
+import re
+
+LIVE_STREAM = "LIVE"
+LIVE_SUBJECTS = "live.>"
+
+REGISTRY_BUCKET = "registry"
+REGISTRY_STREAM = f"KV_{REGISTRY_BUCKET}"
+
+STATUS_HEADER = "Status"
+"""Header by which nats-server answers in a peer's stead: 503 when nobody listens on the subject asked."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def token(name: str) -> str:
+    """`name` as one subject token: plain names stay, any other byte becomes `=XX` (its hexadecimal value).
+
+    NATS tokens can't hold `.`, ` `, `*`, `>`; keys of a NATS key-value bucket hold only letters, digits and `-/_=.`.
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    return "".join(
+        chr(byte) if chr(byte).isascii() and _PLAIN.fullmatch(chr(byte)) else f"={byte:02X}" for byte in name.encode()
+    )
+
+
+def untoken(text: str) -> str:
+    """The name that `token` turned into `text`."""
+    raw = re.sub(rb"=([0-9A-F]{2})", lambda match: bytes([int(match[1], 16)]), text.encode())
+    return raw.decode(errors="replace")
+
+
+def live(model: str) -> str:
+    """Frames of requests for `model` from gateways, in stream LIVE."""
+    return f"live.{token(model)}"
+
+
+def work(worker: str) -> str:
+    """Batches for one worker."""
+    return f"work.{worker}"
+
+
+def reply(gateway: str) -> str:
+    """Answers for one gateway."""
+    return f"reply.{gateway}"
+
+
+def publish_ack(gateway: str) -> str:
+    """Where JetStream acknowledges a gateway's publishes; the frame's number follows as one more token."""
+    return f"ack.{gateway}"
+
+
+def done(scheduler: str) -> str:
+    """Ends of batches, for the scheduler that dispatched them."""
+    return f"done.{scheduler}"
+
+
+def lost(scheduler: str, worker: str) -> str:
+    """Reply subject of what `scheduler` sends to `worker`: only nats-server answers on it, when nobody listens."""
+    return f"lost.{scheduler}.{worker}"
+
+
+def inbox(scheduler: str) -> str:
+    """Where a scheduler's pulled frames arrive; the model's token follows."""
+    return f"inbox.{scheduler}"
+
+
+def cancel(model: str) -> str:
+    """Requests for `model` that their gateways have abandoned."""
+    return f"cancel.{token(model)}"
+
+
+def release(owner: str) -> str:
+    """Payload slots of `owner` that their reader is done with."""
+    return f"release.{owner}"
+
+
+def probe(worker: str) -> str:
+    """Probes of a worker's connection: the worker listens and need not answer, nats-server tells when it is gone."""
+    return f"probe.{worker}"
+
+
+HEARTBEATS = "heartbeat.*"
+
+
+def heartbeat(worker: str) -> str:
+    """A worker's sign of life, with the batches it holds."""
+    return f"heartbeat.{worker}"
+
+
+STATISTICS_QUERY = "statistics.query"
+"""Asks every worker and scheduler for its counters; each answers on the reply subject."""
+
+
+def registry_key(worker: str, model: str | None = None) -> str:
+    """Registry key of a worker, or of one of its models."""
+    return worker if model is None else f"{worker}.{token(model)}"
+
+
+def registry_subject(key: str) -> str:
+    """Subject on which writes of a registry key are seen."""
+    return f"$KV.{REGISTRY_BUCKET}.{key}"
+
+
+REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"
+
+
+def live_consumer(model: str) -> str:
+    """Name of the durable consumer through which the owner of `model` pulls its frames."""
+    return f"live-{token(model)}"

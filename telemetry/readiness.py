@@ -1,0 +1,63 @@
+"""A role's side of the ties to the supervisor that started it: the ready line, and the lifeline.
+
+A role that runs alone (in a container, or by hand) has no such ties, and every function here then does nothing.
+
+Ready line: the pipe whose number is in `WEIR_READY_FD` takes one line of JSON, `{"ready": true, ...facts}` or
+`{"error": "one line"}`. Lifeline: the pipe whose number is in `WEIR_LIFELINE_FD` reads as ended once the supervisor is
+gone, however it went.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+READY_FD = "WEIR_READY_FD"
+LIFELINE_FD = "WEIR_LIFELINE_FD"
+
+
+def announce_ready(**facts: object) -> None:
+    """Tell the supervisor that this role serves. Only a process's first announcement counts.
+
+    `facts` are JSON values for the start-up block and for a restart: a gateway's are `http_port`, `grpc_port`,
+    `metrics_port` and `models` (a list of `{"name", "versions", "state", "reason"}`).
+    """
+    _announce({"ready": True, **facts})
+
+
+def announce_failure(message: str) -> None:
+    """Tell the supervisor in one line why this role can't start: a taken port, a missing repository."""
+    _announce({"error": " ".join(message.split())})
+
+
+def watch_parent() -> None:
+    """End this process at once (status 1) when its supervisor is gone. Call it early in a role's start."""
+    fd = _take_fd(LIFELINE_FD)
+    if fd is not None:
+        threading.Thread(target=_exit_at_end, args=(fd,), name="lifeline", daemon=True).start()
+
+
+def _announce(line: dict[str, object]) -> None:
+    fd = _take_fd(READY_FD)
+    if fd is None:
+        return
+    with os.fdopen(fd, "wb") as pipe:
+        pipe.write(json.dumps(line).encode() + b"\n")
+
+
+def _take_fd(variable: str) -> int | None:
+    # Taken out of the environment and marked, so that what a role starts itself (user code) never holds it.
+    text = os.environ.pop(variable, None)
+    if text is None:
+        return None
+    fd = int(text)
+    os.set_inheritable(fd, False)
+    return fd
+
+
+def _exit_at_end(fd: int) -> None:
+    while os.read(fd, 1):
+        pass
+    # Not sys.exit: nothing that hangs, and no user code, may keep an orphan alive.
+    os._exit(1)
