@@ -1,0 +1,5 @@
+"""Who runs when, and with whom: queues, batchers, placement and retries (floor 2).
+
+Everything that decides is a plain state machine, fed with the time and events; `service.py` is the only module here that
+knows of the bus, the clock or asyncio.
+"""

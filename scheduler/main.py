@@ -1,0 +1,42 @@
+"""`weir scheduler`: starts a scheduler process and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import uvloop
+
+from bus.connection import Bus
+from bus.identity import new_id
+from scheduler.service import SchedulerService
+from scheduler.settings import SchedulerSettings
+from telemetry.logs import configure_logging
+from telemetry.readiness import announce_failure, announce_ready, watch_parent
+
+
+def run(settings: SchedulerSettings) -> int:
+    """Runs a scheduler; returns the exit status when it has stopped."""
+    configure_logging("scheduler", settings.log_format, settings.log_verbose)
+    watch_parent()
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: SchedulerSettings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    scheduler_id = settings.scheduler_id or new_id("scheduler")
+    try:
+        bus = await Bus.connect(settings.nats_url, scheduler_id)
+    except OSError as error:
+        announce_failure(str(error))
+        return 1
+    service = SchedulerService(bus, scheduler_id)
+    await service.start()
+    announce_ready(scheduler=scheduler_id)
+    await stop.wait()
+    await service.stop(settings.exit_timeout_secs)
+    await bus.close()
+    return 0

@@ -1,0 +1,319 @@
+"""The shell around the policies: feeds bus messages to `ModelScheduler`s and carries out what they decide.
+
+All of it runs in one event loop; a policy call never awaits. What comes in during one turn of the loop is taken in
+before anything is dispatched, so that requests that came together can share a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import count
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.pull import FramePull
+from bus.registry import RegistryView
+from bus.streams import ensure_streams, take_live_consumer
+from scheduler.model_scheduler import Ended, ModelScheduler
+from scheduler.owned_model import LiveFrame, OwnedModel
+from scheduler.queued_request import QueuedRequest
+from scheduler.version_scheduler import Dispatch, Failure
+from schemas.messages import (
+    BatchEntry,
+    BatchMessage,
+    MalformedMessage,
+    pack_answers,
+    pack_batch,
+    pack_error,
+    unpack_cancel,
+    unpack_done,
+    unpack_frame,
+)
+from schemas.model_config import ModelConfig
+from schemas.registry import Heartbeat, ModelState
+
+logger = logging.getLogger("weir.scheduler")
+
+PROBE_INTERVAL_S = 0.25
+"""How often a worker that holds batches is probed: its death is noticed within this time."""
+
+_DRAIN_POLL_S = 0.02
+
+RECONNECT_GRACE_S = 2.0
+"""After a reconnection other roles need a moment too: nobody is taken for dead meanwhile."""
+
+
+class SchedulerService:
+    """One scheduler process: owns the queues of models and keeps their instances busy."""
+
+    def __init__(self, bus: Bus, scheduler_id: str) -> None:
+        self._bus = bus
+        self._id = scheduler_id
+        self._registry = RegistryView(bus)
+        self._models: dict[str, OwnedModel] = {}
+        self._taking: dict[str, asyncio.Task[None]] = {}
+        self._batches: dict[int, OwnedModel] = {}
+        self._batch_ids = count(1)
+        self._dirty: set[str] = set()
+        self._pump_due = False
+        self._missing: dict[str, set[int]] = {}  # batches that a worker's last heartbeat did not name
+        self._no_deaths_before_s = 0.0
+        self._ticker: asyncio.Task[None] | None = None
+        self._erasing: set[asyncio.Task[None]] = set()
+        self.malformed_messages = 0
+
+    async def start(self) -> None:
+        """Returns when every model known by now is being served."""
+        await ensure_streams(self._bus)
+        await self._bus.subscribe(f"{subjects.inbox(self._id)}.*", self._on_inbox)
+        await self._bus.subscribe(subjects.done(self._id), self._on_done)
+        await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
+        await self._bus.subscribe("cancel.*", self._on_cancel)
+        self._registry.on_model_change(self._on_model_change)
+        self._registry.on_worker_lost(self._on_worker_lost)
+        self._registry.on_heartbeat(self._on_heartbeat)
+        self._bus.on_reconnect(self._recover)
+        await self._registry.start()
+        await asyncio.gather(*self._taking.values(), return_exceptions=True)
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    async def stop(self, timeout_s: float) -> None:
+        """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
+        for owned in self._models.values():
+            owned.pull.pause()
+        deadline = time.monotonic() + timeout_s
+        while self._batches and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in list(self._taking.values()):
+            task.cancel()
+
+    @property
+    def unanswered(self) -> int:
+        """Requests this scheduler is responsible for."""
+        return sum(len(owned.scheduler) for owned in self._models.values())
+
+    # What comes in
+
+    def _on_inbox(self, message: Message) -> None:
+        owned = self._models.get(subjects.untoken(message.subject.rsplit(".", 1)[1]))
+        if owned is not None:
+            owned.pull.receive(message)
+
+    def _on_frame(self, owned: OwnedModel, data: bytes, ack_subject: str) -> None:
+        try:
+            gateway, parts = unpack_frame(data)
+            frame = LiveFrame(owned.pull, ack_subject, len(parts))
+            requests = [QueuedRequest(gateway, part, _now_us(), frame) for part in parts]
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("model %s: dropped a message that is no frame: %s", owned.name, error)
+            owned.pull.refuse(ack_subject)
+            return
+        if not requests:
+            owned.pull.ack(ack_subject)
+            return
+        owned.took(len(data))
+        frame.on_end = lambda: owned.released(len(data))
+        for request in requests:
+            refusal = owned.scheduler.enqueue(request)
+            if refusal is not None:
+                self._finish(owned, Ended([], [Failure(request, refusal)]))
+        self._touch(owned.name)
+
+    def _on_done(self, message: Message) -> None:
+        try:
+            _, dones = unpack_done(message.data)
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("dropped a message that is no end of batches: %s", error)
+            return
+        now_us = _now_us()
+        for done in dones:
+            owned = self._batches.pop(done.batch_id, None)
+            if owned is not None:
+                self._finish(owned, owned.scheduler.complete(now_us, done.batch_id, done.outcome, done.busy_us))
+                self._touch(owned.name)
+
+    def _on_cancel(self, message: Message) -> None:
+        owned = self._models.get(subjects.untoken(message.subject.rsplit(".", 1)[1]))
+        if owned is None:
+            return
+        try:
+            gateway, keys = unpack_cancel(message.data)
+        except MalformedMessage:
+            self.malformed_messages += 1
+            return
+        self._finish(owned, owned.scheduler.cancel(gateway, keys))
+
+    def _on_lost(self, message: Message) -> None:
+        worker = message.subject.rsplit(".", 1)[1]
+        if message.status == "503" and time.monotonic() > self._no_deaths_before_s:
+            if worker in self._registry.workers:
+                logger.warning("worker %s is gone: its batches are done again", worker)
+                self._registry.drop(worker)
+                self._erase(worker)
+            else:
+                self._on_worker_lost(worker)
+
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """A batch that its worker does not know, twice in a row, was lost on the way, or its end was."""
+        held = set(heartbeat.batches.get(self._id, ()))
+        missing = {
+            batch_id
+            for owned in self._models.values()
+            for batch_id in owned.scheduler.in_flight_on(heartbeat.worker)
+            if batch_id not in held
+        }
+        lost = missing & self._missing.get(heartbeat.worker, set())
+        self._missing[heartbeat.worker] = missing - lost
+        by_model: dict[str, list[int]] = defaultdict(list)
+        for batch_id in lost:
+            by_model[self._batches.pop(batch_id).name].append(batch_id)
+        for name, batch_ids in by_model.items():
+            logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
+            owned = self._models[name]
+            self._finish(owned, owned.scheduler.batches_missing(_now_us(), sorted(batch_ids)))
+            self._touch(name)
+
+    # Models and workers
+
+    def _on_model_change(self, name: str) -> None:
+        if not name:
+            return
+        owned = self._models.get(name)
+        if owned is None:
+            if name not in self._taking:
+                task = self._taking[name] = asyncio.get_running_loop().create_task(self._take(name))
+                task.add_done_callback(lambda task: self._on_taken(name, task))
+            return
+        now_us = _now_us()
+        for worker, view in self._registry.workers.items():
+            record = view.models.get(name)
+            instances: dict[int, int] = {}
+            if record is not None and record.config is not None and not view.record.draining:
+                config = ModelConfig.model_validate(record.config)
+                for number, version in record.versions.items():
+                    if version.state == ModelState.READY and version.instances:
+                        owned.scheduler.configure(number, config)
+                        instances[number] = version.instances
+            self._finish(owned, owned.scheduler.set_instances(now_us, worker, instances))
+        self._touch(name)
+
+    async def _take(self, name: str) -> None:
+        consumer = await take_live_consumer(self._bus, name)
+        scheduler = ModelScheduler(name, self._batch_ids.__next__)
+        inbox = f"{subjects.inbox(self._id)}.{subjects.token(name)}"
+        pull = FramePull(
+            self._bus,
+            subjects.LIVE_STREAM,
+            consumer,
+            inbox,
+            lambda data, ack_subject: self._on_frame(self._models[name], data, ack_subject),
+        )
+        self._models[name] = OwnedModel(name, scheduler, pull)
+        self._on_model_change(name)
+        pull.start()
+
+    def _on_taken(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._taking[name]
+        if not task.cancelled() and (error := task.exception()):
+            # The broker is away or restarting; `_tick` tries again.
+            logger.warning("model %s: could not take its queue: %s", name, error)
+
+    def _take_unowned(self) -> None:
+        known = {name for view in self._registry.workers.values() for name in view.models}
+        for name in known - self._models.keys():
+            self._on_model_change(name)
+
+    def _on_worker_lost(self, worker: str) -> None:
+        now_us = _now_us()
+        self._missing.pop(worker, None)
+        for owned in self._models.values():
+            for batch_id in owned.scheduler.in_flight_on(worker):
+                self._batches.pop(batch_id, None)
+            self._finish(owned, owned.scheduler.worker_lost(now_us, worker))
+            self._touch(owned.name)
+
+    def _erase(self, worker: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._registry.erase(worker))
+        self._erasing.add(task)
+        task.add_done_callback(self._erasing.discard)
+
+    async def _recover(self) -> None:
+        """The broker came back, perhaps without streams, consumers and pulls."""
+        self._no_deaths_before_s = time.monotonic() + RECONNECT_GRACE_S
+        self._missing.clear()
+        await ensure_streams(self._bus)
+        for owned in self._models.values():
+            await take_live_consumer(self._bus, owned.name)
+            owned.pull.start()
+
+    # What goes out
+
+    def _touch(self, name: str) -> None:
+        self._dirty.add(name)
+        if not self._pump_due:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        dirty, self._dirty = self._dirty, set()
+        now_us = _now_us()
+        for name in dirty:
+            owned = self._models[name]
+            for version, dispatch in owned.scheduler.dispatch(now_us):
+                self._send(owned, version, dispatch, now_us)
+            owned.arm(owned.scheduler.wake_at_us(now_us), now_us, self._touch)
+
+    def _send(self, owned: OwnedModel, version: int, dispatch: Dispatch, now_us: int) -> None:
+        entries = [
+            BatchEntry(request.gateway, request.part.key, now_us - request.enqueued_us, request.part.body)
+            for request in dispatch.requests
+        ]
+        self._batches[dispatch.batch_id] = owned
+        worker = dispatch.instance.worker
+        message = BatchMessage(self._id, dispatch.batch_id, owned.name, version, dispatch.instance.number, entries)
+        self._bus.publish(subjects.work(worker), pack_batch(message), subjects.lost(self._id, worker))
+
+    def _finish(self, owned: OwnedModel, ended: Ended) -> None:
+        for request in ended.answered:
+            request.end()
+        if ended.failures:
+            self._answer_failures(ended.failures)
+
+    def _answer_failures(self, failures: Iterable[Failure]) -> None:
+        by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+        for request, error in failures:
+            by_gateway[request.gateway].append(pack_error(request.part.key, error))
+            request.end()
+        for gateway, answers in by_gateway.items():
+            self._bus.publish(subjects.reply(gateway), pack_answers(0, answers))
+
+    async def _tick(self) -> None:
+        seconds = 0.0
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            for worker in {worker for owned in self._models.values() for worker in owned.scheduler.workers()}:
+                self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
+            seconds += PROBE_INTERVAL_S
+            if seconds >= 1.0 and self._bus.is_connected:
+                seconds = 0.0
+                self._take_unowned()
+                for worker in self._registry.expire():
+                    self._erase(worker)
+                for owned in self._models.values():
+                    self._finish(owned, owned.scheduler.expire(_now_us()))
+                    if owned.pull.consumer_lost:
+                        await take_live_consumer(self._bus, owned.name)
+                        owned.pull.start()
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -1,0 +1,20 @@
+"""What a scheduler is told at its start; `weir scheduler` fills it in from the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSettings:
+    """Settings of one scheduler.
+
+    `scheduler_id` None lets the scheduler draw one. `exit_timeout_secs` is the time after SIGTERM for
+    batches in flight.
+    """
+
+    nats_url: str
+    scheduler_id: str | None = None
+    exit_timeout_secs: float = 30.0
+    log_format: str = "text"
+    log_verbose: int = 0
