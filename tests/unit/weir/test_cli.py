@@ -1,0 +1,61 @@
+"""The `weir` command as it is typed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weir import __version__
+from weir.cli import main
+
+
+def exit_code(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"weir {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve"], "error: --model-repository must be specified"),
+        (["serve", "--model-store", "nowhere"], "error: model repository nowhere is not a folder"),
+        (["worker", "--nats", "nats://x"], "error: --model-repository must be specified"),
+        (["gateway"], "error: --nats must be specified"),
+        (["scheduler"], "error: --nats must be specified"),
+    ],
+)
+def test_what_is_missing_is_told_in_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEIR_NATS_URL", raising=False)
+    assert exit_code(*arguments) == 1
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_an_unknown_truth_value_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("serve", "--strict-readiness=maybe") == 2
+    assert "maybe" in capsys.readouterr().err
+
+
+def test_the_parent_imports_no_array_library_and_no_event_loop() -> None:
+    code = (
+        "import sys, weir.cli, weir.serve_command\n"
+        "print([name for name in ('numpy', 'asyncio', 'onnxruntime', 'torch', 'grpc') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_roles_run_our_packages_whatever_lies_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "schemas.py").write_text("raise SystemExit('the wrong schemas')")
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "weir", "--version"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.stdout == f"weir {__version__}\n", ran.stderr

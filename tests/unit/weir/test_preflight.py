@@ -1,0 +1,56 @@
+"""Faults told before anything is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from weir.preflight import check_listeners, check_repositories
+from weir.start_error import StartError
+
+
+@pytest.fixture
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_repository_must_be_given_and_be_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"^--model-repository must be specified$"):
+        check_repositories([])
+    with pytest.raises(StartError, match=r"missing is not a folder$"):
+        check_repositories([tmp_path, tmp_path / "missing"])
+    assert check_repositories([tmp_path]) == (tmp_path,)
+
+
+def test_relative_repositories_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert check_repositories([Path("models")]) == (tmp_path / "models",)
+
+
+def test_a_taken_port_is_named(taken_port: int) -> None:
+    with pytest.raises(StartError, match=rf"^can't listen to GRPC requests at 127\.0\.0\.1:{taken_port}: .*taken$"):
+        check_listeners([("HTTP", "127.0.0.1", 0), ("GRPC", "127.0.0.1", taken_port)])
+
+
+def test_two_protocols_can_t_share_a_port() -> None:
+    with pytest.raises(StartError, match="cannot listen to HTTP requests and GRPC requests at the same address and"):
+        check_listeners([("HTTP", "127.0.0.1", 39999), ("GRPC", "127.0.0.1", 39999)])
+
+
+def test_free_ports_may_be_asked_for_by_all() -> None:
+    check_listeners([("HTTP", "127.0.0.1", 0), ("GRPC", "127.0.0.1", 0), ("metrics", "127.0.0.1", 0)])
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(StartError, match=r"^can't listen to HTTP requests at 203\.0\.113\.1:0: "):
+        check_listeners([("HTTP", "203.0.113.1", 0)])
+
+
+def test_a_port_whose_connections_have_just_ended_is_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()  # the server's end closes first and stays in TIME_WAIT
+    check_listeners([("HTTP", "127.0.0.1", port)])

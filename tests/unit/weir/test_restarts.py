@@ -1,0 +1,32 @@
+"""Backoff and budget of restarts, on a clock that is only numbers."""
+
+from weir.restarts import RestartHistory, RestartPolicy
+
+
+def test_delays_double_up_to_the_longest() -> None:
+    history = RestartHistory(RestartPolicy(budget=100))
+    delays = [history.died(now=float(n), ready_since=None) for n in range(8)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_delay_starts_over_after_a_healthy_life() -> None:
+    history = RestartHistory(RestartPolicy())
+    assert [history.died(now=0.0, ready_since=None), history.died(now=1.0, ready_since=0.5)] == [0.1, 0.2]
+    assert history.died(now=31.5, ready_since=1.5) == 0.1
+
+
+def test_a_life_that_never_was_ready_is_not_healthy_however_long() -> None:
+    history = RestartHistory(RestartPolicy())
+    history.died(now=0.0, ready_since=None)
+    assert history.died(now=1000.0, ready_since=None) == 0.2
+
+
+def test_tenth_death_within_a_minute_spends_the_budget() -> None:
+    history = RestartHistory(RestartPolicy())
+    assert None not in [history.died(now=6.0 * n, ready_since=None) for n in range(9)]
+    assert history.died(now=60.0, ready_since=None) is None
+
+
+def test_deaths_spread_wider_than_the_window_never_spend_the_budget() -> None:
+    history = RestartHistory(RestartPolicy())
+    assert None not in [history.died(now=6.8 * n, ready_since=None) for n in range(100)]

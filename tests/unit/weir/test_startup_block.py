@@ -1,0 +1,62 @@
+"""The text `weir serve` prints when all is ready."""
+
+from typing import Any
+
+from weir.startup_block import StartupFacts, render_startup_block
+
+
+def block(**changes: Any) -> str:
+    facts: dict[str, Any] = {
+        "http": "127.0.0.1:8000",
+        "grpc": "127.0.0.1:8001",
+        "metrics": "127.0.0.1:8002",
+        "nats_url": "nats://127.0.0.1:4222",
+        "data_dir": "/data",
+        "models": [],
+    }
+    return render_startup_block(StartupFacts(**{**facts, **changes}))
+
+
+def test_names_every_address_and_the_data_folder() -> None:
+    lines = [line.split() for line in block().splitlines()]
+    assert ["HTTP", "http://127.0.0.1:8000"] in lines
+    assert ["gRPC", "127.0.0.1:8001"] in lines
+    assert ["metrics", "http://127.0.0.1:8002/metrics"] in lines
+    assert ["NATS", "nats://127.0.0.1:4222"] in lines
+    assert ["data", "/data"] in lines
+    assert "ack = fsync: yes" in block()
+
+
+def test_claims_no_durability_for_another_s_server() -> None:
+    text = block(data_dir=None)
+    assert "ack = fsync: unknown" in text
+    assert "fsync: yes" not in text
+
+
+def test_lists_models_in_columns_with_the_reason_of_a_failure() -> None:
+    models = [
+        {"name": "resnet", "versions": [1, 3], "state": "READY"},
+        {"name": "broken", "versions": [], "state": "UNAVAILABLE", "reason": "no file"},
+    ]
+    header, good, bad = block(models=models).splitlines()[-3:]
+    assert header.split() == ["model", "version", "state", "reason"]
+    assert good.split() == ["resnet", "1,3", "READY"]
+    assert bad.split() == ["broken", "-", "UNAVAILABLE", "no", "file"]
+    assert header.index("reason") == bad.index("no file")
+    assert header.index("state") == good.index("READY")
+
+
+def test_says_so_when_there_is_no_model() -> None:
+    assert block().endswith("no models")
+
+
+def test_passwords_are_not_printed() -> None:
+    text = block(nats_url="nats://user:secret@a:4222,nats://b:4222")
+    assert "secret" not in text
+    assert "nats://***@a:4222,nats://b:4222" in text
+
+
+def test_a_model_can_t_write_to_the_terminal() -> None:
+    text = block(models=[{"name": "m\x1b[31m\n", "state": "READY"}])
+    assert "\x1b" not in text
+    assert "m?[31m?" in text

@@ -1,0 +1,43 @@
+"""The `weir` command: its sub-commands, and how it ends when it can't start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from weir import __version__, role_commands
+from weir.options import with_implied_values
+from weir.serve_command import serve
+from weir.start_error import StartError
+
+app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.command()(serve)
+for _role in (role_commands.gateway, role_commands.scheduler, role_commands.worker):
+    app.command(rich_help_panel="One role alone")(_role)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weir {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _weir(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Weir serves Triton model repositories to Triton clients, with a durable queue in between."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, then exit: 0 done, 1 not started or stopped by force, 2 wrong usage, 3 died too often."""
+    try:
+        app(with_implied_values(sys.argv[1:] if arguments is None else arguments))
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

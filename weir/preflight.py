@@ -1,0 +1,45 @@
+"""What can be known to fail before anything is started, told in one line each."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from weir.start_error import StartError
+
+
+def check_repositories(paths: Sequence[Path] | None) -> tuple[Path, ...]:
+    """The model repositories as absolute paths. Raises StartError, in Triton's words where it has some."""
+    if not paths:
+        raise StartError("--model-repository must be specified")
+    for path in paths:
+        if not path.is_dir():
+            raise StartError(f"model repository {path} is not a folder")
+    return tuple(path.absolute() for path in paths)
+
+
+def check_listeners(listeners: Sequence[tuple[str, str, int]]) -> None:
+    """Check that each (protocol, address, port) can be listened on. Port 0 always can. Raises StartError."""
+    taken: dict[tuple[str, int], str] = {}
+    for protocol, address, port in listeners:
+        other = taken.setdefault((address, port), protocol)
+        if port and other != protocol:
+            raise StartError(
+                f"The server cannot listen to {other} requests and {protocol} requests "
+                f"at the same address and port {address}:{port}"
+            )
+        _check_free(protocol, address, port)
+
+
+def _check_free(protocol: str, address: str, port: int) -> None:
+    try:
+        family, kind, number, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            # As servers do, so that connections which have just ended don't count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        reason = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise StartError(f"can't listen to {protocol} requests at {address}:{port}: {reason}") from error

@@ -1,0 +1,72 @@
+"""What `weir serve` prints once all is ready: where it listens, what it serves, and what an acknowledgement means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from weir import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupFacts:
+    """What is known at the start: addresses as `host:port`; models as the gateway announces them.
+
+    `data_dir` is None when the bus is somebody else's, and then nobody here knows whether it writes to disk at once.
+    """
+
+    http: str
+    grpc: str
+    metrics: str
+    nats_url: str
+    data_dir: str | None
+    models: Sequence[Mapping[str, Any]]
+
+
+def render_startup_block(facts: StartupFacts) -> str:
+    """The block as lines of plain text, without a final newline; what models say of themselves is made printable."""
+    rows = [
+        ("HTTP", f"http://{facts.http}"),
+        ("gRPC", facts.grpc),
+        ("metrics", f"http://{facts.metrics}/metrics"),
+        ("NATS", _without_password(facts.nats_url)),
+        ("durability", f"ack = fsync: {'yes' if facts.data_dir else 'unknown, the NATS server is not ours'}"),
+        ("data", facts.data_dir or "where the NATS server keeps it"),
+    ]
+    return "\n".join([f"Weir {__version__} is ready", "", *_columns(rows), "", *_columns(_model_rows(facts.models))])
+
+
+def _model_rows(models: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    if not models:
+        return [("no models",)]
+    rows = [
+        (
+            str(model["name"]),
+            ",".join(map(str, model.get("versions", ()))) or "-",
+            str(model.get("state", "")),
+            str(model.get("reason", "")),
+        )
+        for model in models
+    ]
+    return [("model", "version", "state", "reason" if any(row[3] for row in rows) else ""), *rows]
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    printable = [["".join(ch if ch.isprintable() else "?" for ch in cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*printable, strict=True)]
+    return [
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in printable
+    ]
+
+
+def _without_password(url: str) -> str:
+    # Several servers may be named in one URL, separated by commas.
+    return ",".join(
+        part.replace(f"{split.netloc.rpartition('@')[0]}@", "***@", 1)
+        if "@" in (split := urlsplit(part)).netloc
+        else part
+        for part in url.split(",")
+    )
