@@ -1,0 +1,1 @@
+"""Front doors: HTTP and gRPC, and what they share (floor 2)."""

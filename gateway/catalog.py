@@ -1,0 +1,155 @@
+"""`Catalog`: what models there are, and which of their versions can be asked, as the registry tells.
+
+A model whose last worker has gone is still accepted for a while: a worker that was killed or is being replaced is back
+within seconds, and its requests wait in the queue meanwhile. Readiness tells the truth at once all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from bus.registry import RegistryView
+from schemas.errors import WeirError, invalid, not_found, unavailable
+from schemas.model_config import ModelConfig
+from schemas.normalizer import RequestNormalizer
+from schemas.registry import ModelRecord, ModelState
+
+RECOVERY_GRACE_S = 30.0
+"""How long requests for a model that has just lost its last worker are still accepted."""
+
+
+class ServedModel:
+    """One model with its configuration and its READY versions, ascending."""
+
+    def __init__(self, name: str, config: ModelConfig, versions: list[int], labels: dict[str, list[str]]) -> None:
+        self.name = name
+        self.config = config
+        self.versions = versions
+        self.labels = labels
+        self.normalizer = RequestNormalizer(config)
+        self.version_texts = frozenset(["", *map(str, versions)])
+
+    @property
+    def latest(self) -> str:
+        """The version that answers when none is asked for."""
+        return str(self.versions[-1])
+
+    @cached_property
+    def config_message(self) -> Any:
+        """The configuration as Triton's protobuf message."""
+        from repository.config_text import config_to_message
+
+        return config_to_message(self.config)
+
+
+class Catalog:
+    """All models of the registry. `strict_readiness` makes the server ready only when all of them are."""
+
+    def __init__(
+        self, registry: RegistryView, strict_readiness: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._registry = registry
+        self._strict_readiness = strict_readiness
+        self._clock = clock
+        self._served: dict[str, ServedModel] = {}
+        self._accept_until_s: dict[str, float] = {}  # models without a live worker, still accepted
+        registry.on_model_change(self._refresh)
+
+    def resolve(self, name: str, version: str) -> ServedModel:
+        """The model, if requests for this version of it ("" for the latest) are accepted.
+
+        Raises WeirError with Triton's texts: NOT_FOUND, or UNAVAILABLE for a version that exists but is not ready.
+        """
+        served = self._served.get(name)
+        if served is not None and version in served.version_texts and self._is_accepted(name):
+            return served
+        raise self._refusal(name, version)
+
+    def is_ready(self, name: str, version: str) -> bool:
+        """Whether a live worker serves this version; False for what is unknown."""
+        served = self._served.get(name)
+        return served is not None and version in served.version_texts and name not in self._accept_until_s
+
+    def server_ready(self) -> bool:
+        """Whether some worker has settled and, with strict readiness, every model has a live READY version."""
+        workers = [view.record for view in self._registry.workers.values()]
+        if not any(record.settled and not record.draining for record in workers):
+            return False
+        return not self._strict_readiness or all(self.is_ready(name, "") for name in self.names())
+
+    def names(self) -> list[str]:
+        """Every model the registry knows of, served or not, and those that have just lost their workers."""
+        known = {name for view in self._registry.workers.values() for name in view.models}
+        return sorted(known | self._served.keys())
+
+    def index(self) -> list[dict[str, Any]]:
+        """One row for each model: name, READY versions, state, and the reason why it is not READY."""
+        rows: list[dict[str, Any]] = []
+        for name in self.names():
+            records = self._records(name)
+            versions = _ready_versions(records)
+            reasons = [r.reason for r in records] + [v.reason for r in records for v in r.versions.values()]
+            state = ModelState.READY if versions else ModelState.UNAVAILABLE
+            if not versions and any(v.state == ModelState.LOADING for r in records for v in r.versions.values()):
+                state = ModelState.LOADING
+            reason = next(filter(None, reasons), "")
+            rows.append({"name": name, "versions": versions, "state": state.value, "reason": reason})
+        return rows
+
+    def _refresh(self, name: str) -> None:
+        if not name:
+            return
+        records = self._records(name)
+        versions = _ready_versions(records)
+        if versions:
+            record = max((r for r in records if r.config is not None), key=lambda r: r.written_ns)
+            config = ModelConfig.model_validate(record.config)
+            self._served[name] = ServedModel(name, config, versions, record.labels)
+            self._accept_until_s.pop(name, None)
+        elif name in self._served:
+            given_up = [r for r in records if r.reason or _is_unavailable(r)]
+            if given_up:
+                del self._served[name]
+                self._accept_until_s.pop(name, None)
+            else:
+                self._accept_until_s.setdefault(name, self._clock() + RECOVERY_GRACE_S)
+
+    def _is_accepted(self, name: str) -> bool:
+        until = self._accept_until_s.get(name)
+        if until is None or self._clock() < until:
+            return True
+        if not self._records(name):
+            del self._served[name]
+            del self._accept_until_s[name]
+        return False
+
+    def _records(self, name: str) -> list[ModelRecord]:
+        return [
+            view.models[name]
+            for view in self._registry.workers.values()
+            if name in view.models and not view.record.draining
+        ]
+
+    def _refusal(self, name: str, version: str) -> WeirError:
+        if version and not (version.isdigit() and version.isascii()):
+            return invalid(f"failed to get model version from specified version string '{version}'")
+        records = self._records(name)
+        if not records:
+            return not_found(f"Request for unknown model: '{name}' is not found")
+        if not version:
+            return not_found(f"Request for unknown model: '{name}' has no available versions")
+        if any(int(version) in record.versions for record in records):
+            return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
+        return not_found(f"Request for unknown model: '{name}' version {version} is not found")
+
+
+def _ready_versions(records: list[ModelRecord]) -> list[int]:
+    ready = {n for r in records for n, v in r.versions.items() if v.state == ModelState.READY and r.config is not None}
+    return sorted(ready)
+
+
+def _is_unavailable(record: ModelRecord) -> bool:
+    return bool(record.versions) and all(v.state == ModelState.UNAVAILABLE for v in record.versions.values())

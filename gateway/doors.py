@@ -1,0 +1,21 @@
+"""`Doors`: what every front door of a gateway works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.catalog import Catalog
+from gateway.inference import Inference
+from gateway.payload_store import PayloadStore
+from schemas.request_limits import RequestLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The models, the way to them, memory for large bodies, and the limits of requests."""
+
+    catalog: Catalog
+    inference: Inference
+    payloads: PayloadStore
+    limits: RequestLimits
+    server_id: str

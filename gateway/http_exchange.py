@@ -1,0 +1,256 @@
+"""`InferExchange`: one request on the infer route and its response, without ASGI.
+
+It stands where uvicorn's protocol keeps its request-response cycle, so it has the attributes that protocol asks of one.
+The body is received straight into where it will be read: a shared-memory slot when it is large, placed so that the
+tensors behind the JSON header are aligned.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Callable
+from typing import Any
+
+from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
+from gateway.doors import Doors
+from gateway.inference import Pending
+from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.kserve_raw import parse_raw_request
+from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.kserve_response import build_infer_response, error_body
+from schemas.requests import InferRequest, InferResponse
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
+_OK = _STATUS_LINES[200]
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_JOIN_LIMIT_BYTES = 64 * 1024
+
+
+class _Unwatched:
+    """In the place of the event by which an ASGI application waits for its body: nobody waits here."""
+
+    def set(self) -> None:
+        """Nothing to wake."""
+
+
+_UNWATCHED = _Unwatched()
+
+
+class InferExchange:
+    """See the module. `headers` are (lower-case name, value); `on_response` is called when the response is written."""
+
+    __slots__ = (
+        "_doors",
+        "_expected",
+        "_filled",
+        "_model",
+        "_on_response",
+        "_padding",
+        "_pending",
+        "_received",
+        "_request",
+        "_slot",
+        "_transport",
+        "_version",
+        "active",
+        "body",
+        "disconnected",
+        "encoding",
+        "header_length",
+        "keep_alive",
+        "message_event",
+        "more_body",
+        "refusal",
+        "response_complete",
+        "traceparent",
+    )
+
+    def __init__(
+        self,
+        doors: Doors,
+        transport: Any,
+        model: str,
+        version: str,
+        headers: list[tuple[bytes, bytes]],
+        keep_alive: bool,
+        on_response: Callable[[], None],
+    ) -> None:
+        self._doors = doors
+        self._transport = transport
+        self._model = model
+        self._version = version
+        self._on_response = on_response
+        self._pending: Pending | None = None
+        self._slot: Slot | None = None
+        self._padding = 0
+        self._received = 0
+        self.active = False
+        self.body: Any = b""
+        self.disconnected = False
+        self.keep_alive = keep_alive
+        self.message_event = _UNWATCHED
+        self.more_body = True
+        self.response_complete = False
+        self.header_length: str | None = None
+        self.encoding = b""
+        self.traceparent = ""
+        self.refusal: WeirError | None = None
+        self._read_headers(headers)
+
+    def _read_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        length = 0
+        expects_continue = False
+        for name, value in headers:
+            if name == b"content-length":
+                length = int(value)  # the parser admits nothing but digits
+            elif name == b"inference-header-content-length":
+                self.header_length = value.decode("latin-1")
+            elif name == b"content-encoding":
+                self.encoding = value.strip().lower()
+            elif name == b"traceparent":
+                self.traceparent = value.decode("latin-1")
+            elif name == b"expect":
+                expects_continue = value.lower() == b"100-continue"
+        if length > self._doors.limits.input_size:
+            self._refuse_size(length)
+            return
+        if length > INLINE_LIMIT_BYTES:
+            self._allocate(length)
+        if expects_continue:
+            self._transport.write(_CONTINUE)
+
+    def _allocate(self, length: int) -> None:
+        header = self.header_length
+        if header is None or not header.isdigit() or int(header) > length:
+            return  # all JSON: its tensors are made anew from it
+        self._padding = -int(header) % ALIGNMENT_BYTES
+        self._slot = self._doors.payloads.slot_for_body(length + self._padding)
+
+    def _refuse_size(self, length: int) -> WeirError:
+        limit = self._doors.limits.input_size
+        self.keep_alive = False  # what is left of the body is not read
+        self.refusal = invalid(
+            f"request size of {length} bytes exceeds the maximum allowed input size of {limit} bytes. "
+            "Use --http-max-input-size to increase the limit."
+        )
+        return self.refusal
+
+    def receive(self, data: bytes) -> None:
+        """Takes the next piece of the body."""
+        if self.refusal is not None:
+            return
+        if self._slot is not None:
+            start = self._padding + self._received
+            self._slot.view[start : start + len(data)] = data
+        elif not self.body:
+            self.body = data
+        else:
+            if type(self.body) is bytes:
+                self.body = bytearray(self.body)
+            self.body += data
+        self._received += len(data)
+        if self._received > self._doors.limits.input_size:
+            self._drop_slot()
+            self.body = b""
+            refusal = self._refuse_size(self._received)
+            if self.active:
+                self.respond_error(refusal)
+
+    def start(self) -> None:
+        """It is this request's turn on its connection; its body may be complete or not."""
+        self.active = True
+        if self.refusal is not None:
+            self.respond_error(self.refusal)
+        elif not self.more_body:
+            self._submit()
+
+    def complete(self) -> None:
+        """The body is complete."""
+        self.more_body = False
+        if self.active and not self.response_complete:
+            self._submit()
+
+    def disconnect(self) -> None:
+        """The client has gone."""
+        self.disconnected = True
+        self._drop_slot()
+        if self._pending is not None:
+            self._doors.inference.abandon(self._pending)
+            self._pending = None
+
+    def _submit(self) -> None:
+        try:
+            request = self._parse()
+            request.traceparent = self.traceparent
+            self._pending = self._doors.inference.submit(request, self._on_answer, self._slot)
+            self._slot = None
+        except WeirError as error:
+            self._drop_slot()
+            self.respond_error(error)
+
+    def _parse(self) -> InferRequest:
+        doors = self._doors
+        served = doors.catalog.resolve(self._model, self._version)
+        if served.config.is_decoupled:
+            raise WeirError(
+                ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+            )
+        if self.encoding not in (b"", b"identity"):
+            raise WeirError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
+        body = self.body if self._slot is None else self._slot.view[self._padding : self._padding + self._received]
+        header_length = None if self.header_length is None else parse_header_length(self.header_length)
+        if header_length == 0 or (header_length is None and not body):
+            return parse_raw_request(self._model, self._version, body, served.config, doors.limits)
+        return parse_infer_request(self._model, self._version, body, header_length, doors.limits)
+
+    def _on_answer(self, outcome: InferResponse | WeirError) -> None:
+        pending = self._pending
+        self._pending = None
+        if self.disconnected or pending is None:
+            return
+        if isinstance(outcome, WeirError):
+            self.respond_error(outcome)
+            return
+        try:
+            chunks, header_length = build_infer_response(
+                pending.request, outcome, pending.model.labels.get, pending.model.config.max_batch_size > 0
+            )
+        except WeirError as error:
+            self.respond_error(error)
+            return
+        size = sum(map(len, chunks))
+        if header_length is None:
+            head = b"%sContent-Type: application/json\r\nContent-Length: %d\r\n" % (_OK, size)
+        else:
+            head = (
+                b"%sContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+                b"Content-Length: %d\r\n" % (_OK, header_length, size)
+            )
+        self._write(head, chunks, size)
+
+    def respond_error(self, error: WeirError) -> None:
+        """Answers with Triton's error body and status."""
+        body = error_body(error.message)
+        extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
+        head = b"%sContent-Type: application/json\r\n%sContent-Length: %d\r\n" % (
+            _STATUS_LINES[error.http_status],
+            extra,
+            len(body),
+        )
+        self._write(head, [body], len(body))
+
+    def _write(self, head: bytes, chunks: list[Any], size: int) -> None:
+        end = b"\r\n" if self.keep_alive else b"Connection: close\r\n\r\n"
+        if size <= _JOIN_LIMIT_BYTES:
+            self._transport.write(b"".join((head, end, *chunks)))
+        else:
+            self._transport.writelines([head + end, *chunks])
+        self.response_complete = True
+        if not self.keep_alive:
+            self._transport.close()
+        self._on_response()
+
+    def _drop_slot(self) -> None:
+        if self._slot is not None:
+            self._slot.free()
+            self._slot = None

@@ -1,0 +1,297 @@
+"""`Inference`: the one way from every front door to the queue and back.
+
+A request is resolved, normalised and published; requests for one model that are submitted in the same turn of the event
+loop leave as one frame. The gateway holds every request until its answer: when the broker comes back without its memory
+stream, it sends again what has no answer yet. Whatever happens, `on_answer` is called at most once, and exactly once
+for a request that was not abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.payloads import INLINE_LIMIT_BYTES, PayloadReader, Slot, StalePayload
+from bus.streams import ensure_streams
+from gateway.catalog import Catalog, ServedModel
+from gateway.payload_store import PayloadStore
+from schemas.errors import WeirError, internal, invalid, unavailable
+from schemas.messages import (
+    Answer,
+    MalformedMessage,
+    Part,
+    pack_body,
+    pack_cancel,
+    pack_frame,
+    pack_release,
+    unpack_answers,
+)
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import PayloadRef, Tensor
+
+logger = logging.getLogger("weir.gateway")
+
+MAX_FRAME_BYTES = 512 * 1024
+"""Bodies of several requests that share a frame; a larger one travels alone."""
+
+MAX_IN_FLIGHT = 50_000
+"""Requests that one gateway holds; more are refused at once."""
+
+BROKER_PATIENCE_S = 30.0
+"""How long requests wait for a broker that is away before they are refused."""
+
+_RESEND_WAIT_S = 0.1
+
+OnAnswer = Callable[[InferResponse | WeirError], None]
+
+
+class Pending:
+    """A request that was submitted and has no answer yet."""
+
+    __slots__ = ("key", "model", "on_answer", "part", "request", "slots")
+
+    def __init__(
+        self, key: int, model: ServedModel, request: InferRequest, part: Part, on_answer: OnAnswer, slots: list[Slot]
+    ) -> None:
+        self.key = key
+        self.model = model
+        self.request = request
+        self.part = part
+        self.on_answer = on_answer
+        self.slots = slots
+
+
+class Inference:
+    """See the module. Everything runs in one event loop."""
+
+    def __init__(self, bus: Bus, gateway_id: str, catalog: Catalog, payloads: PayloadStore) -> None:
+        self._bus = bus
+        self._id = gateway_id
+        self._catalog = catalog
+        self._payloads = payloads
+        self._reader = PayloadReader()
+        self._keys = count(1)
+        self._pending: dict[int, Pending] = {}
+        self._outbox: dict[str, list[Part]] = {}
+        self._cancelled: dict[str, list[int]] = {}
+        self._releases: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        self._flush_due = False
+        self._frame_numbers = count(1)
+        self._unacked: dict[int, tuple[str, list[int]]] = {}
+        self._ticker: asyncio.Task[None] | None = None
+        self.duplicate_answers = 0
+        self.malformed_messages = 0
+
+    async def start(self) -> None:
+        """Listens for answers."""
+        await ensure_streams(self._bus)
+        await self._bus.subscribe(subjects.reply(self._id), self._on_answers)
+        await self._bus.subscribe(f"{subjects.publish_ack(self._id)}.*", self._on_publish_ack)
+        self._bus.on_reconnect(self._resend_all)
+        await self._bus.flush()
+        self._ticker = asyncio.get_running_loop().create_task(self._watch_broker())
+
+    async def stop(self, timeout_s: float) -> None:
+        """Waits for the answers that are still to come, then answers the rest with UNAVAILABLE."""
+        deadline = time.monotonic() + timeout_s
+        while self._pending and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._fail(list(self._pending), unavailable("the server is stopping"))
+
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer."""
+        return len(self._pending)
+
+    def submit(self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None) -> Pending:
+        """Publishes the request; `on_answer` is called later, from the event loop, with its answer.
+
+        `body_slot` is the payload slot over which the request's tensors are views, if there is one; it is owned by the
+        request from now on. Raises WeirError for what is refused at the door: then nothing was sent or taken over.
+        """
+        model = self._catalog.resolve(request.model_name, request.model_version)
+        if len(self._pending) >= MAX_IN_FLIGHT:
+            raise unavailable("Exceeds maximum queue size")
+        model.normalizer.normalize(request)
+        slots = self._payloads.place(request.inputs, body_slot) if _is_large(request) else []
+        body = pack_body(request)
+        if len(body) > self._bus.max_payload_bytes - 4096:
+            _free(slots)
+            raise invalid(
+                f"the request of {len(body)} bytes is larger than the {self._bus.max_payload_bytes} bytes that can be "
+                "sent to a worker"
+            )
+        if body_slot is not None and body_slot not in slots:
+            body_slot.free()
+        key = next(self._keys)
+        part = Part(
+            key,
+            int(request.model_version) if request.model_version else -1,
+            request.batch_size,
+            request.shape_key,
+            request.priority,
+            request.timeout_us,
+            0,
+            request.correlation_id,
+            request.sequence_flags,
+            request.traceparent,
+            body,
+        )
+        pending = Pending(key, model, request, part, on_answer, slots)
+        self._pending[key] = pending
+        self._enqueue(model.name, part)
+        return pending
+
+    def abandon(self, pending: Pending) -> None:
+        """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
+        if self._pending.pop(pending.key, None) is None:
+            return
+        _free(pending.slots)
+        self._cancelled.setdefault(pending.model.name, []).append(pending.key)
+        self._schedule_flush()
+
+    def _enqueue(self, model: str, part: Part) -> None:
+        waiting = self._outbox.get(model)
+        if waiting is None:
+            self._outbox[model] = [part]
+            self._schedule_flush()
+        else:
+            waiting.append(part)
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        outbox, self._outbox = self._outbox, {}
+        for model, parts in outbox.items():
+            for frame in _frames(parts):
+                number = next(self._frame_numbers)
+                self._unacked[number] = (model, [part.key for part in frame])
+                ack = f"{subjects.publish_ack(self._id)}.{number}"
+                self._bus.publish(subjects.live(model), pack_frame(self._id, frame), ack)
+        if self._cancelled:
+            cancelled, self._cancelled = self._cancelled, {}
+            for model, keys in cancelled.items():
+                self._bus.publish(subjects.cancel(model), pack_cancel(self._id, keys))
+        if self._releases:
+            releases, self._releases = self._releases, defaultdict(list)
+            for owner, slots in releases.items():
+                self._bus.publish(subjects.release(owner), pack_release(slots))
+
+    def _on_publish_ack(self, message: Message) -> None:
+        frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
+        if frame is None:
+            return
+        model, keys = frame
+        if message.status:
+            # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
+            asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self._resend, keys)
+        elif b'"error"' in message.data:
+            logger.warning("model %s: the queue refused %d requests: %s", model, len(keys), message.data[:500])
+            self._fail(keys, unavailable("Exceeds maximum queue size"))
+
+    def _on_answers(self, message: Message) -> None:
+        try:
+            version, answers = unpack_answers(message.data)
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("dropped a message that is no answer: %s", error)
+            return
+        for answer in answers:
+            pending = self._pending.pop(answer.key, None)
+            if pending is None:
+                self.duplicate_answers += 1
+                self._release(tensor.data for tensor in answer.outputs)
+                continue
+            outcome = self._outcome(pending, version, answer)
+            _free(pending.slots)
+            pending.on_answer(outcome)
+
+    def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError:
+        if answer.error is not None:
+            return answer.error
+        try:
+            for tensor in answer.outputs:
+                if isinstance(tensor.data, PayloadRef):
+                    self._fetch(tensor, tensor.data)
+        except (StalePayload, ValueError):
+            return internal("the response was lost before it could be read")
+        name, id = pending.model.name, pending.request.id
+        return InferResponse(name, str(version), id, answer.outputs, answer.parameters)
+
+    def _fetch(self, tensor: Tensor, ref: PayloadRef) -> None:
+        """Copies an output out of the worker's memory, which it gets back at once."""
+        tensor.data = bytes(self._reader.view(ref))
+        if not self._reader.is_current(ref):
+            raise StalePayload("the slot was given to another payload during the copy")
+        self._release([ref])
+
+    def _release(self, refs: Iterable[object]) -> None:
+        for ref in refs:
+            if isinstance(ref, PayloadRef):
+                owner = ref.segment.removeprefix("weir-").partition("_")[0]
+                self._releases[owner].append((ref.segment, ref.slot, ref.generation))
+                self._schedule_flush()
+
+    def _fail(self, keys: Iterable[int], error: WeirError) -> None:
+        for key in keys:
+            pending = self._pending.pop(key, None)
+            if pending is not None:
+                _free(pending.slots)
+                pending.on_answer(error)
+
+    async def _resend_all(self) -> None:
+        """The broker came back, perhaps without its memory: a request that it still has is recognised by its key."""
+        await ensure_streams(self._bus)
+        self._unacked.clear()
+        self._resend(list(self._pending))
+
+    def _resend(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            pending = self._pending.get(key)
+            if pending is not None:
+                self._enqueue(pending.model.name, pending.part)
+
+    async def _watch_broker(self) -> None:
+        away_since: float | None = None
+        while True:
+            await asyncio.sleep(1.0)
+            now = time.monotonic()
+            if self._bus.is_connected:
+                away_since = None
+            elif away_since is None:
+                away_since = now
+            elif now - away_since > BROKER_PATIENCE_S:
+                self._fail(list(self._pending), unavailable("the message broker is not available"))
+
+
+def _frames(parts: list[Part]) -> Iterable[list[Part]]:
+    frame: list[Part] = []
+    size = 0
+    for part in parts:
+        if frame and size + len(part.body) > MAX_FRAME_BYTES:
+            yield frame
+            frame, size = [], 0
+        frame.append(part)
+        size += len(part.body)
+    yield frame
+
+
+def _is_large(request: InferRequest) -> bool:
+    return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
+
+
+def _free(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        slot.free()

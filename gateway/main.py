@@ -1,0 +1,159 @@
+"""`weir gateway`: starts the front doors and runs them until they are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bus.connection import Bus
+from bus.identity import new_id
+from bus.payloads import PayloadArena, remove_dead_segments
+from bus.registry import RegistryView
+from gateway.catalog import Catalog
+from gateway.doors import Doors
+from gateway.grpc_server import GrpcServer
+from gateway.http_app import make_app
+from gateway.http_protocol import HttpProtocol
+from gateway.inference import Inference
+from gateway.metrics import Metrics
+from gateway.payload_store import PayloadStore
+from gateway.settings import GatewaySettings
+from schemas.request_limits import RequestLimits
+from telemetry.logs import configure_logging
+from telemetry.readiness import announce_failure, announce_ready, watch_parent
+
+logger = logging.getLogger("weir.gateway")
+
+_KEEP_ALIVE_S = 75
+_EXPIRY_INTERVAL_S = 1.0
+
+
+class _Listener(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the gateway stops all its doors in order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: GatewaySettings) -> int:
+    """Runs a gateway; returns the exit status when it has stopped."""
+    configure_logging("gateway", settings.log_format, settings.log_verbose)
+    watch_parent()
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: GatewaySettings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    remove_dead_segments()
+    gateway_id = settings.gateway_id or new_id("gateway")
+    try:
+        http_socket = _listen("HTTP", settings.http_address, settings.http_port)
+        metrics_socket = _listen("metrics", settings.metrics_address, settings.metrics_port)
+        bus = await Bus.connect(settings.nats_url, gateway_id)
+    except OSError as error:
+        announce_failure(str(error))
+        return 1
+    registry = RegistryView(bus)
+    catalog = Catalog(registry, settings.strict_readiness)
+    payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
+    inference = Inference(bus, gateway_id, catalog, payloads)
+    metrics = Metrics(bus, gateway_id, registry, inference)
+    limits = RequestLimits(input_size=settings.http_max_input_size)
+    doors = Doors(catalog, inference, payloads, limits, settings.server_id)
+    await inference.start()
+    await registry.start()
+    await metrics.start()
+    grpc_server = GrpcServer(catalog, inference, settings.server_id)
+    try:
+        grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
+    except OSError as error:
+        announce_failure(str(error))
+        return 1
+    http = _server(make_app(doors), functools.partial(HttpProtocol, doors, {}))
+    metrics_http = _server(_metrics_app(metrics), "httptools")
+    servers = [
+        loop.create_task(http.serve([http_socket])),
+        loop.create_task(metrics_http.serve([metrics_socket])),
+    ]
+    expiry = loop.create_task(_expire(registry, bus))
+    while not (http.started and metrics_http.started):
+        await asyncio.sleep(0.01)
+    http_port, metrics_port = http_socket.getsockname()[1], metrics_socket.getsockname()[1]
+    logger.info("Started HTTPService at %s:%d", settings.http_address, http_port)
+    logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_port)
+    logger.info("Started Metrics Service at %s:%d", settings.metrics_address, metrics_port)
+    announce_ready(http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, models=catalog.index())
+
+    await stop.wait()
+    # Connections stay open until what was asked on them is answered; then the doors close.
+    http.should_exit = True
+    await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
+    metrics_http.should_exit = True
+    expiry.cancel()
+    await asyncio.wait(servers, timeout=5)
+    payloads.close()
+    await bus.close()
+    return 0
+
+
+def _server(app: Starlette, protocol: object) -> _Listener:
+    config = uvicorn.Config(
+        app,
+        http=protocol,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=30,
+        backlog=2048,
+    )
+    return _Listener(config)
+
+
+def _listen(what: str, address: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        raise OSError(f"{what} can't listen on {address}:{port}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _metrics_app(metrics: Metrics) -> Starlette:
+    async def scrape(_request: Request) -> Response:
+        return Response(await metrics.render(), media_type="text/plain")
+
+    async def nothing(_request: Request) -> Response:
+        # Triton answers any other path of this port with an empty page.
+        return Response()
+
+    return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
+
+
+async def _expire(registry: RegistryView, bus: Bus) -> None:
+    while True:
+        await asyncio.sleep(_EXPIRY_INTERVAL_S)
+        if bus.is_connected:
+            registry.expire()

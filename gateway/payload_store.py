@@ -1,0 +1,58 @@
+"""`PayloadStore`: where a gateway puts tensors too large for messages, when the model's workers can read its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from bus.payloads import INLINE_LIMIT_BYTES, PayloadArena, Slot
+from schemas.tensors import PayloadRef, Tensor
+
+
+class PayloadStore:
+    """Slots for request bodies and tensors. `is_shared()` tells whether every worker is on this host."""
+
+    def __init__(self, arena: PayloadArena, is_shared: Callable[[], bool]) -> None:
+        self._arena = arena
+        self._is_shared = is_shared
+
+    def slot_for_body(self, size_bytes: int) -> Slot | None:
+        """A slot to receive a request body of this size in, or None when it is to be received in ordinary memory."""
+        if size_bytes <= INLINE_LIMIT_BYTES or not self._is_shared():
+            return None
+        return self._arena.allocate(size_bytes)
+
+    def place(self, tensors: Iterable[Tensor], body_slot: Slot | None) -> list[Slot]:
+        """Replaces the content of large tensors by references; returns the slots they lie in, `body_slot` if used.
+
+        A view over `body_slot` becomes a reference without a copy; other content is copied into a slot once. When memory
+        is short, or a worker is on another host, content stays where it is and travels inside the message.
+        """
+        slots: list[Slot] = []
+        if not self._is_shared():
+            return slots
+        start = 0 if body_slot is None else _address(body_slot.view)
+        for tensor in tensors:
+            data = tensor.data
+            if isinstance(data, PayloadRef) or len(data) <= INLINE_LIMIT_BYTES:
+                continue
+            if body_slot is not None and 0 <= (offset := _address(data) - start) <= body_slot.size - len(data):
+                tensor.data = body_slot.ref(offset, len(data))
+                if body_slot not in slots:
+                    slots.append(body_slot)
+                continue
+            slot = self._arena.allocate(len(data))
+            if slot is not None:
+                slot.view[:] = data
+                tensor.data = slot.ref()
+                slots.append(slot)
+        return slots
+
+    def close(self) -> None:
+        """Removes the shared memory."""
+        self._arena.close()
+
+
+def _address(data: bytes | memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])

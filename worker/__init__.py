@@ -1,0 +1,1 @@
+"""Model instances and the backends that run them (floor 2)."""

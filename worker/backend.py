@@ -1,0 +1,121 @@
+"""What a backend is: how models of one kind are described, loaded and run.
+
+A backend is one file in `worker/backends`, a class of the shape `Backend`. The worker calls `load` once for a model
+version, then `create_instance` once for each instance, in the thread in which that instance will run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bus.payloads import PayloadReader
+from repository.completion import DescribedModel
+from schemas.errors import WeirError
+from schemas.model_config import ModelConfig
+from schemas.requests import InferRequest
+from schemas.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One version of a model to be loaded. `model_directory` holds the numbered version folders."""
+
+    name: str
+    version: int
+    model_directory: Path
+    config: ModelConfig
+
+    @property
+    def directory(self) -> Path:
+        """The version's own folder."""
+        return self.model_directory / str(self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDevice:
+    """Where an instance runs: `kind` as in `instance_group` ("KIND_CPU"), `device_id` of a GPU, and its name."""
+
+    kind: str
+    device_id: int
+    name: str
+
+
+class Execution:
+    """One run of a batch: what the instance needs besides the requests, and when its phases ended.
+
+    `reader` resolves payload references. Times are `time.monotonic_ns()`.
+    """
+
+    __slots__ = ("infer_end_ns", "input_end_ns", "reader", "start_ns")
+
+    def __init__(self, reader: PayloadReader) -> None:
+        self.reader = reader
+        self.start_ns = time.monotonic_ns()
+        self.input_end_ns = self.start_ns
+        self.infer_end_ns = self.start_ns
+
+    def input_ready(self) -> None:
+        """The batch's inputs are where the model reads them."""
+        self.input_end_ns = time.monotonic_ns()
+
+    def inferred(self) -> None:
+        """The model has run."""
+        self.infer_end_ns = time.monotonic_ns()
+
+
+class InstanceDied(Exception):
+    """The instance can't go on and has answered none of the batch: the batch is to be done again by another."""
+
+
+@dataclass(slots=True)
+class Result:
+    """One request's outcome: outputs and response parameters, or an error.
+
+    `is_model_response` says that the error is what the model answered to this request, not a failure to run it.
+    """
+
+    outputs: Sequence[Tensor] = ()
+    parameters: dict[str, object] | None = None
+    error: WeirError | None = None
+    is_model_response: bool = False
+
+
+class Instance(Protocol):
+    """One instance of a loaded model. All calls come from the thread that created it."""
+
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
+        """Runs the requests as one batch; one result for each, in order.
+
+        An exception other than `InstanceDied` fails every request of the batch. Outputs may be views that stay valid
+        only until the next call.
+        """
+
+    def close(self) -> None:
+        """Gives up what the instance holds."""
+
+
+class LoadedModel(Protocol):
+    """One loaded model version."""
+
+    def create_instance(self, device: InstanceDevice) -> Instance:
+        """A new instance. Raises WeirError when it can't be made."""
+
+    def unload(self) -> None:
+        """Gives up what all instances share; called after they are closed."""
+
+
+class Backend(Protocol):
+    """One kind of models."""
+
+    def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
+        """What the model itself tells for completing its configuration.
+
+        Its inputs and outputs, or the configuration as the model completed it; None where it doesn't tell.
+        """
+
+    def load(self, model: ModelVersion) -> LoadedModel:
+        """Loads a model version. Raises WeirError with the reason when it can't."""

@@ -1,0 +1,1 @@
+"""Backends: what loads a model of one kind and executes batches on it."""

@@ -1,0 +1,147 @@
+"""Between requests and the arrays a model runs on: the rows of a batch put together, and taken apart again.
+
+Copies: a request alone in its batch is not copied; rows of several requests are copied once, into the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bus.payloads import PayloadReader, StalePayload
+from schemas.datatypes import DATATYPES
+from schemas.errors import internal, unavailable
+from schemas.requests import InferRequest
+from schemas.tensors import PayloadRef, Tensor, as_array
+
+_REUSE_FROM_BYTES = 256 * 1024
+
+
+class BatchAssembler:
+    """Puts the inputs of a batch together; keeps a buffer for large batches, whose pages would be costly to get anew.
+
+    Arrays it returns are valid until the next call.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, bytearray] = {}
+
+    def assemble(
+        self, requests: Sequence[InferRequest], batching: bool, reader: PayloadReader
+    ) -> dict[str, np.ndarray]:
+        """The input arrays of the batch by name, rows in the order of the requests.
+
+        `batching`: the model has a batch dimension, along which the requests' tensors are joined; without it there is
+        exactly one request. Raises WeirError for inputs that can't be joined or have gone.
+        """
+        first = requests[0]
+        if len(requests) == 1:
+            return {tensor.name: _aligned(_array(tensor, reader)) for tensor in first.inputs}
+        if not batching:
+            raise internal("a model without a batch dimension was given several requests at once")
+        arrays: dict[str, np.ndarray] = {}
+        for position, tensor in enumerate(first.inputs):
+            name = tensor.name
+            rows = [request.inputs[position] for request in requests]
+            if any(row.name != name for row in rows):
+                rows = [_input(request, name) for request in requests]
+            arrays[name] = self._join(name, rows, reader)
+        return arrays
+
+    def _join(self, name: str, rows: list[Tensor], reader: PayloadReader) -> np.ndarray:
+        datatype = rows[0].datatype
+        shape = [sum(row.shape[0] for row in rows), *rows[0].shape[1:]]
+        if datatype == "BYTES":
+            return np.concatenate([_array(row, reader) for row in rows])
+        contents = [_content(row, reader) for row in rows]
+        size = sum(map(len, contents))
+        if size < _REUSE_FROM_BYTES:
+            joined: bytes | memoryview = b"".join(contents)
+        else:
+            buffer = self._buffers.get(name)
+            if buffer is None or len(buffer) < size:
+                buffer = self._buffers[name] = bytearray(size)
+            joined = memoryview(buffer)[:size]
+            position = 0
+            for content in contents:
+                joined[position : position + len(content)] = content
+                position += len(content)
+        return np.frombuffer(joined, DATATYPES[datatype].numpy).reshape(shape)
+
+
+def split_outputs(
+    requests: Sequence[InferRequest], outputs: Sequence[tuple[str, str, np.ndarray]], batching: bool
+) -> list[list[Tensor]]:
+    """Each request's rows of the output arrays `(name, datatype, array)`, as views; only those it asked for.
+
+    Raises WeirError when an output has another number of rows than the batch.
+    """
+    results: list[list[Tensor]] = [[] for _ in requests]
+    wanted = [{output.name for output in request.outputs} for request in requests]
+    sizes = [request.inputs[0].shape[0] if request.inputs else 1 for request in requests] if batching else [1]
+    total = sum(sizes)
+    for name, datatype, array in outputs:
+        if not batching:
+            if not wanted[0] or name in wanted[0]:
+                results[0].append(Tensor.from_numpy(name, array, datatype))
+            continue
+        if array.ndim == 0 or array.shape[0] != total:
+            raise internal(f"output '{name}' has {array.shape[0] if array.ndim else 0} rows for a batch of {total}")
+        rest = array.shape[1:]
+        start = 0
+        if datatype == "BYTES":
+            for position, size in enumerate(sizes):
+                if not wanted[position] or name in wanted[position]:
+                    results[position].append(Tensor.from_numpy(name, array[start : start + size], datatype))
+                start += size
+            continue
+        content = memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B")  # type: ignore[arg-type]
+        row_bytes = len(content) // total if total else 0
+        for position, size in enumerate(sizes):
+            if not wanted[position] or name in wanted[position]:
+                rows = content[start * row_bytes : (start + size) * row_bytes]
+                results[position].append(Tensor(name, datatype, (size, *rest), rows))
+            start += size
+    return results
+
+
+def has_gone(request: InferRequest, reader: PayloadReader) -> bool:
+    """Whether content of the request that lies in shared memory was given up: its caller has gone."""
+    for tensor in request.inputs:
+        if isinstance(tensor.data, PayloadRef):
+            try:
+                reader.view(tensor.data)
+            except (StalePayload, ValueError):
+                return True
+    return False
+
+
+def _input(request: InferRequest, name: str) -> Tensor:
+    for tensor in request.inputs:
+        if tensor.name == name:
+            return tensor
+    raise internal(f"input '{name}' is missing from a request of the batch")
+
+
+def _content(tensor: Tensor, reader: PayloadReader) -> bytes | memoryview:
+    data = tensor.data
+    if isinstance(data, PayloadRef):
+        # Not checked again: a request that is given up from now on spoils its own rows, which nobody waits for, and
+        # must not fail the others of its batch.
+        try:
+            return reader.view_unchecked(data)
+        except (StalePayload, ValueError) as error:
+            raise unavailable(f"the content of input '{tensor.name}' has gone") from error
+    return data
+
+
+def _array(tensor: Tensor, reader: PayloadReader) -> np.ndarray:
+    try:
+        return as_array(_content(tensor, reader), tensor.datatype, tensor.shape)
+    except ValueError as error:
+        raise internal(f"the content of input '{tensor.name}' does not fill its shape") from error
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    return array if array.flags.aligned else array.copy()

@@ -1,0 +1,71 @@
+"""`weir worker`: starts a worker process and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+
+from bus.connection import Bus
+from bus.identity import new_id
+from bus.payloads import remove_dead_segments
+from repository.layout import ModelRepository
+from telemetry.logs import configure_logging
+from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from worker.model_loader import ModelLoader
+from worker.service import WorkerService
+from worker.settings import WorkerSettings
+
+logger = logging.getLogger("weir.worker")
+
+SWITCH_INTERVAL_S = 0.0005
+"""Instances are threads beside the event loop: the interpreter's default of 5 ms would be their latency."""
+
+
+def run(settings: WorkerSettings) -> int:
+    """Runs a worker; returns the exit status when it has stopped."""
+    configure_logging("worker", settings.log_format, settings.log_verbose)
+    watch_parent()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: WorkerSettings) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    remove_dead_segments()
+    worker_id = settings.worker_id or new_id("worker")
+    try:
+        bus = await Bus.connect(settings.nats_url, worker_id)
+    except OSError as error:
+        announce_failure(str(error))
+        return 1
+    service = WorkerService(bus, worker_id)
+    loader = ModelLoader(
+        ModelRepository(list(settings.model_repositories), settings.model_config_name),
+        not settings.disable_auto_complete_config,
+        worker_id,
+        service.finished,
+    )
+    await service.start()
+    loading = loop.create_task(service.load_all(loader, settings.model_load_thread_count))
+    stopping = loop.create_task(stop.wait())
+    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if loading.done():
+        await loading
+        failed = [f"'{name}': {reason}" for name, reason in service.failures().items()]
+        if failed and settings.exit_on_error:
+            announce_failure(f"failed to load {', '.join(failed)}")
+            await service.stop(0)
+            await bus.close()
+            return 1
+        announce_ready(worker=worker_id)
+        await stopping
+    await service.stop(settings.exit_timeout_secs)
+    await bus.close()
+    return 0

@@ -1,0 +1,69 @@
+"""`ServedVersion`: one loaded version of a model, with its instances, from load to unload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from schemas.model_config import ModelConfig
+from schemas.registry import ModelState, VersionRecord
+from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
+from worker.model_instance import FinishedBatch, ModelInstance
+from worker.reshape import Reshaper
+from worker.statistics import ModelStatistics
+
+
+class ServedVersion:
+    """Loads a version and creates its instances; blocking, so called off the event loop.
+
+    Raises WeirError when the version or one of its instances can't be made; nothing is left over then.
+    """
+
+    def __init__(
+        self, backend: Backend, model: ModelVersion, arena_name: str, on_finished: Callable[[FinishedBatch], None]
+    ) -> None:
+        self.model = model
+        self.statistics = ModelStatistics()
+        self.instances: list[ModelInstance] = []
+        self._loaded: LoadedModel = backend.load(model)
+        reshaper = Reshaper(model.config)
+        try:
+            for number, device in enumerate(instance_devices(model.config)):
+                instance = ModelInstance(
+                    self._loaded,
+                    model,
+                    device,
+                    f"{arena_name}_{number}",
+                    self.statistics,
+                    reshaper if reshaper.is_needed else None,
+                    on_finished,
+                )
+                instance.start()
+                self.instances.append(instance)
+        except BaseException:
+            self.unload()
+            raise
+
+    @property
+    def record(self) -> VersionRecord:
+        """What the registry is told of this version."""
+        return VersionRecord(ModelState.READY, instances=len(self.instances))
+
+    def unload(self) -> None:
+        """Finishes what was submitted and gives everything up."""
+        for instance in self.instances:
+            instance.stop()
+        self.instances.clear()
+        self._loaded.unload()
+
+
+def instance_devices(config: ModelConfig) -> list[InstanceDevice]:
+    """One device for each instance that `instance_group` asks for, named as in Triton (`<group>_<number>`)."""
+    devices: list[InstanceDevice] = []
+    for group in config.instance_group:
+        if group.passive:
+            continue
+        places = group.gpus if group.kind == "KIND_GPU" else [0]
+        for place in places:
+            for _ in range(max(1, group.count)):
+                devices.append(InstanceDevice(group.kind, place, f"{group.name}_{len(devices)}"))
+    return devices or [InstanceDevice("KIND_CPU", 0, f"{config.name}_0")]

@@ -1,0 +1,198 @@
+"""The worker's shell: takes batches from the bus to instances and their answers back, and tells the registry the truth.
+
+The event loop does nothing heavy: batches are decoded, run and encoded in the instances' threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+
+import msgpack
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
+from bus.streams import ensure_streams
+from repository.layout import FoundModel
+from schemas.errors import unavailable
+from schemas.messages import (
+    BatchMessage,
+    BatchOutcome,
+    Done,
+    MalformedMessage,
+    pack_answers,
+    pack_done,
+    pack_error,
+    unpack_batch,
+    unpack_release,
+)
+from schemas.registry import Heartbeat, ModelRecord, ModelState, VersionRecord, WorkerRecord
+from worker.model_instance import FinishedBatch, ModelInstance
+from worker.model_loader import LoadedResult, ModelLoader
+
+logger = logging.getLogger("weir.worker")
+
+
+class WorkerService:
+    """One worker process: holds models and runs the batches that schedulers send it."""
+
+    def __init__(self, bus: Bus, worker_id: str) -> None:
+        self._bus = bus
+        self.worker_id = worker_id
+        self._registry = RegistryWriter(bus, worker_id)
+        self._loop = asyncio.get_running_loop()
+        self.models: dict[str, LoadedResult] = {}
+        self._arenas: dict[str, ModelInstance] = {}
+        self._held: dict[str, dict[int, None]] = defaultdict(dict)  # batches by scheduler, for heartbeats
+        self._beats: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.malformed_messages = 0
+
+    async def start(self) -> None:
+        """Listens for batches and registers; models are loaded after that."""
+        await ensure_streams(self._bus)
+        await self._registry.start()
+        await self._bus.subscribe(subjects.work(self.worker_id), self._on_batch)
+        await self._bus.subscribe(subjects.release(self.worker_id), self._on_release)
+        await self._bus.subscribe(subjects.probe(self.worker_id), lambda message: None)
+        await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
+        await self._bus.flush()
+        await self._registry.write_worker(WorkerRecord(self.worker_id, os.getpid(), written_ns=time.time_ns()))
+        self._beats = self._loop.create_task(self._beat())
+
+    async def load_all(self, loader: ModelLoader, threads: int) -> None:
+        """Loads every model of the repository, `threads` at a time, and registers each as it is done."""
+        with ThreadPoolExecutor(threads, "loader") as pool:
+            await asyncio.gather(*(self._load(loader, found, pool) for found in loader.scan().values()))
+        record = WorkerRecord(self.worker_id, os.getpid(), settled=True, written_ns=time.time_ns())
+        await self._registry.write_worker(record)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Takes no new batches, finishes those it has, leaves the registry, and unloads."""
+        draining = WorkerRecord(self.worker_id, os.getpid(), settled=True, draining=True, written_ns=time.time_ns())
+        await self._registry.write_worker(draining)
+        try:
+            async with asyncio.timeout(timeout_s):
+                # Batches sent before the schedulers saw the record are on their way: the broker's echo comes after them.
+                await self._bus.flush()
+                await asyncio.sleep(0.05)
+                await self._idle.wait()
+        except TimeoutError:
+            logger.warning("%d batches are still running at the end of the exit timeout", self._held_count())
+        if self._beats is not None:
+            self._beats.cancel()
+        await self._registry.remove_all()
+        await self._bus.flush()
+        if self._held_count() == 0:
+            for result in self.models.values():
+                for served in result.served.values():
+                    await asyncio.to_thread(served.unload)
+
+    def finished(self, batch: FinishedBatch) -> None:
+        """An instance has ended a batch; called in its thread."""
+        self._loop.call_soon_threadsafe(self._publish, batch)
+
+    async def _load(self, loader: ModelLoader, found: FoundModel, pool: ThreadPoolExecutor) -> None:
+        loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
+        await self._registry.write_model(ModelRecord(found.name, loading, written_ns=time.time_ns()))
+        result = await self._loop.run_in_executor(pool, loader.load, found)
+        self.models[found.name] = result
+        for served in result.served.values():
+            for instance in served.instances:
+                self._arenas[instance.arena_name] = instance
+        await self._registry.write_model(
+            ModelRecord(
+                name=result.name,
+                versions=result.records,
+                config=None if result.config is None else result.config.model_dump(exclude_defaults=True),
+                labels=result.labels,
+                reason=result.reason,
+                written_ns=time.time_ns(),
+            )
+        )
+
+    def _on_batch(self, message: Message) -> None:
+        try:
+            batch = unpack_batch(message.data)
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("dropped a message that is no batch: %s", error)
+            return
+        instance = self._instance(batch)
+        if instance is None:
+            # The scheduler's picture is older than the registry: it places the batch again.
+            self._refuse(batch)
+            return
+        self._held[batch.scheduler][batch.batch_id] = None
+        self._idle.clear()
+        instance.submit(batch)
+
+    def _instance(self, batch: BatchMessage) -> ModelInstance | None:
+        result = self.models.get(batch.model)
+        served = None if result is None else result.served.get(batch.version)
+        if served is None or not 0 <= batch.instance < len(served.instances):
+            return None
+        return served.instances[batch.instance]
+
+    def _refuse(self, batch: BatchMessage) -> None:
+        by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+        error = unavailable(f"Request for unknown model: '{batch.model}' version {batch.version} is not at ready state")
+        for entry in batch.entries:
+            by_gateway[entry.gateway].append(pack_error(entry.key, error))
+        answers = [(gateway, pack_answers(0, rows)) for gateway, rows in by_gateway.items()]
+        self._publish(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.ANSWERED, 0), answers))
+
+    def _publish(self, batch: FinishedBatch) -> None:
+        # Answers before the end of the batch: a scheduler that hears of the end may forget the requests.
+        for gateway, answers in batch.answers:
+            self._bus.publish(subjects.reply(gateway), answers)
+        self._bus.publish(subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done]))
+        self._held[batch.scheduler].pop(batch.done.batch_id, None)
+        if self._held_count() == 0:
+            self._idle.set()
+
+    def _held_count(self) -> int:
+        return sum(map(len, self._held.values()))
+
+    def _on_release(self, message: Message) -> None:
+        try:
+            for segment, slot, generation in unpack_release(message.data):
+                arena = segment.removeprefix("weir-").rpartition(".")[0]
+                instance = self._arenas.get(arena)
+                if instance is not None:
+                    instance.release(segment, slot, generation)
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("dropped a message that releases nothing: %s", error)
+
+    def _on_statistics_query(self, message: Message) -> None:
+        if message.reply:
+            self._bus.publish(message.reply, msgpack.packb({"worker": self.worker_id, "models": self.statistics()}))
+
+    def failures(self) -> dict[str, str]:
+        """Models that are not wholly served, with the reason."""
+        reasons = {
+            name: result.reason or next((r.reason for r in result.records.values() if r.reason), "")
+            for name, result in self.models.items()
+        }
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def statistics(self) -> list[dict[str, object]]:
+        """Counters of every loaded version."""
+        return [
+            {"model": name, "version": number, **served.statistics.snapshot()}
+            for name, result in self.models.items()
+            for number, served in result.served.items()
+        ]
+
+    async def _beat(self) -> None:
+        while True:
+            batches = {scheduler: list(held) for scheduler, held in self._held.items()}
+            self._registry.beat(Heartbeat(self.worker_id, batches))
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
