@@ -2,132 +2,110 @@
 
 Promises the roles a small, synchronous data path (`publish` never blocks and never awaits; callbacks run in the event
 loop, in order) and survives the broker: it reconnects for ever, restores subscriptions, and tells the role, which then
-re-creates what the broker lost and re-sends what it still owes.
+re-creates what the broker lost and re-sends what it still owes. Streams, consumers and buckets are nats-py's part, on a
+connection of its own (`jetstream`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from bus import subjects
+from bus.nats_protocol import Callback, Message, NatsProtocol
 
 logger = logging.getLogger("weir.bus")
 
 _RECONNECT_WAIT_S = 0.1
-_UNLIMITED = 1 << 40
-_SEND_BUFFER_BYTES = 64 << 20
-
-
-class Message(NamedTuple):
-    """What arrived on a subject. `status` is nats-server's own word in a peer's stead ("503": nobody listens)."""
-
-    subject: str
-    reply: str
-    data: bytes
-    status: str
-
-
-Callback = Callable[[Message], None]
+_PING_INTERVAL_S = 5.0
+_MAX_PINGS_OUTSTANDING = 2
+_CONNECT_TIMEOUT_S = 2.0
+MAX_KEPT_BYTES = 64 << 20
+"""What is published while the broker is away is kept up to this size; beyond it, it is dropped and logged."""
 
 
 class Bus:
     """A connection for publishing and subscribing; `jetstream` is for streams, consumers and buckets."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._outbox: list[tuple[str, bytes, str]] = []
-        self._sending: asyncio.Task[None] | None = None
+    def __init__(self, urls: list[str], name: str) -> None:
+        self._urls = urls
+        self._name = name
+        self._protocol: NatsProtocol | None = None
+        self._callbacks: dict[bytes, Callback] = {}
+        self._subjects: dict[bytes, str] = {}
+        self._next_sid = 0
+        self._kept: list[tuple[str, bytes, str]] = []
+        self._kept_bytes = 0
+        self._closing = False
+        self._lost = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
         self._reconnect_listeners: list[Callable[[], Awaitable[None]]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.jetstream: JetStreamContext = client.jetstream()
+        self._recoveries: set[asyncio.Task[None]] = set()
+        self._admin = Client()
+        self.jetstream: JetStreamContext = self._admin.jetstream()
 
     @classmethod
     async def connect(cls, url: str, name: str, connect_timeout_s: float = 10.0) -> Bus:
         """Connects to the server(s) at `url` (comma-separated). Raises OSError when none answers in time."""
-        client = Client()
-        bus = cls(client)
-        deadline = asyncio.get_running_loop().time() + connect_timeout_s
-        while True:
-            try:
-                await client.connect(
-                    servers=url.split(","),
-                    name=name,
-                    allow_reconnect=True,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]
-                    connect_timeout=2,
-                    ping_interval=5,
-                    max_outstanding_pings=2,
-                    pending_size=_SEND_BUFFER_BYTES,
-                    disconnected_cb=bus._on_disconnected,
-                    reconnected_cb=bus._on_reconnected,
-                    error_cb=bus._on_error,
-                )
-                return bus
-            except (TimeoutError, NatsError, OSError) as error:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise OSError(f"no NATS server answers at {url}: {error}") from error
-                await asyncio.sleep(_RECONNECT_WAIT_S)
+        bus = cls(url.split(","), name)
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await bus._open()
+                await bus._connect_admin()
+        except TimeoutError as error:
+            await bus.close()
+            raise OSError(f"no NATS server answers at {_without_secrets(url)}") from error
+        bus._keeper = asyncio.get_running_loop().create_task(bus._keep())
+        return bus
 
     @property
     def is_connected(self) -> bool:
         """Whether the broker is there at this moment."""
-        return self._client.is_connected
+        return self._protocol is not None
 
     @property
     def max_payload_bytes(self) -> int:
         """The largest message the broker takes."""
-        return self._client.max_payload
+        return 1 << 20 if self._protocol is None else int(self._protocol.info.get("max_payload", 1 << 20))
 
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         """Sends `data` within this turn of the event loop; while the broker is away it is kept, up to a limit."""
-        self._outbox.append((subject, data, reply))
-        if self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send())
+        if self._protocol is not None:
+            self._protocol.publish(subject, data, reply)
+        elif self._kept_bytes + len(data) <= MAX_KEPT_BYTES:
+            self._kept.append((subject, data, reply))
+            self._kept_bytes += len(data)
+        else:
+            # Whoever published holds the request until its answer and sends again: nothing is lost here.
+            logger.warning("the broker is away: dropped a message of %d bytes on %s", len(data), subject)
 
-    async def _send(self) -> None:
-        while self._outbox:
-            outbox, self._outbox = self._outbox, []
-            for subject, data, reply in outbox:
-                try:
-                    await self._client.publish(subject, data, reply)
-                except NatsError as error:
-                    # Whoever published holds the request until its answer and sends again: nothing is lost here.
-                    logger.warning("dropped a message of %d bytes on %s: %s", len(data), subject, error)
-        self._sending = None
-
-    async def subscribe(self, subject: str, callback: Callback) -> Callable[[], Awaitable[None]]:
+    async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
         """Calls `callback` with each message on `subject`; returns the function that ends the subscription."""
+        self._next_sid += 1
+        sid = str(self._next_sid).encode()
+        self._callbacks[sid] = callback
+        self._subjects[sid] = subject
+        if self._protocol is not None:
+            self._protocol.send((_sub(subject, sid),))
 
-        async def receive(message: Msg) -> None:
-            headers = message.headers
-            callback(
-                Message(
-                    message.subject,
-                    message.reply,
-                    message.data,
-                    headers.get(subjects.STATUS_HEADER, "") if headers else "",
-                )
-            )
+        def unsubscribe() -> None:
+            self._callbacks.pop(sid, None)
+            if self._subjects.pop(sid, None) is not None and self._protocol is not None:
+                self._protocol.send((b"UNSUB %s\r\n" % sid,))
 
-        subscription = await self._client.subscribe(
-            subject, cb=receive, pending_msgs_limit=_UNLIMITED, pending_bytes_limit=_UNLIMITED
-        )
-        return subscription.unsubscribe
+        return unsubscribe
 
     async def flush(self) -> None:
-        """Returns once the broker has seen everything published before."""
-        while self._sending is not None:
-            await self._sending
-        await self._client.flush()
+        """Returns once the broker has seen everything published before. Raises ConnectionError when it goes away."""
+        if self._protocol is None:
+            raise ConnectionError("the broker is away")
+        await self._protocol.ping()
 
     def on_reconnect(self, listener: Callable[[], Awaitable[None]]) -> None:
         """Calls `listener` after each reconnection: the broker may have come back without streams and pulls."""
@@ -135,35 +113,130 @@ class Bus:
 
     async def close(self) -> None:
         """Sends what is waiting and disconnects."""
-        if self._client.is_connected:
+        self._closing = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for task in self._recoveries:
+            task.cancel()
+        if self._protocol is not None:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await asyncio.wait_for(self.flush(), _CONNECT_TIMEOUT_S)
+        if self._protocol is not None:
+            self._protocol.close()
+        if not self._admin.is_closed:
+            await self._admin.close()
+
+    async def _open(self) -> None:
+        """Connects to the first server that answers, trying for ever, and restores what stood."""
+        loop = asyncio.get_running_loop()
+        while True:
+            for url in self._urls:
+                try:
+                    self._protocol = await asyncio.wait_for(self._dial(loop, url), _CONNECT_TIMEOUT_S)
+                except (OSError, TimeoutError) as error:
+                    logger.debug("%s: %s", _without_secrets(url), error)
+                    continue
+                self._lost.clear()
+                for sid, subject in self._subjects.items():
+                    self._protocol.send((_sub(subject, sid),))
+                kept, self._kept, self._kept_bytes = self._kept, [], 0
+                for subject, data, reply in kept:
+                    self._protocol.publish(subject, data, reply)
+                return
+            await asyncio.sleep(_RECONNECT_WAIT_S)
+
+    async def _dial(self, loop: asyncio.AbstractEventLoop, url: str) -> NatsProtocol:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        options: dict[str, object] = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "no_responders": True,
+            "protocol": 1,
+            "lang": "python-weir",
+            "name": self._name,
+        }
+        if parts.username and parts.password is not None:
+            options |= {"user": unquote(parts.username), "pass": unquote(parts.password)}
+        elif parts.username:
+            options["auth_token"] = unquote(parts.username)
+        _, protocol = await loop.create_connection(
+            lambda: NatsProtocol(self._callbacks, options, self._on_lost), parts.hostname, parts.port or 4222
+        )
+        try:
+            await protocol.established
+        except BaseException:
+            protocol.abort()
+            raise
+        return protocol
+
+    def _on_lost(self) -> None:
+        self._protocol = None
+        self._lost.set()
+
+    async def _keep(self) -> None:
+        """Pings, and connects again whenever the connection is lost."""
+        while True:
             try:
-                await self.flush()
-            except (TimeoutError, NatsError) as error:
-                logger.warning("the broker did not take the last messages: %s", error)
-        await self._client.close()
+                await asyncio.wait_for(self._lost.wait(), _PING_INTERVAL_S)
+            except TimeoutError:
+                protocol = self._protocol
+                if protocol is not None:
+                    if protocol.pings_outstanding >= _MAX_PINGS_OUTSTANDING:
+                        protocol.abort()
+                    else:
+                        protocol.ping()
+                continue
+            logger.warning("lost the connection to nats-server")
+            await self._open()
+            logger.warning("connected to nats-server again")
+            self._recover()
 
-    async def _on_disconnected(self) -> None:
-        logger.warning("lost the connection to nats-server")
-
-    async def _on_reconnected(self) -> None:
-        logger.warning("connected to nats-server again")
+    def _recover(self) -> None:
         for listener in self._reconnect_listeners:
-            # A task each, because nats-py reads nothing from the broker until this callback has returned.
-            task = asyncio.get_running_loop().create_task(_run(listener))
-            self._tasks.add(task)
-            task.add_done_callback(self._listener_done)
+            task = asyncio.get_running_loop().create_task(self._run_listener(listener))
+            self._recoveries.add(task)
+            task.add_done_callback(self._recoveries.discard)
 
-    def _listener_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            logger.error("recovery after a reconnection failed", exc_info=error)
+    async def _run_listener(self, listener: Callable[[], Awaitable[None]]) -> None:
+        # JetStream may need a moment more than the server's socket, and so may nats-py to connect again.
+        while self.is_connected:
+            try:
+                await listener()
+                return
+            except (NatsError, TimeoutError, OSError) as error:
+                logger.warning("not recovered yet: %s: %s", type(error).__name__, error)
+                await asyncio.sleep(_RECONNECT_WAIT_S)
 
-    async def _on_error(self, error: Exception) -> None:
-        logger.debug("nats: %s", error)
+    async def _connect_admin(self) -> None:
+        while True:
+            try:
+                await self._admin.connect(
+                    servers=self._urls,
+                    name=f"{self._name} admin",
+                    allow_reconnect=True,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]
+                    connect_timeout=2,
+                    ping_interval=5,
+                    error_cb=_on_admin_error,
+                )
+                return
+            except (NatsError, OSError) as error:
+                logger.debug("admin connection: %s", error)
+                await asyncio.sleep(_RECONNECT_WAIT_S)
 
 
-async def _run(listener: Callable[[], Awaitable[None]]) -> None:
-    await listener()
+async def _on_admin_error(error: Exception) -> None:
+    logger.debug("nats-py: %s", error)
+
+
+def _sub(subject: str, sid: bytes) -> bytes:
+    return b"SUB %s %s\r\n" % (subject.encode(), sid)
+
+
+def _without_secrets(url: str) -> str:
+    return ",".join(part.rsplit("@", 1)[-1] for part in url.split(","))
 
 
 __all__ = ["Bus", "Callback", "Message"]

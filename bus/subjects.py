@@ -14,8 +14,6 @@ LIVE_SUBJECTS = "live.>"
 REGISTRY_BUCKET = "registry"
 REGISTRY_STREAM = f"KV_{REGISTRY_BUCKET}"
 
-STATUS_HEADER = "Status"
-"""Header by which nats-server answers in a peer's stead: 503 when nobody listens on the subject asked."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 

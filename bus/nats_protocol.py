@@ -1,0 +1,201 @@
+"""`NatsProtocol`: one TCP connection to nats-server, for the hot path: parse, dispatch, one write a loop turn.
+
+nats-py carries a message through a stream reader, a queue and a task, which costs 10 us to receive one and more to
+publish; here a message goes from the socket to its callback, and what is published in one turn of the loop leaves in one
+write. `bus.connection` reconnects and restores; streams and buckets are administered through nats-py.
+Source: the NATS client protocol (INFO, CONNECT, PUB, SUB, UNSUB, MSG, HMSG, PING, PONG, -ERR).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+logger = logging.getLogger("weir.bus")
+
+_JOIN_LIMIT_BYTES = 128 * 1024
+_M, _H, _P, _I, _MINUS = b"MHPI-"
+
+
+class Message(NamedTuple):
+    """What arrived on a subject. `status` is nats-server's own word in a peer's stead ("503": nobody listens)."""
+
+    subject: str
+    reply: str
+    data: bytes
+    status: str
+
+
+Callback = Callable[[Message], None]
+
+
+class NatsProtocol(asyncio.Protocol):
+    """See the module. `callbacks` (by subscription id) belongs to the owner, `on_lost` tells it of the connection's end."""
+
+    def __init__(
+        self, callbacks: dict[bytes, Callback], connect_options: dict[str, Any], on_lost: Callable[[], None]
+    ) -> None:
+        self._callbacks = callbacks
+        self._connect_options = connect_options
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._chunks: list[bytes] = []  # received, and not yet enough for the message they begin with
+        self._have = 0
+        self._need = 0
+        self._out: list[bytes] = []
+        self._flush_due = False
+        self._pongs: deque[asyncio.Future[None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self.established: asyncio.Future[None] = self._loop.create_future()
+        self.info: dict[str, Any] = {}
+
+    # What goes out
+
+    def publish(self, subject: str, data: bytes, reply: str) -> None:
+        """Sends a message within this turn of the loop."""
+        self.send((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"))
+
+    def send(self, pieces: tuple[bytes, ...]) -> None:
+        """Sends protocol lines within this turn of the loop."""
+        self._out += pieces
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def ping(self) -> asyncio.Future[None]:
+        """Done once the server has seen everything sent before."""
+        pong: asyncio.Future[None] = self._loop.create_future()
+        self._pongs.append(pong)
+        self.send((b"PING\r\n",))
+        return pong
+
+    @property
+    def pings_outstanding(self) -> int:
+        """Pings without an answer."""
+        return len(self._pongs)
+
+    def close(self) -> None:
+        """Sends what is waiting and closes."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Closes at once: the peer does not answer."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        out, self._out = self._out, []
+        if not out or self._transport is None or self._transport.is_closing():
+            return
+        if sum(map(len, out)) <= _JOIN_LIMIT_BYTES:
+            self._transport.write(b"".join(out))
+        else:
+            self._transport.writelines(out)
+
+    # Events of the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The server speaks first."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nobody waits for this connection any more."""
+        self._transport = None
+        error = ConnectionError("the connection to nats-server was lost")
+        for waiter in (self.established, *self._pongs):
+            if not waiter.done():
+                waiter.set_exception(error)
+                waiter.exception()  # whoever still cares awaits it; nobody has to
+        self._pongs.clear()
+        self._on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what arrived, and dispatches every whole message in it."""
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._chunks)
+            self._chunks = []
+        rest, self._need = self._parse(data)
+        if rest < len(data):
+            self._chunks = [data[rest:] if rest else data]
+            self._have = len(data) - rest
+
+    def _parse(self, data: bytes) -> tuple[int, int]:
+        """(where the first incomplete message begins, how many bytes are needed to go on)."""
+        position, end = 0, len(data)
+        callbacks = self._callbacks
+        while position < end:
+            line_end = data.find(b"\r\n", position)
+            if line_end < 0:
+                return position, 0
+            kind = data[position]
+            if kind == _M:
+                fields = data[position + 4 : line_end].split()
+                start = line_end + 2
+                stop = start + int(fields[-1])
+                if stop + 2 > end:
+                    return position, stop + 2 - position
+                callback = callbacks.get(fields[1])
+                if callback is not None:
+                    reply = fields[2].decode() if len(fields) == 4 else ""
+                    self._call(callback, Message(fields[0].decode(), reply, data[start:stop], ""))
+                position = stop + 2
+            elif kind == _H:
+                fields = data[position + 5 : line_end].split()
+                headers = line_end + 2
+                start = headers + int(fields[-2])
+                stop = headers + int(fields[-1])
+                if stop + 2 > end:
+                    return position, stop + 2 - position
+                callback = callbacks.get(fields[1])
+                if callback is not None:
+                    reply = fields[2].decode() if len(fields) == 5 else ""
+                    # "NATS/1.0 503 No Responders": the status stands in the first line, if there is one.
+                    first = data[headers:start].split(b"\r\n", 1)[0].split(None, 2)
+                    status = first[1].decode() if len(first) > 1 else ""
+                    self._call(callback, Message(fields[0].decode(), reply, data[start:stop], status))
+                position = stop + 2
+            else:
+                self._on_line(kind, data[position:line_end])
+                position = line_end + 2
+        return position, 0
+
+    def _call(self, callback: Callback, message: Message) -> None:
+        try:
+            callback(message)
+        except Exception:
+            # A callback that fails on one message must not take the connection, and all others, with it.
+            logger.exception("a message on %s could not be handled", message.subject)
+
+    def _on_line(self, kind: int, line: bytes) -> None:
+        if kind == _P and line == b"PING":
+            self.send((b"PONG\r\n",))
+        elif kind == _P and line == b"PONG":
+            if self._pongs:
+                pong = self._pongs.popleft()
+                if not pong.done():
+                    pong.set_result(None)
+            if not self.established.done():
+                self.established.set_result(None)
+        elif kind == _I:
+            first = not self.info
+            self.info = json.loads(line[5:])
+            if first:
+                self.send((b"CONNECT " + json.dumps(self._connect_options).encode() + b"\r\nPING\r\n",))
+        elif kind == _MINUS:
+            self._on_error(line[5:].decode(errors="replace").strip("'"))
+
+    def _on_error(self, text: str) -> None:
+        if not self.established.done():
+            self.established.set_exception(ConnectionError(f"nats-server refused the connection: {text}"))
+        logger.error("nats-server: %s", text)

@@ -1,0 +1,397 @@
+"""What a Python model can do wrong, to whom it matters, and what is left when a process dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from python_models import IDENTITY, Models, error_of, execute_body, numbers, only
+
+from schemas.errors import ErrorCode, WeirError
+from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    return Models(tmp_path)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.005)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class TestErrors:
+    def test_each_response_has_its_own(self, models: Models) -> None:
+        codes = list(ErrorCode)
+        with models.running(
+            execute_body("""
+            return [
+                pb_utils.InferenceResponse(
+                    [pb_utils.Tensor("A", np.zeros(1))],
+                    error=pb_utils.TritonError("no " + name, getattr(pb_utils.TritonError, name)),
+                )
+                for name in (request.request_id() for request in requests[:-1])
+            ] + [pb_utils.InferenceResponse(error=pb_utils.TritonError("default"))]
+        """)
+        ) as process:
+            responses = process.execute([*(PythonRequest(code.name) for code in codes), PythonRequest()])
+        errors = [(response.error.code, response.error.message) for response in responses if response.error]
+        assert errors == [*((code, f"no {code.name}") for code in codes), (ErrorCode.INTERNAL, "default")]
+        assert not any(response.outputs for response in responses)
+
+    @pytest.mark.parametrize(
+        "body,message",
+        [
+            ("return None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
+            ("return 'no'", "Expected a list in the execute return, found type '<class 'str'>'."),
+            (
+                "return []",
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                "InferenceRequest(s) size is:2, and InferenceResponse(s) size is:0\n",
+            ),
+            (
+                "return [pb_utils.InferenceResponse(), 7]",
+                "Expected an 'InferenceResponse' object in the execute function return list, "
+                "found type '<class 'int'>'.",
+            ),
+            (
+                "raise ValueError('broken')",
+                "ValueError: broken\n\nAt:\n  1/model.py(8): execute\n",
+            ),
+            (
+                "return [pb_utils.Tensor('', np.zeros(1))]",
+                "triton_python_backend_utils.TritonModelException: Tensor name cannot be an empty string."
+                "\n\nAt:\n  1/model.py(8): execute\n",
+            ),
+            ("sys.exit(3)", "SystemExit: 3\n\nAt:\n  1/model.py(8): execute\n"),
+        ],
+    )
+    def test_a_broken_batch_fails_whole_and_the_model_lives(self, models: Models, body: str, message: str) -> None:
+        with models.running(execute_body(body)) as process:
+            for _ in range(2):
+                for response in process.execute([PythonRequest(), PythonRequest()]):
+                    assert response.error is not None
+                    assert response.error.code is ErrorCode.INTERNAL
+                    assert response.error.message == (
+                        f"Failed to process the request(s) for model 'm_0_0', message: {message}"
+                    )
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "return [pb_utils.InferenceResponse(parameters={'a': 2**80})]",
+            "return [pb_utils.InferenceResponse([pb_utils.Tensor('A', np.array(['\\ud800'], object))])]",
+            "raise ValueError('\\ud800')",
+        ],
+    )
+    def test_answers_that_can_not_be_sent(self, models: Models, body: str) -> None:
+        with models.running(execute_body(body)) as process:
+            assert error_of(process.execute([PythonRequest()])).code is ErrorCode.INTERNAL
+            assert error_of(process.execute([PythonRequest()])).code is ErrorCode.INTERNAL
+
+    @pytest.mark.parametrize(
+        "source,expected",
+        [
+            (
+                "class TritonPythonModel:\n  def initialize(self, args): lorem\n  def execute(self, r): pass",
+                "NameError: name 'lorem' is not defined\n\nAt:\n  1/model.py(2): initialize\n",
+            ),
+            ("x = 1", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
+            ("class TritonPythonModel: pass", "TritonPythonModel has no method 'execute'"),
+            ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
+            ("def broken(:", "SyntaxError"),
+            ("import os; os._exit(7)", "the model's process ended with status 7 while it was loading the model"),
+            ("import time; time.sleep(60)", "the model's process did not load the model within 1 s"),
+        ],
+    )
+    def test_models_that_do_not_load(self, models: Models, source: str, expected: str) -> None:
+        folder = models.write(source)
+        process = PythonProcess(folder, 1, "model.py", {})
+        with pytest.raises(WeirError) as caught:
+            process.start(1 if "sleep" in source else 30)
+        assert caught.value.code is ErrorCode.INTERNAL
+        assert expected in caught.value.message
+        assert str(folder) not in caught.value.message
+        assert process.pid is None
+
+    def test_a_missing_file_and_what_is_not_supported_yet(self, models: Models) -> None:
+        folder = models.write(IDENTITY)
+        with pytest.raises(WeirError, match=r"'other\.py' not found in version 1"):
+            PythonProcess(folder, 1, "other.py", {}).start(30)
+        decoupled = json.dumps({"model_transaction_policy": {"decoupled": True}})
+        with pytest.raises(WeirError, match="not supported yet"):
+            PythonProcess(folder, 1, "model.py", {"model_config": decoupled}).start(30)
+
+
+class TestUserCode:
+    def test_its_modules_come_before_ours(self, models: Models) -> None:
+        ours = ("schemas", "worker", "bus", "gateway", "stub", "weir")
+        source = (
+            "import "
+            + ", ".join(ours)
+            + execute_body(f"""
+            from .beside import here
+            names = [module.mine for module in ({", ".join(ours)})] + [here]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("A", np.array(names))])]
+        """)
+        )
+        files = {f"1__{name}": f"mine = 'version {name}'" for name in ours[:3]}
+        files |= {name: f"mine = 'model {name}'" for name in ours}
+        with models.running(source, **files, **{"1__beside": "here = 'relative'"}) as process:
+            response = only(process.execute([PythonRequest()]))
+        names = [name.decode() for name in response.outputs[0].to_numpy()]
+        assert names[:3] == [f"version {name}" for name in ours[:3]]
+        assert names[3:6] == [f"model {name}" for name in ours[3:]]
+        assert names[6] == "relative"
+
+    def test_sees_neither_our_folder_nor_our_secrets(self, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WEIR_TOKEN", "secret")
+        monkeypatch.setenv("NATS_URL", "nats://user:secret@host")
+        monkeypatch.setenv("FOR_THE_MODEL", "seen")
+        with models.running(
+            execute_body("""
+            told = [[p for p in sys.path if p.endswith("python_stub")], dict(os.environ)]
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("A", np.array([json.dumps(told)]))])]
+        """)
+        ) as process:
+            response = only(process.execute([PythonRequest()]))
+        ours_on_path, environment = json.loads(response.outputs[0].to_numpy()[0])
+        assert ours_on_path == []
+        assert environment["FOR_THE_MODEL"] == "seen"
+        assert not [name for name in environment if name.startswith(("WEIR_", "NATS_"))]
+
+    def test_prints_go_to_the_log(self, models: Models, capfd: pytest.CaptureFixture[str]) -> None:
+        with models.running(
+            execute_body("""
+            print("to stdout")
+            os.write(1, b"raw\\n")
+            sys.stderr.write("to stderr\\n")
+            pb_utils.Logger.log_info("logged")
+            input_is_empty = sys.stdin.read() == ""
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("A", np.array([input_is_empty]))])]
+        """)
+        ) as process:
+            response = only(process.execute([PythonRequest()]))
+            out, err = capfd.readouterr()
+        assert response.outputs[0].to_numpy().tolist() == [True]
+        assert out.splitlines() == ["to stdout", "raw"]
+        assert "to stderr" in err
+        assert err.rstrip().endswith('] "logged"')
+
+    def test_arguments_and_the_end_of_a_model(self, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+        source = """
+            import json
+            from pathlib import Path
+
+            class TritonPythonModel:
+                def initialize(self, args):
+                    self.folder = Path(args["model_repository"])
+                    (self.folder / "args").write_text(json.dumps(args))
+
+                def execute(self, requests):
+                    pass
+
+                def finalize(self):
+                    (self.folder / "finalized").touch()
+        """
+        with models.running(source) as process:
+            pid = process.pid
+        (folder,) = models.root.iterdir()
+        args = json.loads((folder / "args").read_text())
+        assert (args["model_name"], args["model_version"], args["model_instance_kind"]) == ("m", "1", "CPU")
+        assert (folder / "finalized").exists()
+        assert not (folder / "1" / "__pycache__").exists()
+        assert pid is not None
+        assert is_gone(pid)
+
+    def test_a_model_that_will_not_end_is_killed(self, models: Models) -> None:
+        with models.running("""
+            import subprocess, sys, time
+            import numpy as np
+            import triton_python_backend_utils as pb_utils
+
+            class TritonPythonModel:
+                def execute(self, requests):
+                    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+                    return [pb_utils.InferenceResponse([pb_utils.Tensor("PID", np.array([helper.pid]))])]
+
+                def finalize(self):
+                    time.sleep(60)
+        """) as process:
+            (helper,) = only(process.execute([PythonRequest()])).outputs[0].to_numpy().tolist()
+            pid = process.pid
+            assert pid is not None
+            began = time.monotonic()
+            process.stop(0.2)
+        assert time.monotonic() - began < 5
+        assert is_gone(pid)
+        wait_until(lambda: is_gone(helper))
+
+    @pytest.mark.parametrize(
+        "method,expected",
+        [
+            ("pass", True),
+            ("def is_ready(self): return True", True),
+            ("async def is_ready(self): return False", False),
+            ("def is_ready(self): return 'yes'", False),
+            ("def is_ready(self): 1 / 0", False),
+        ],
+    )
+    def test_readiness(self, models: Models, method: str, expected: bool) -> None:
+        source = f"class TritonPythonModel:\n    {method}\n    def execute(self, requests): pass\n"
+        with models.running(source) as process:
+            assert process.is_ready() is expected
+            assert process.pid is not None
+
+    def test_a_model_that_hangs_when_asked_is_not_ready(self, models: Models) -> None:
+        source = """
+            import time
+
+            class TritonPythonModel:
+                def is_ready(self):
+                    time.sleep(60)
+
+                def execute(self, requests):
+                    pass
+        """
+        with models.running(source) as process:
+            assert process.is_ready(0.2) is False
+            assert process.pid is None
+
+
+class TestDeath:
+    def test_fifty_kills_during_execute(self, models: Models, tmp_path: Path) -> None:
+        running = tmp_path / "running"
+        os.mkfifo(running)
+        source = execute_body("""
+            open(requests[0].request_id(), "w").close()
+            time.sleep(60)
+        """)
+        with models.running(source) as process:
+            process.kill()
+            with pytest.raises(ProcessDied):
+                process.execute([PythonRequest()])
+            files_before = len(os.listdir("/proc/self/fd"))
+            for _ in range(50):
+                process.start(30)
+                outcome: list[BaseException] = []
+
+                def run(outcome: list[BaseException] = outcome) -> None:
+                    try:
+                        process.execute([PythonRequest(str(running), inputs=[numbers(1, 50_000)])])
+                    except ProcessDied as death:
+                        outcome.append(death)
+
+                executing = threading.Thread(target=run)
+                executing.start()
+                running.open().read()  # returns once the model is in its execute
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
+                executing.join(2)
+                assert not executing.is_alive()
+                assert "SIGKILL" in str(outcome[0])
+                assert process.pid is None
+            assert len(os.listdir("/proc/self/fd")) == files_before
+            assert psutil.Process().children() == []
+
+    def test_death_by_its_own_hand_and_a_new_life(self, models: Models) -> None:
+        with models.running(
+            execute_body("""
+            if requests[0].request_id() == "die":
+                os._exit(9)
+            return [pb_utils.InferenceResponse() for _ in requests]
+        """)
+        ) as process:
+            with pytest.raises(ProcessDied, match="ended with status 9"):
+                process.execute([PythonRequest("die")])
+            with pytest.raises(ProcessDied, match="not running"):
+                process.execute([PythonRequest("live")])
+            process.start(30)
+            only(process.execute([PythonRequest("live")]))
+
+    def test_a_forked_process_does_not_hide_the_death(self, models: Models) -> None:
+        with models.running(
+            execute_body("""
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(1)
+        """)
+        ) as process:
+            began = time.monotonic()
+            with pytest.raises(ProcessDied):
+                process.execute([PythonRequest()])
+            assert time.monotonic() - began < 5
+
+    def test_a_kill_ends_a_start(self, models: Models, tmp_path: Path) -> None:
+        running = tmp_path / "running"
+        os.mkfifo(running)
+        source = f"import time\nopen({str(running)!r}, 'w').close()\ntime.sleep(60)\n"
+        process = PythonProcess(models.write(source), 1, "model.py", {})
+        killing = threading.Thread(target=lambda: (running.open().read(), process.kill()))
+        killing.start()
+        with pytest.raises(WeirError, match="was ended by SIGKILL while it was loading the model"):
+            process.start(30)
+        killing.join()
+        assert process.pid is None
+
+    def test_it_does_not_depend_on_the_thread_that_started_it(self, models: Models) -> None:
+        process = PythonProcess(models.write(IDENTITY), 1, "model.py", {})
+        try:
+            starting = threading.Thread(target=process.start, args=(30,))
+            starting.start()
+            starting.join()
+            only(process.execute([PythonRequest(inputs=[numbers(3)])]))
+        finally:
+            process.stop(5)
+
+    @pytest.mark.parametrize("body", ["time.sleep(60)", "sum(range(10**12))"])
+    def test_it_ends_with_its_worker(self, models: Models, tmp_path: Path, body: str) -> None:
+        """The second body never lets another Python thread of the process run."""
+        running = tmp_path / "running"
+        os.mkfifo(running)
+        source = execute_body(f"""
+            with open(requests[0].request_id(), "w") as file:
+                file.write(str(os.getpid()))
+            {body}
+        """)
+        worker = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from pathlib import Path\n"
+                "from worker.backends.python_process import PythonProcess, PythonRequest\n"
+                "process = PythonProcess(Path(sys.argv[1]), 1, 'model.py', {})\n"
+                "process.start(30)\n"
+                "process.execute([PythonRequest(sys.argv[2])])\n",
+                str(models.write(source)),
+                str(running),
+            ],
+            cwd=Path(__file__).parents[3],
+        )
+        try:
+            pid = int(running.read_text())
+            assert not is_gone(pid)
+        finally:
+            worker.kill()
+            worker.wait()
+        wait_until(lambda: is_gone(pid), 2)

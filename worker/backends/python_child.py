@@ -1,0 +1,134 @@
+"""`PythonChild`: the process behind one Python model, as something to ask questions of.
+
+It knows how the process starts, answers and ends, and nothing of tensors. Whatever becomes of the process, no zombie,
+no open file and no process of the model's own making is left once `close` has returned.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from worker.python_stub._weir_channel import Channel, Kind
+from worker.python_stub._weir_memory import create_memory
+
+_STUB = Path(__file__).parent.parent / "python_stub" / "stub.py"
+_OWN_VARIABLES = ("WEIR_", "NATS_")
+
+# The kernel's parent-death signal follows the thread that started the process, so one lasting thread starts them all.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="python-model-spawner")
+
+
+class ProcessDied(Exception):
+    """The process of a Python model is gone; the batch it was given has no answer and may be redone elsewhere."""
+
+
+class QuestionFailed(Exception):
+    """The process answered that it could not do what it was asked; the text is for the client."""
+
+
+class PythonChild:
+    """One child process and the four files shared with it: channel, lifeline, inputs, outputs.
+
+    The process starts with the object. `ask` and `close` belong to one thread; `kill` may be called by any. `inputs_fd`
+    and `outputs_fd` are the memories of the two directions. Raises OSError when the process can't be started.
+    """
+
+    def __init__(self, model_dir: Path, version: int, model_filename: str) -> None:
+        self._lock = threading.Lock()
+        with ExitStack() as ours, ExitStack() as theirs:
+            end, other_end = socket.socketpair()
+            ours.callback(end.close)
+            theirs.callback(other_end.close)
+            lifeline, our_lifeline = os.pipe()
+            ours.callback(os.close, our_lifeline)
+            theirs.callback(os.close, lifeline)
+            self.inputs_fd = create_memory("weir-python-inputs")
+            ours.callback(os.close, self.inputs_fd)
+            self.outputs_fd = create_memory("weir-python-outputs")
+            ours.callback(os.close, self.outputs_fd)
+            fds = (other_end.fileno(), lifeline, self.inputs_fd, self.outputs_fd)
+            where = (str(model_dir.resolve()), str(version), model_filename)
+            self._process = _spawner.submit(_spawn, fds, where).result()
+            self._channel = Channel(end)
+            self._resources = ours.pop_all()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    def ask(self, kind: Kind, *arguments: Any, timeout_s: float | None = None) -> Any:
+        """The process's answer to one question.
+
+        Raises QuestionFailed when it says so, ProcessDied when it is gone, TimeoutError when it is silent for
+        `timeout_s` (after which it can only be closed: a late answer would be taken for the next one's).
+        """
+        try:
+            if timeout_s is not None:
+                self._channel.set_timeout(timeout_s)
+            self._channel.send(kind, *arguments)
+            answer, value = self._channel.receive()
+            if timeout_s is not None:
+                self._channel.set_timeout(None)
+        except TimeoutError:
+            raise
+        except (EOFError, OSError) as error:
+            self.kill()
+            raise ProcessDied(f"the model's process {self._ending()}") from error
+        if answer == Kind.FAILED:
+            raise QuestionFailed(value)
+        return value
+
+    def kill(self) -> None:
+        """Kills the process and those it has started, at once; an `ask` under way raises ProcessDied."""
+        with self._lock:
+            # Until it is waited for, a dead process keeps its id, so this can't hit another one's group.
+            if self._process.returncode is None:
+                try:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Gives the process `timeout_s` to end by itself, then kills what is left of it, and releases everything."""
+        if self._process.returncode is None and timeout_s > 0:
+            self._wait_for_end(timeout_s)
+        self.kill()
+        self._ending()
+        self._resources.close()
+
+    def _wait_for_end(self, timeout_s: float) -> None:
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            poller.poll(timeout_s * 1000)
+        finally:
+            os.close(pidfd)
+
+    def _ending(self) -> str:
+        with self._lock:
+            status = self._process.wait()
+        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _spawn(fds: tuple[int, ...], where: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    # Where the broker is and what opens it is no business of user code.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+    return subprocess.Popen(
+        [sys.executable, str(_STUB), *map(str, fds), *where],
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        env=environment,
+        start_new_session=True,
+    )

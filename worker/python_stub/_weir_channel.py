@@ -1,0 +1,95 @@
+"""How a worker and the process of a Python model talk: msgpack arrays over a socket pair, each after its length.
+
+The worker asks, the process answers every question with DONE or FAILED. A question that is being worked on leaves room
+for messages the other way (a model calling another model): who waits for an answer may be handed another kind first.
+Both ends import this file, so that neither can drift from the other.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+
+INLINE_LIMIT = 64 * 1024
+"""Tensors of more bytes than this travel in shared memory."""
+
+_LENGTH = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """What a message is: its first element. The others are named beside it."""
+
+    INITIALIZE = 1
+    """arguments for the model's `initialize`, whether verbose messages are logged. Done: None."""
+    AUTO_COMPLETE = 2
+    """model configuration as JSON. Done: the completed one, as JSON."""
+    EXECUTE = 3
+    """requests. Done: one response for each."""
+    IS_READY = 4
+    """Done: whether the model says it is ready."""
+    FINALIZE = 5
+    """Done: None; the process ends."""
+    DONE = 6
+    """the answer's value."""
+    FAILED = 7
+    """why, as text for the client."""
+
+
+class Channel:
+    """One end of the socket pair. Used by one thread at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        # User text may hold lone surrogates, which must not break the channel.
+        self._pack = msgpack.Packer(autoreset=True, unicode_errors="replace").pack
+        self._buffer = bytearray(2 * INLINE_LIMIT)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Bounds each wait for the other end; None waits for ever."""
+        self._socket.settimeout(seconds)
+
+    def send(self, *message: Any) -> None:
+        """Sends one message.
+
+        Raises OSError when the other end is gone, TypeError, ValueError or OverflowError for what can't be packed.
+        """
+        payload = self._pack(message)
+        self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+
+    def receive(self) -> Any:
+        """The next message, as a tuple. Raises EOFError or OSError when the other end is gone, TimeoutError."""
+        self._fill(_LENGTH.size)
+        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
+        self._fill(_LENGTH.size + length)
+        body = self._start + _LENGTH.size
+        self._start = body + length
+        return msgpack.unpackb(self._view[body : self._start], use_list=False)
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._socket.close()
+
+    def _fill(self, wanted: int) -> None:
+        while self._end - self._start < wanted:
+            if self._start == self._end:
+                self._start = self._end = 0
+            if self._start + wanted > len(self._buffer):
+                self._make_room(wanted)
+            received = self._socket.recv_into(self._view[self._end :])
+            if received == 0:
+                raise EOFError("the other end of the channel is closed")
+            self._end += received
+
+    def _make_room(self, wanted: int) -> None:
+        kept = self._view[self._start : self._end]
+        buffer = bytearray(max(wanted, len(self._buffer)))
+        buffer[: len(kept)] = kept
+        self._start, self._end = 0, len(kept)
+        self._buffer, self._view = buffer, memoryview(buffer)

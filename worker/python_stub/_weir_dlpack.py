@@ -1,0 +1,84 @@
+"""DLPack in and out of numpy arrays, BF16 included.
+
+Numpy speaks DLPack but has no BF16. Its elements travel as uint16 arrays, and the type in the capsule is rewritten on
+the way, as described by DLPack's C header (`DLTensor`, `DLDataType`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from _weir_datatypes import name_of_numpy
+from _weir_errors import TritonModelException
+
+_UINT, _BFLOAT = 1, 4
+_HOST_DEVICES = (1, 3)  # plain and CUDA-pinned
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    ]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Capsule:
+    """What `numpy.from_dlpack` asks of its argument, around a bare capsule."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def export_array(array: np.ndarray, datatype: str) -> Any:
+    """A capsule over `array`, whose elements are of the wire type `datatype`."""
+    capsule = array.__dlpack__()
+    if datatype == "BF16":
+        _described(capsule).code = _BFLOAT
+    return capsule
+
+
+def import_array(source: Any) -> tuple[np.ndarray, str]:
+    """(array over the capsule's memory, wire type). Raises TritonModelException; see `Tensor.from_dlpack`."""
+    if hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] not in _HOST_DEVICES:
+        raise TritonModelException("DLPack tensors in the memory of a device are not supported yet.")
+    capsule = source.__dlpack__() if hasattr(source, "__dlpack__") else source
+    try:
+        described = _described(capsule)
+    except (ValueError, ctypes.ArgumentError) as error:
+        raise TritonModelException(f"Not a DLPack tensor: {error}") from error
+    if described.device_type not in _HOST_DEVICES:
+        raise TritonModelException("DLPack tensors in the memory of a device are not supported yet.")
+    is_bfloat = described.code == _BFLOAT
+    if is_bfloat:
+        described.code = _UINT
+    array = np.from_dlpack(_Capsule(capsule))
+    if not array.flags.c_contiguous:
+        raise TritonModelException(
+            "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."
+        )
+    datatype = "BF16" if is_bfloat else name_of_numpy(array.dtype)
+    if datatype is None:
+        raise TritonModelException(f"Unsupported data type '{array.dtype}' in a DLPack tensor.")
+    return array, datatype
+
+
+def _described(capsule: Any) -> _DLTensor:
+    return _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))

@@ -1,0 +1,44 @@
+"""The two errors a Python model speaks in: one it raises, one it answers a request with."""
+
+from __future__ import annotations
+
+
+class TritonModelException(Exception):
+    """Raised by a model, or by this API for what a model does wrong; ends the whole batch."""
+
+
+class TritonError:
+    """The error of one response: a message for the client and one of Triton's eight codes (default INTERNAL).
+
+    The codes' numbers are those of `schemas.errors.ErrorCode`, as which they travel.
+    """
+
+    UNKNOWN = 1
+    INTERNAL = 2
+    NOT_FOUND = 3
+    INVALID_ARG = 4
+    UNAVAILABLE = 5
+    UNSUPPORTED = 6
+    ALREADY_EXISTS = 7
+    CANCELLED = 8
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        if not isinstance(message, str):
+            raise TypeError(f"an error's message must be text, found type '{type(message)}'")
+        if not isinstance(code, int) or not self.UNKNOWN <= code <= self.CANCELLED:
+            raise ValueError(f"{code!r} is not one of the codes of TritonError")
+        self._message = message
+        self._code = code
+
+    def __repr__(self) -> str:
+        return f"TritonError({self._message!r}, {self._code})"
+
+    def message(self) -> str:
+        """What the client is told."""
+        return self._message
+
+    def code(self) -> int:
+        """One of this class's codes."""
+        return self._code

@@ -1,0 +1,253 @@
+"""Runs one instance of a Python model.
+
+    stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <model folder> <version> <model file name>
+
+It promises that a model finds its own modules before anybody else's, that nothing a model prints or raises disturbs the
+channel to the worker, and that the process never outlives the worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, _HERE)
+
+import triton_python_backend_utils as pb_utils  # noqa: E402  # found beside this file only while its folder is on the path
+from _weir_channel import INLINE_LIMIT, Channel, Kind  # noqa: E402
+from _weir_mapping import InputMemory  # noqa: E402
+from _weir_memory import MemoryWriter  # noqa: E402
+
+sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _ModelFault(Exception):
+    """What a model did against the contract; its text is the message, there is no user's frame to show."""
+
+
+class Stub:
+    """The model's host: answers the worker's questions, one at a time, in the main thread."""
+
+    def __init__(self, where: list[str], channel: Channel, inputs: InputMemory, outputs: MemoryWriter) -> None:
+        self._folder, self._version, self._filename = where
+        self._channel = channel
+        self._inputs = inputs
+        self._outputs = outputs
+        self._model: Any = None
+        self._output_names: list[str] = []
+        self._loop: Any = None
+
+    def serve(self) -> None:
+        """Answers until the worker says FINALIZE or is gone."""
+        handlers = {
+            Kind.INITIALIZE: self._initialize,
+            Kind.AUTO_COMPLETE: self._auto_complete,
+            Kind.EXECUTE: self._execute,
+            Kind.IS_READY: self._is_ready,
+            Kind.FINALIZE: self._finalize,
+        }
+        kind = None
+        while kind != Kind.FINALIZE:
+            try:
+                kind, *arguments = self._channel.receive()
+            except (EOFError, OSError):
+                return
+            answer = self._answer(handlers[kind], arguments)
+            self._inputs.detach()
+            try:
+                self._channel.send(*answer)
+            except (TypeError, ValueError, OverflowError) as error:
+                self._channel.send(Kind.FAILED, f"the answer can't be sent: {error}")
+
+    def _answer(self, handler: Any, arguments: list[Any]) -> tuple[Kind, Any]:
+        try:
+            return Kind.DONE, handler(*arguments)
+        except _ModelFault as fault:
+            return Kind.FAILED, str(fault)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code: whatever it raises is the answer
+            traceback.print_exc()
+            return Kind.FAILED, self._describe(error)
+
+    def _describe(self, error: BaseException) -> str:
+        """The error and where it was raised, innermost call first, without the paths of this machine."""
+        calls = [
+            f"  {self._shown(frame.filename)}({frame.lineno}): {frame.name}\n"
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if not frame.filename.startswith((_HERE, "<frozen importlib"))
+        ]
+        text = "".join(traceback.format_exception_only(error)).rstrip("\n")
+        text = text.replace(self._folder + os.sep, "")
+        return text + ("\n\nAt:\n" + "".join(calls) if calls else "")
+
+    def _shown(self, filename: str) -> str:
+        inside = filename.startswith(self._folder + os.sep)
+        return os.path.relpath(filename, self._folder) if inside else os.path.basename(filename)
+
+    def _load(self) -> Any:
+        version_folder = os.path.join(self._folder, self._version)
+        if not os.path.isfile(os.path.join(version_folder, self._filename)):
+            raise _ModelFault(f"Python model file '{self._filename}' not found in version {self._version} of the model")
+        sys.path[:0] = [version_folder, self._folder]
+        # As a member of the version's folder, as Triton does it, so that relative imports work.
+        module = importlib.import_module(f"{self._version}.{os.path.splitext(self._filename)[0]}")
+        return module.TritonPythonModel
+
+    def _initialize(self, arguments: dict[str, str], verbose: bool) -> None:
+        pb_utils.Logger.verbose_enabled = verbose
+        config = json.loads(arguments.get("model_config") or "{}")
+        if pb_utils.using_decoupled_model_transaction_policy(config):
+            raise _ModelFault("the decoupled transaction policy is not supported yet")
+        self._output_names = [output["name"] for output in config.get("output", ())]
+        model = self._load()()
+        if not hasattr(model, "execute"):
+            raise _ModelFault("TritonPythonModel has no method 'execute'")
+        if hasattr(model, "initialize"):
+            self._awaited(model.initialize(arguments))
+        self._model = model
+
+    def _auto_complete(self, config: str) -> str:
+        model = self._load()
+        if not hasattr(model, "auto_complete_config"):
+            return config
+        completed = model.auto_complete_config(pb_utils.ModelConfig(config))
+        if not isinstance(completed, pb_utils.ModelConfig):
+            name = json.loads(config).get("name", "")
+            raise _ModelFault(
+                f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
+            )
+        return json.dumps(completed.as_dict())
+
+    def _is_ready(self) -> bool:
+        if not hasattr(self._model, "is_ready"):
+            return True
+        ready = self._awaited(self._model.is_ready())
+        if not isinstance(ready, bool):
+            raise _ModelFault(f"is_ready must return a bool, found type '{type(ready)}'.")
+        return ready
+
+    def _finalize(self) -> None:
+        if hasattr(self._model, "finalize"):
+            self._awaited(self._model.finalize())
+
+    def _execute(self, rows: tuple[Any, ...]) -> list[Any]:
+        self._outputs.rewind()
+        answers: list[Any] = [None] * len(rows)
+        requests: list[pb_utils.InferenceRequest] = []
+        places: list[int] = []
+        for place, row in enumerate(rows):
+            try:
+                requests.append(self._request(row))
+                places.append(place)
+            except (OSError, ValueError) as error:
+                # A segment goes with its owner: that is this request's loss, not its neighbours'.
+                reason = error.strerror if isinstance(error, OSError) else error
+                message = f"failed to read an input from shared memory: {reason}"
+                answers[place] = (pb_utils.TritonError.INTERNAL, message)
+        if requests:
+            responses = self._responses(requests)
+            for place, request, response in zip(places, requests, responses, strict=True):
+                answers[place] = self._packed(response, request.requested_output_names())
+        return answers
+
+    def _request(self, row: tuple[Any, ...]) -> pb_utils.InferenceRequest:
+        *facts, outputs, inputs = row
+        tensors = [
+            pb_utils.Tensor.received(
+                name, datatype, shape, content if isinstance(content, bytes) else self._inputs.array(content)
+            )
+            for name, datatype, shape, content in inputs
+        ]
+        return pb_utils.InferenceRequest.received(*facts, outputs or self._output_names, tensors)
+
+    def _responses(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+        asked = len(requests)
+        responses = self._awaited(self._model.execute(requests))
+        if not isinstance(responses, list):
+            raise _ModelFault(f"Expected a list in the execute return, found type '{type(responses)}'.")
+        if len(responses) != asked:
+            raise _ModelFault(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{asked}, and InferenceResponse(s) size is:{len(responses)}\n"
+            )
+        for response in responses:
+            if not isinstance(response, pb_utils.InferenceResponse):
+                raise _ModelFault(
+                    "Expected an 'InferenceResponse' object in the execute function return list, "
+                    f"found type '{type(response)}'."
+                )
+        return responses
+
+    def _packed(self, response: pb_utils.InferenceResponse, wanted: list[str]) -> tuple[Any, Any]:
+        error = response.error()
+        if error is not None:
+            return error.code(), error.message()
+        outputs = [
+            (tensor.name(), tensor.datatype(), tensor.shape(), self._content(tensor))
+            for tensor in response.output_tensors()
+            if not wanted or tensor.name() in wanted
+        ]
+        return outputs, response.packed_parameters()
+
+    def _content(self, tensor: pb_utils.Tensor) -> bytes | tuple[int, int]:
+        content = tensor.content(INLINE_LIMIT)
+        return self._outputs.place(content) if len(content) > INLINE_LIMIT else content
+
+    def _awaited(self, result: Any) -> Any:
+        if not isinstance(result, types.CoroutineType):
+            return result
+        if self._loop is None:
+            import asyncio  # a third of the start-up time, which few models need
+
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(result)
+
+
+def _end_with_worker(lifeline_fd: int) -> None:
+    """The process ends when the worker does, however that ended.
+
+    The kernel's parent-death signal works even while a model holds the interpreter lock; the lifeline, a pipe only the
+    worker holds the other end of, covers a worker that died before this line.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def wait_for_end() -> None:
+        os.read(lifeline_fd, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
+
+
+def main() -> None:
+    """Serves one model until told to stop."""
+    fds = [int(argument) for argument in sys.argv[1:5]]
+    channel_fd, lifeline_fd, inputs_fd, outputs_fd = fds
+    _end_with_worker(lifeline_fd)
+    faulthandler.enable()
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    channel = Channel(socket.socket(fileno=channel_fd))
+    # A process the model forks must not keep the channel open after this one has died.
+    os.register_at_fork(after_in_child=channel.close)
+    # Compiled files would appear in the model repository, whose changes mean something.
+    sys.dont_write_bytecode = True
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+    Stub(sys.argv[5:8], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd)).serve()
+
+
+if __name__ == "__main__":
+    main()

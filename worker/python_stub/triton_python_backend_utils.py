@@ -1,0 +1,147 @@
+"""What a Python model imports: the classes and functions of Triton's Python backend (`pb_utils` by custom).
+
+Names, arguments and messages are those of Triton's documentation of its Python backend. What is not supported yet is
+there, and raises TritonModelException when it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from _weir_datatypes import NAMES, NUMBERS, SCALARS, name_of_numpy
+from _weir_errors import TritonError, TritonModelException
+from _weir_inference import InferenceRequest, InferenceResponse
+from _weir_logger import Logger
+from _weir_model_config import ModelConfig
+from _weir_tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "InferenceRequest",
+    "InferenceResponse",
+    "Logger",
+    "MetricFamily",
+    "ModelConfig",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+# Where a model sees a class come from, in messages as in pickles.
+for _public in (InferenceRequest, InferenceResponse, Logger, ModelConfig, Tensor, TritonError, TritonModelException):
+    _public.__module__ = __name__
+
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
+TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_REQUEST_RELEASE_ALL = 1
+TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The request's input called `name`, or None."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The response's output called `name`, or None; None for an error."""
+    if inference_response.has_error():
+        return None
+    for tensor in inference_response.output_tensors():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_input_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The entry of the input called `name` in a model configuration, or None."""
+    return _entry(model_config, "input", name)
+
+
+def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The entry of the output called `name` in a model configuration, or None."""
+    return _entry(model_config, "output", name)
+
+
+def using_decoupled_model_transaction_policy(model_config: dict[str, Any] | str) -> bool:
+    """Whether a model configuration (a dictionary, or JSON) says that the model answers decoupled from its requests."""
+    config = json.loads(model_config) if isinstance(model_config, str) else model_config
+    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
+    """The numpy type of a configuration's type name ("TYPE_FP32"). Raises KeyError where there is none."""
+    name = triton_type_string.removeprefix("TYPE_")
+    return SCALARS["BYTES" if name == "STRING" else name]
+
+
+def triton_to_numpy_type(data_type: int) -> type[np.generic]:
+    """The numpy type of Triton's number of a type. Raises KeyError where there is none."""
+    return SCALARS[NAMES[data_type]]
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """Triton's number of a numpy type. Raises KeyError where there is none."""
+    name = name_of_numpy(np.dtype(data_type))
+    if name is None:
+        raise KeyError(data_type)
+    return NUMBERS[name]
+
+
+class MetricFamily:
+    """Custom metrics: not supported yet, so making one raises TritonModelException."""
+
+    COUNTER = 0
+    GAUGE = 1
+    HISTOGRAM = 2
+
+    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
+        raise TritonModelException("custom metrics are not supported yet")
+
+
+def load_model(name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
+    """Loading models from a model is not supported yet."""
+    raise TritonModelException("loading a model from a model is not supported yet")
+
+
+def unload_model(name: str, unload_dependents: bool = False) -> None:
+    """Unloading models from a model is not supported yet."""
+    raise TritonModelException("unloading a model from a model is not supported yet")
+
+
+def is_model_ready(name: str, version: str = "") -> bool:
+    """Asking for the state of a model from a model is not supported yet."""
+    raise TritonModelException("asking for the state of a model from a model is not supported yet")
+
+
+def _entry(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:
+    for entry in model_config.get(kind, ()):
+        if entry["name"] == name:
+            return dict(entry)
+    return None
