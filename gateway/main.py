@@ -56,6 +56,12 @@ def run(settings: GatewaySettings) -> int:
 
 
 async def _serve(settings: GatewaySettings) -> int:
+    # A task of the group that fails takes the role down with it: better a restart than half a gateway.
+    async with asyncio.TaskGroup() as background:
+        return await _open_doors(settings, background)
+
+
+async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,7 +71,7 @@ async def _serve(settings: GatewaySettings) -> int:
     try:
         http_socket = _listen("HTTP", settings.http_address, settings.http_port)
         metrics_socket = _listen("metrics", settings.metrics_address, settings.metrics_port)
-        bus = await Bus.connect(settings.nats_url, gateway_id)
+        bus = await Bus.connect(settings.nats_url, gateway_id, background)
     except OSError as error:
         announce_failure(str(error))
         return 1
@@ -76,7 +82,7 @@ async def _serve(settings: GatewaySettings) -> int:
     metrics = Metrics(bus, gateway_id, registry, inference)
     limits = RequestLimits(input_size=settings.http_max_input_size)
     doors = Doors(catalog, inference, payloads, limits, settings.server_id)
-    await inference.start()
+    await inference.start(background)
     await registry.start()
     await metrics.start()
     grpc_server = GrpcServer(catalog, inference, settings.server_id)
@@ -84,14 +90,16 @@ async def _serve(settings: GatewaySettings) -> int:
         grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
     except OSError as error:
         announce_failure(str(error))
+        await inference.stop(0)
+        await bus.close()
         return 1
     http = _server(make_app(doors), functools.partial(HttpProtocol, doors, {}))
     metrics_http = _server(_metrics_app(metrics), "httptools")
     servers = [
-        loop.create_task(http.serve([http_socket])),
-        loop.create_task(metrics_http.serve([metrics_socket])),
+        background.create_task(http.serve([http_socket])),
+        background.create_task(metrics_http.serve([metrics_socket])),
     ]
-    expiry = loop.create_task(_expire(registry, bus))
+    expiry = background.create_task(_expire(registry, bus))
     while not (http.started and metrics_http.started):
         await asyncio.sleep(0.01)
     http_port, metrics_port = http_socket.getsockname()[1], metrics_socket.getsockname()[1]

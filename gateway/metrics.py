@@ -132,7 +132,7 @@ class Metrics:
 
 def _family(name: str, text: str, labels: list[str], values: Counter[tuple[str, ...]]) -> Metric:
     # Not a CounterMetricFamily: the exposition would add `_total` to its names, which Triton's don't have.
-    family = Metric(name, text, "counter")  # type: ignore[no-untyped-call]
+    family = Metric(name, text, "counter")
     for key, value in values.items():
         family.add_sample(name, dict(zip(labels, key, strict=True)), value)
     return family

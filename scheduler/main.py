@@ -23,17 +23,23 @@ def run(settings: SchedulerSettings) -> int:
 
 
 async def _serve(settings: SchedulerSettings) -> int:
+    # A task of the group that fails takes the role down with it: better a restart than half a scheduler.
+    async with asyncio.TaskGroup() as background:
+        return await _schedule(settings, background)
+
+
+async def _schedule(settings: SchedulerSettings, background: asyncio.TaskGroup) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     scheduler_id = settings.scheduler_id or new_id("scheduler")
     try:
-        bus = await Bus.connect(settings.nats_url, scheduler_id)
+        bus = await Bus.connect(settings.nats_url, scheduler_id, background)
     except OSError as error:
         announce_failure(str(error))
         return 1
-    service = SchedulerService(bus, scheduler_id)
+    service = SchedulerService(bus, scheduler_id, background)
     await service.start()
     announce_ready(scheduler=scheduler_id)
     await stop.wait()

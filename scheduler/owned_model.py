@@ -13,22 +13,35 @@ MAX_HELD_BYTES = 256 << 20
 
 
 class LiveFrame:
-    """A frame that was pulled: acknowledged when the last of its requests has ended."""
+    """A frame that was pulled: acknowledged when the last of its requests has ended.
 
-    __slots__ = ("_ack_subject", "_pull", "_unanswered", "on_end")
+    Where one batch ends it, the worker is asked to acknowledge it together with the answers (`delegate`), which saves
+    the broker and this scheduler a message of its own.
+    """
 
-    def __init__(self, pull: FramePull, ack_subject: str, requests: int) -> None:
-        self._pull = pull
+    __slots__ = ("_ack_subject", "_delegated_to", "_owned", "_size_bytes", "_unanswered")
+
+    def __init__(self, owned: OwnedModel, ack_subject: str, size_bytes: int, requests: int) -> None:
+        self._owned = owned
         self._ack_subject = ack_subject
+        self._size_bytes = size_bytes
         self._unanswered = requests
-        self.on_end: Callable[[], None] = lambda: None
+        self._delegated_to = 0
 
-    def request_ended(self) -> None:
+    def delegate(self, batch_id: int, requests: int) -> str | None:
+        """The ack subject for the worker that runs `requests` requests of this frame, if no others are left."""
+        if requests != self._unanswered:
+            return None
+        self._delegated_to = batch_id
+        return self._ack_subject
+
+    def request_ended(self, batch_id: int) -> None:
         """See `scheduler.queued_request.Frame`."""
         self._unanswered -= 1
         if self._unanswered == 0:
-            self._pull.ack(self._ack_subject)
-            self.on_end()
+            if batch_id == 0 or batch_id != self._delegated_to:
+                self._owned.pull.ack(self._ack_subject)
+            self._owned.released(self._size_bytes)
 
 
 class OwnedModel:

@@ -10,8 +10,11 @@ from schemas.messages import Part
 class Frame(Protocol):
     """The bus message a request came in; told once when that request has had its terminal answer."""
 
-    def request_ended(self) -> None:
-        """One request of the frame has ended."""
+    def delegate(self, batch_id: int, requests: int) -> str | None:
+        """The ack subject, if this batch with so many of the frame's requests ends it."""
+
+    def request_ended(self, batch_id: int) -> None:
+        """One request of the frame has ended, in this batch (0: without having run)."""
 
 
 class QueuedRequest:
@@ -53,8 +56,8 @@ class QueuedRequest:
         """(gateway, key): unique over the cluster."""
         return self.gateway, self.part.key
 
-    def end(self) -> None:
-        """The request has had its terminal answer."""
+    def end(self, batch_id: int = 0) -> None:
+        """The request has had its terminal answer, from the worker that ran this batch (0: not from a worker)."""
         for frame in self.frames:
-            frame.request_ended()
+            frame.request_ended(batch_id)
         self.frames = []

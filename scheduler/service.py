@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import count
 
@@ -25,6 +25,7 @@ from scheduler.version_scheduler import Dispatch, Failure
 from schemas.messages import (
     BatchEntry,
     BatchMessage,
+    BatchOutcome,
     MalformedMessage,
     pack_answers,
     pack_batch,
@@ -50,8 +51,9 @@ RECONNECT_GRACE_S = 2.0
 class SchedulerService:
     """One scheduler process: owns the queues of models and keeps their instances busy."""
 
-    def __init__(self, bus: Bus, scheduler_id: str) -> None:
+    def __init__(self, bus: Bus, scheduler_id: str, background: asyncio.TaskGroup) -> None:
         self._bus = bus
+        self._background = background
         self._id = scheduler_id
         self._registry = RegistryView(bus)
         self._models: dict[str, OwnedModel] = {}
@@ -63,7 +65,6 @@ class SchedulerService:
         self._missing: dict[str, set[int]] = {}  # batches that a worker's last heartbeat did not name
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
-        self._erasing: set[asyncio.Task[None]] = set()
         self.malformed_messages = 0
 
     async def start(self) -> None:
@@ -79,7 +80,7 @@ class SchedulerService:
         self._bus.on_reconnect(self._recover)
         await self._registry.start()
         await asyncio.gather(*self._taking.values(), return_exceptions=True)
-        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+        self._ticker = self._background.create_task(self._tick())
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
@@ -108,7 +109,7 @@ class SchedulerService:
     def _on_frame(self, owned: OwnedModel, data: bytes, ack_subject: str) -> None:
         try:
             gateway, parts = unpack_frame(data)
-            frame = LiveFrame(owned.pull, ack_subject, len(parts))
+            frame = LiveFrame(owned, ack_subject, len(data), len(parts))
             requests = [QueuedRequest(gateway, part, _now_us(), frame) for part in parts]
         except MalformedMessage as error:
             self.malformed_messages += 1
@@ -119,11 +120,10 @@ class SchedulerService:
             owned.pull.ack(ack_subject)
             return
         owned.took(len(data))
-        frame.on_end = lambda: owned.released(len(data))
         for request in requests:
             refusal = owned.scheduler.enqueue(request)
             if refusal is not None:
-                self._finish(owned, Ended([], [Failure(request, refusal)]))
+                self._finish(Ended([], [Failure(request, refusal)]))
         self._touch(owned.name)
 
     def _on_done(self, message: Message) -> None:
@@ -137,7 +137,8 @@ class SchedulerService:
         for done in dones:
             owned = self._batches.pop(done.batch_id, None)
             if owned is not None:
-                self._finish(owned, owned.scheduler.complete(now_us, done.batch_id, done.outcome, done.busy_us))
+                ended = owned.scheduler.complete(now_us, done.batch_id, done.outcome, done.busy_us)
+                self._finish(ended, done.batch_id if done.outcome == BatchOutcome.ANSWERED else 0)
                 self._touch(owned.name)
 
     def _on_cancel(self, message: Message) -> None:
@@ -149,7 +150,7 @@ class SchedulerService:
         except MalformedMessage:
             self.malformed_messages += 1
             return
-        self._finish(owned, owned.scheduler.cancel(gateway, keys))
+        self._finish(owned.scheduler.cancel(gateway, keys))
 
     def _on_lost(self, message: Message) -> None:
         worker = message.subject.rsplit(".", 1)[1]
@@ -178,7 +179,7 @@ class SchedulerService:
         for name, batch_ids in by_model.items():
             logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
             owned = self._models[name]
-            self._finish(owned, owned.scheduler.batches_missing(_now_us(), sorted(batch_ids)))
+            self._finish(owned.scheduler.batches_missing(_now_us(), sorted(batch_ids)))
             self._touch(name)
 
     # Models and workers
@@ -202,7 +203,7 @@ class SchedulerService:
                     if version.state == ModelState.READY and version.instances:
                         owned.scheduler.configure(number, config)
                         instances[number] = version.instances
-            self._finish(owned, owned.scheduler.set_instances(now_us, worker, instances))
+            self._finish(owned.scheduler.set_instances(now_us, worker, instances))
         self._touch(name)
 
     async def _take(self, name: str) -> None:
@@ -237,13 +238,11 @@ class SchedulerService:
         for owned in self._models.values():
             for batch_id in owned.scheduler.in_flight_on(worker):
                 self._batches.pop(batch_id, None)
-            self._finish(owned, owned.scheduler.worker_lost(now_us, worker))
+            self._finish(owned.scheduler.worker_lost(now_us, worker))
             self._touch(owned.name)
 
     def _erase(self, worker: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._registry.erase(worker))
-        self._erasing.add(task)
-        task.add_done_callback(self._erasing.discard)
+        self._background.create_task(self._registry.erase(worker))
 
     async def _recover(self) -> None:
         """The broker came back, perhaps without streams, consumers and pulls."""
@@ -260,7 +259,7 @@ class SchedulerService:
         self._dirty.add(name)
         if not self._pump_due:
             self._pump_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            self._bus.defer(self._pump)
 
     def _pump(self) -> None:
         self._pump_due = False
@@ -279,12 +278,16 @@ class SchedulerService:
         ]
         self._batches[dispatch.batch_id] = owned
         worker = dispatch.instance.worker
-        message = BatchMessage(self._id, dispatch.batch_id, owned.name, version, dispatch.instance.number, entries)
+        frames = Counter(frame for request in dispatch.requests for frame in request.frames)
+        acks = [ack for frame, requests in frames.items() if (ack := frame.delegate(dispatch.batch_id, requests))]
+        message = BatchMessage(
+            self._id, dispatch.batch_id, owned.name, version, dispatch.instance.number, entries, acks
+        )
         self._bus.publish(subjects.work(worker), pack_batch(message), subjects.lost(self._id, worker))
 
-    def _finish(self, owned: OwnedModel, ended: Ended) -> None:
+    def _finish(self, ended: Ended, batch_id: int = 0) -> None:
         for request in ended.answered:
-            request.end()
+            request.end(batch_id)
         if ended.failures:
             self._answer_failures(ended.failures)
 
@@ -309,7 +312,7 @@ class SchedulerService:
                 for worker in self._registry.expire():
                     self._erase(worker)
                 for owned in self._models.values():
-                    self._finish(owned, owned.scheduler.expire(_now_us()))
+                    self._finish(owned.scheduler.expire(_now_us()))
                     if owned.pull.consumer_lost:
                         await take_live_consumer(self._bus, owned.name)
                         owned.pull.start()

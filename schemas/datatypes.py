@@ -41,7 +41,9 @@ _ROWS = [
     ("BYTES", "TYPE_STRING", np.object_, 0),
 ]
 
-DATATYPES: dict[str, Datatype] = {name: Datatype(name, config, np.dtype(dtype), size) for name, config, dtype, size in _ROWS}
+DATATYPES: dict[str, Datatype] = {
+    name: Datatype(name, config, np.dtype(dtype), size) for name, config, dtype, size in _ROWS
+}
 """Every datatype by its name on the wire ("FP32")."""
 
 BY_CONFIG_NAME: dict[str, Datatype] = {datatype.config_name: datatype for datatype in DATATYPES.values()}

@@ -17,6 +17,7 @@ from schemas.errors import WeirError, internal
 MAX_JSON_DEPTH = 100
 """How deep the arrays of `data` may nest; Triton's limit."""
 
+_LONG_NUMBER = re.compile(rb"\d{19}")
 _RAPIDJSON_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
 
 
@@ -34,8 +35,10 @@ def too_deep() -> WeirError:
 
 
 def _load_leniently(text: bytes) -> Any:
+    # Native numbers keep integers within 64 bits, at the price of a float's last bit: only where there are such ones.
+    numbers = rapidjson.NM_NATIVE if _LONG_NUMBER.search(text) else 0
     try:
-        return rapidjson.loads(text, number_mode=rapidjson.NM_NATIVE | rapidjson.NM_NAN)
+        return rapidjson.loads(text, number_mode=rapidjson.NM_NAN | numbers)
     except RecursionError:
         raise too_deep() from None
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ wrong JSON type are INTERNAL there, so they are here. Limits that Triton lacks a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,13 +20,15 @@ from schemas.request_errors import refused
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 
+# What int() itself takes is wider: spaces, underscores, digits of other scripts.
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+
 
 def parse_header_length(value: str) -> int:
     """The number in an `Inference-Header-Content-Length` header. Raises WeirError (INVALID_ARG)."""
-    try:
-        return int(value)
-    except ValueError:
-        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {value}") from None
+    if not _INTEGER.fullmatch(value):
+        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {value}")
+    return int(value)
 
 
 def parse_infer_request(

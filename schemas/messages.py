@@ -60,7 +60,10 @@ class BatchEntry(NamedTuple):
 
 
 class BatchMessage(NamedTuple):
-    """One batch for one instance of one worker."""
+    """One batch for one instance of one worker.
+
+    `acks` are the ack subjects of frames that end with this batch: the worker acknowledges them with its answers.
+    """
 
     scheduler: str
     batch_id: int
@@ -68,6 +71,7 @@ class BatchMessage(NamedTuple):
     version: int
     instance: int
     entries: list[BatchEntry]
+    acks: list[str]
 
 
 class BatchOutcome(IntEnum):
@@ -138,11 +142,10 @@ def pack_batch(batch: BatchMessage) -> bytes:
 
 def unpack_batch(data: bytes) -> BatchMessage:
     """The batch in a message. Raises MalformedMessage."""
-    scheduler, batch_id, model, version, instance, entries = _unpack(data, 6)
+    scheduler, batch_id, model, version, instance, rows, acks = _unpack(data, 7)
     try:
-        return BatchMessage(
-            _text(scheduler), batch_id, _text(model), version, instance, [BatchEntry(*entry) for entry in entries]
-        )
+        entries = [BatchEntry(*row) for row in rows]
+        return BatchMessage(_text(scheduler), batch_id, _text(model), version, instance, entries, acks)
     except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
 

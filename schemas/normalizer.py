@@ -14,13 +14,13 @@ from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig, ModelInput
 from schemas.request_errors import refused
 from schemas.requests import InferRequest
-from schemas.tensors import PayloadRef, Tensor, element_count
+from schemas.tensors import PayloadRef, Tensor
 
 _LENGTH_BYTES = 4
 
 
 class RequestNormalizer:
-    """The checks that a model's configuration asks of every request, compiled once.
+    """The checks that a model's configuration, itself valid, asks of every request, compiled once.
 
     Inputs the server itself supplies (sequence controls, states, batch inputs) are no part of a request.
     """
@@ -170,6 +170,8 @@ class RequestNormalizer:
             )
 
     def _shape_key(self, inputs: list[Tensor]) -> str:
+        if len(inputs) == 1:
+            return self._rules[inputs[0].name].key(inputs[0])
         return ";".join(sorted(self._rules[tensor.name].key(tensor) for tensor in inputs))
 
     def _rule(self, tensor: Tensor) -> _InputRule:
@@ -218,14 +220,13 @@ class RequestNormalizer:
 class _InputRule:
     """What one declared input asks of a tensor.
 
-    `element_size` is in bytes, 0 for BYTES. `fixed_elements` is the number of elements of a row whose dimensions are
-    all known, else -1. `keyed`: rows of different tensors may differ in shape or, for shape tensors, in meaning.
+    `element_size` is in bytes, 0 for BYTES; `full_dims` includes the batch dimension, -1 is any size. `keyed`: tensors
+    of this input may differ in ways that keep their requests out of one batch.
     """
 
     __slots__ = (
         "datatype",
         "element_size",
-        "fixed_elements",
         "full_dims",
         "has_batch",
         "index",
@@ -235,15 +236,13 @@ class _InputRule:
 
     def __init__(self, index: int, declared: ModelInput, batching: bool) -> None:
         datatype = BY_CONFIG_NAME[declared.data_type]
-        variable = -1 in declared.dims
         self.index = index
         self.datatype = datatype.name
         self.element_size = datatype.size_bytes
         self.is_shape_tensor = declared.is_shape_tensor
         self.has_batch = batching and not declared.is_shape_tensor
         self.full_dims = [-1, *declared.dims] if self.has_batch else list(declared.dims)
-        self.fixed_elements = -1 if variable else element_count(declared.dims)
-        self.keyed = declared.is_shape_tensor or (variable and not declared.allow_ragged_batch)
+        self.keyed = declared.is_shape_tensor or (-1 in declared.dims and not declared.allow_ragged_batch)
 
     def elements_per_row(self, shape: Sequence[int]) -> int:
         """Elements of one row of a tensor of `shape`, -1 when the shape does not fit."""

@@ -18,7 +18,9 @@ class RequestedOutput:
 
     __slots__ = ("binary", "class_count", "name", "parameters")
 
-    def __init__(self, name: str, binary: bool = False, class_count: int = 0, parameters: Parameters | None = None) -> None:
+    def __init__(
+        self, name: str, binary: bool = False, class_count: int = 0, parameters: Parameters | None = None
+    ) -> None:
         self.name = name
         self.binary = binary
         self.class_count = class_count

@@ -64,7 +64,7 @@ class Tensor:
         if datatype == "BYTES":
             return cls(name, datatype, array.shape, pack_bytes(array.ravel()))
         contiguous = np.ascontiguousarray(array)
-        return cls(name, datatype, array.shape, memoryview(contiguous.reshape(-1).view(np.uint8)))
+        return cls(name, datatype, array.shape, contiguous.reshape(-1).view(np.uint8).data)
 
     def to_numpy(self) -> np.ndarray:
         """An array over the content, read-only where the content is; BYTES as an object array of `bytes`.

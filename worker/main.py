@@ -12,6 +12,7 @@ import uvloop
 from bus.connection import Bus
 from bus.identity import new_id
 from bus.payloads import remove_dead_segments
+from bus.thread_publisher import ThreadPublisher
 from repository.layout import ModelRepository
 from telemetry.logs import configure_logging
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
@@ -34,6 +35,12 @@ def run(settings: WorkerSettings) -> int:
 
 
 async def _serve(settings: WorkerSettings) -> int:
+    # A task of the group that fails takes the role down with it: better a restart than half a worker.
+    async with asyncio.TaskGroup() as background:
+        return await _work(settings, background)
+
+
+async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -41,31 +48,35 @@ async def _serve(settings: WorkerSettings) -> int:
     remove_dead_segments()
     worker_id = settings.worker_id or new_id("worker")
     try:
-        bus = await Bus.connect(settings.nats_url, worker_id)
+        bus = await Bus.connect(settings.nats_url, worker_id, background)
     except OSError as error:
         announce_failure(str(error))
         return 1
-    service = WorkerService(bus, worker_id)
+    publisher = ThreadPublisher(bus, settings.nats_url, worker_id)
+    publisher.start(background)
+    service = WorkerService(bus, publisher, worker_id)
     loader = ModelLoader(
         ModelRepository(list(settings.model_repositories), settings.model_config_name),
         not settings.disable_auto_complete_config,
         worker_id,
         service.finished,
     )
-    await service.start()
-    loading = loop.create_task(service.load_all(loader, settings.model_load_thread_count))
-    stopping = loop.create_task(stop.wait())
+    await service.start(background)
+    loading = background.create_task(service.load_all(loader, settings.model_load_thread_count))
+    stopping = background.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    status = 0
     if loading.done():
-        await loading
         failed = [f"'{name}': {reason}" for name, reason in service.failures().items()]
         if failed and settings.exit_on_error:
             announce_failure(f"failed to load {', '.join(failed)}")
-            await service.stop(0)
-            await bus.close()
-            return 1
-        announce_ready(worker=worker_id)
-        await stopping
+            status = 1
+            stopping.cancel()
+        else:
+            announce_ready(worker=worker_id)
+            await stopping
+    loading.cancel()
     await service.stop(settings.exit_timeout_secs)
+    await publisher.close()
     await bus.close()
-    return 0
+    return status

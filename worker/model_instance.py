@@ -41,11 +41,12 @@ MAX_INLINE_ANSWER_BYTES = 4 << 20
 
 
 class FinishedBatch(NamedTuple):
-    """What the loop is to publish: (gateway, answers message) each, then the end of the batch for its scheduler."""
+    """What is to be published: (gateway, answers message) each, the end of the batch for its scheduler, and acks."""
 
     scheduler: str
     done: Done
     answers: list[tuple[str, bytes]]
+    acks: Sequence[str] = ()
 
 
 class _Release(NamedTuple):
@@ -156,7 +157,7 @@ class ModelInstance:
         end_ns = time.monotonic_ns()
         self._record(batch, requests, outcomes, execution, received_ns, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
-        return FinishedBatch(batch.scheduler, done, answers)
+        return FinishedBatch(batch.scheduler, done, answers, batch.acks)
 
     def _outcomes(self, instance: Instance, requests: list[InferRequest], execution: Execution) -> Sequence[Result]:
         if self._reshaper is not None:

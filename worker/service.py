@@ -18,6 +18,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.streams import ensure_streams
+from bus.thread_publisher import ThreadPublisher
 from repository.layout import FoundModel
 from schemas.errors import unavailable
 from schemas.messages import (
@@ -37,25 +38,30 @@ from worker.model_loader import LoadedResult, ModelLoader
 
 logger = logging.getLogger("weir.worker")
 
+_ACK = b"+ACK"
+_DRAIN_SETTLE_S = 0.1
+
 
 class WorkerService:
     """One worker process: holds models and runs the batches that schedulers send it."""
 
-    def __init__(self, bus: Bus, worker_id: str) -> None:
+    def __init__(self, bus: Bus, publisher: ThreadPublisher, worker_id: str) -> None:
         self._bus = bus
         self.worker_id = worker_id
         self._registry = RegistryWriter(bus, worker_id)
         self._loop = asyncio.get_running_loop()
         self.models: dict[str, LoadedResult] = {}
         self._arenas: dict[str, ModelInstance] = {}
-        self._held: dict[str, dict[int, None]] = defaultdict(dict)  # batches by scheduler, for heartbeats
+        # (scheduler, batch id) of what instances have been given: put in by the loop, taken out by their threads.
+        self._held: dict[tuple[str, int], None] = {}
+        self._publisher = publisher
+        self._draining = False
         self._beats: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
-        self._idle.set()
         self.malformed_messages = 0
 
-    async def start(self) -> None:
-        """Listens for batches and registers; models are loaded after that."""
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Listens for batches, registers, and sends heartbeats in a task of `background`; models are loaded after that."""
         await ensure_streams(self._bus)
         await self._registry.start()
         await self._bus.subscribe(subjects.work(self.worker_id), self._on_batch)
@@ -64,7 +70,7 @@ class WorkerService:
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
         await self._bus.flush()
         await self._registry.write_worker(WorkerRecord(self.worker_id, os.getpid(), written_ns=time.time_ns()))
-        self._beats = self._loop.create_task(self._beat())
+        self._beats = background.create_task(self._beat())
 
     async def load_all(self, loader: ModelLoader, threads: int) -> None:
         """Loads every model of the repository, `threads` at a time, and registers each as it is done."""
@@ -81,22 +87,32 @@ class WorkerService:
             async with asyncio.timeout(timeout_s):
                 # Batches sent before the schedulers saw the record are on their way: the broker's echo comes after them.
                 await self._bus.flush()
-                await asyncio.sleep(0.05)
-                await self._idle.wait()
+                await asyncio.sleep(_DRAIN_SETTLE_S)
+                self._draining = True
+                if self._held:
+                    await self._idle.wait()
         except TimeoutError:
-            logger.warning("%d batches are still running at the end of the exit timeout", self._held_count())
+            logger.warning("%d batches are still running at the end of the exit timeout", len(self._held))
         if self._beats is not None:
             self._beats.cancel()
         await self._registry.remove_all()
         await self._bus.flush()
-        if self._held_count() == 0:
+        if not self._held:
             for result in self.models.values():
                 for served in result.served.values():
                     await asyncio.to_thread(served.unload)
 
     def finished(self, batch: FinishedBatch) -> None:
         """An instance has ended a batch; called in its thread."""
-        self._loop.call_soon_threadsafe(self._publish, batch)
+        # Answers before the end of the batch: a scheduler that hears of the end forgets the requests. And both before
+        # the batch leaves the heartbeats: a scheduler takes one that is in neither for lost.
+        messages = [(subjects.reply(gateway), answers) for gateway, answers in batch.answers]
+        messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
+        messages += [(ack, _ACK) for ack in batch.acks]
+        self._publisher.publish(messages)
+        self._held.pop((batch.scheduler, batch.done.batch_id), None)
+        if self._draining and not self._held:
+            self._loop.call_soon_threadsafe(self._idle.set)
 
     async def _load(self, loader: ModelLoader, found: FoundModel, pool: ThreadPoolExecutor) -> None:
         loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
@@ -129,8 +145,7 @@ class WorkerService:
             # The scheduler's picture is older than the registry: it places the batch again.
             self._refuse(batch)
             return
-        self._held[batch.scheduler][batch.batch_id] = None
-        self._idle.clear()
+        self._held[batch.scheduler, batch.batch_id] = None
         instance.submit(batch)
 
     def _instance(self, batch: BatchMessage) -> ModelInstance | None:
@@ -146,19 +161,9 @@ class WorkerService:
         for entry in batch.entries:
             by_gateway[entry.gateway].append(pack_error(entry.key, error))
         answers = [(gateway, pack_answers(0, rows)) for gateway, rows in by_gateway.items()]
-        self._publish(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.ANSWERED, 0), answers))
-
-    def _publish(self, batch: FinishedBatch) -> None:
-        # Answers before the end of the batch: a scheduler that hears of the end may forget the requests.
-        for gateway, answers in batch.answers:
-            self._bus.publish(subjects.reply(gateway), answers)
-        self._bus.publish(subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done]))
-        self._held[batch.scheduler].pop(batch.done.batch_id, None)
-        if self._held_count() == 0:
-            self._idle.set()
-
-    def _held_count(self) -> int:
-        return sum(map(len, self._held.values()))
+        self.finished(
+            FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.ANSWERED, 0), answers, batch.acks)
+        )
 
     def _on_release(self, message: Message) -> None:
         try:
@@ -193,6 +198,8 @@ class WorkerService:
 
     async def _beat(self) -> None:
         while True:
-            batches = {scheduler: list(held) for scheduler, held in self._held.items()}
-            self._registry.beat(Heartbeat(self.worker_id, batches))
+            batches: dict[str, list[int]] = defaultdict(list)
+            for scheduler, batch_id in list(self._held):
+                batches[scheduler].append(batch_id)
+            self._registry.beat(Heartbeat(self.worker_id, dict(batches)))
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)

@@ -44,12 +44,14 @@ class PythonRequest:
 class PythonResponse:
     """A model's answer to one request: outputs and response parameters, or an error.
 
-    Outputs of more than 64 KiB are read-only views that last until the next `execute` of the same process.
+    `raised` tells a failure to run from an error that the model answered. Outputs of more than 64 KiB are read-only views
+    that last until the next `execute` of the same process.
     """
 
     outputs: list[Tensor] = field(default_factory=list)
     error: WeirError | None = None
     parameters: Parameters | None = None
+    raised: bool = False
 
 
 class PythonProcess:
@@ -102,7 +104,7 @@ class PythonProcess:
         except QuestionFailed as failure:
             instance = self._args.get("model_instance_name") or self._args.get("model_name", "")
             message = f"Failed to process the request(s) for model '{instance}', message: {failure}"
-            return [PythonResponse(error=internal(message)) for _ in requests]
+            return [PythonResponse(error=internal(message), raised=True) for _ in requests]
         except ProcessDied:
             self._close()
             raise

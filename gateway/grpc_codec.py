@@ -1,0 +1,284 @@
+"""`ModelInferRequest` bytes to `InferRequest`, and `InferResponse` to `ModelInferResponse` bytes.
+
+Tensor content never passes through protobuf objects: incoming `raw_input_contents` stay views over the message, and
+outgoing `raw_output_contents` are appended to the serialized rest (concatenated fields are one message by the protobuf
+wire format). For a tensor of 602 KB the codec so takes 2 us instead of 64 on the way in and 32 us instead of several
+hundred on the way out; for 64 bytes it takes the same.
+
+Source of semantics: the KServe v2 gRPC protocol and Triton's gRPC front end (order of checks, codes and messages).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2
+
+from gateway.grpc_parameters import read_parameters, write_parameters
+from schemas.classification import classify
+from schemas.datatypes import DATATYPES
+from schemas.errors import ErrorCode, WeirError, internal, invalid
+from schemas.request_errors import refused
+from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
+from schemas.requests import InferRequest, InferResponse, RequestedOutput
+from schemas.tensors import MAX_ELEMENT_COUNT, Tensor, pack_bytes
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+"""The largest message gRPC can carry, and Triton's limit both ways."""
+
+_RAW_INPUT_TAG = 0x3A  # ModelInferRequest.raw_input_contents: field 7, length-delimited
+_RAW_OUTPUT_TAG = b"\x32"  # ModelInferResponse.raw_output_contents: field 6, length-delimited
+
+_TYPED_FIELDS: dict[str, tuple[str, ...]] = {
+    "bool_contents": ("BOOL",),
+    "int_contents": ("INT32", "INT16", "INT8"),
+    "int64_contents": ("INT64",),
+    "uint_contents": ("UINT32", "UINT16", "UINT8"),
+    "uint64_contents": ("UINT64",),
+    "fp32_contents": ("FP32",),
+    "fp64_contents": ("FP64",),
+    "bytes_contents": ("BYTES",),
+}
+"""The datatypes each field of InferTensorContents can carry, the field's own element type first."""
+
+_WIRE_IS_CONTENT = ("BOOL", "FP32", "FP64")
+
+
+def parse_message(message_type: Any, data: bytes | memoryview) -> Any:
+    """The protobuf message in `data`. Raises WeirError (INTERNAL, as gRPC's own servers) for bytes that are none."""
+    try:
+        return message_type.FromString(data)
+    except DecodeError as error:
+        raise internal("Unable to parse request") from error
+
+
+def decode_request(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
+    """(ModelInferRequest without its raw contents, raw contents as views over `data`).
+
+    Raises WeirError (INTERNAL) for bytes that are not the message.
+    """
+    split = _split_raw_contents(data)
+    if split is None:
+        message = parse_message(service_pb2.ModelInferRequest, data)
+        return message, message.raw_input_contents
+    rest, raw_contents = split
+    return parse_message(service_pb2.ModelInferRequest, rest), raw_contents
+
+
+def request_from_message(
+    message: Any, raw_contents: Sequence[bytes | memoryview], limits: RequestLimits = DEFAULT_LIMITS
+) -> InferRequest:
+    """The request in what `decode_request` returned.
+
+    Tensors are views over `raw_contents`, or packed from typed contents. Raises WeirError (INVALID_ARG) with Triton's
+    messages for reserved parameters of the wrong type, for content that is missing, given twice or of another type,
+    and for what exceeds `limits`; UNSUPPORTED for tensors in shared memory.
+    """
+    request = InferRequest(message.model_name, message.model_version, message.id)
+    request.binary_default = True
+    if len(request.id) > limits.text_length:
+        raise invalid(f"request 'id' cannot be longer than {limits.text_length} characters")
+    if message.parameters:
+        read_parameters(message.parameters, request, limits)
+    request.inputs = _read_inputs(message, raw_contents, limits)
+    if message.outputs:
+        request.outputs = _read_outputs(message, limits)
+    return request
+
+
+def encode_response(
+    request: InferRequest, response: InferResponse, labels: Mapping[str, Sequence[str]], batching: bool
+) -> bytes:
+    """The serialized ModelInferResponse with the outputs that `request` asks for, all in `raw_output_contents`.
+
+    `labels` (by output) and `batching` (whether the first dimension is the batch) matter to classification. Raises
+    WeirError (INVALID_ARG) when an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`.
+    """
+    message = service_pb2.ModelInferResponse(
+        model_name=response.model_name, model_version=response.model_version, id=response.id
+    )
+    if response.parameters:
+        write_parameters(response.parameters, message.parameters)
+    class_counts = {output.name: output.class_count for output in request.outputs}
+    raw_contents: list[Any] = []
+    for tensor in response.outputs:
+        class_count = class_counts.get(tensor.name)
+        if class_counts and class_count is None:
+            continue
+        if class_count:
+            tensor = classify(tensor, class_count, batching, labels.get(tensor.name))
+        output = message.outputs.add()
+        output.name = tensor.name
+        output.datatype = tensor.datatype
+        output.shape.extend(tensor.shape)
+        raw_contents.append(tensor.data)
+    return _join_raw_contents(message.SerializeToString(), raw_contents)
+
+
+def _split_raw_contents(data: bytes) -> tuple[bytes, list[memoryview]] | None:
+    """(the message without its raw contents, their views); None for what isn't a plain run of its known fields.
+
+    Every field of ModelInferRequest is length-delimited and has a one-byte tag. Whatever else is found, unknown fields
+    and malformed bytes alike, is left to protobuf to judge.
+    """
+    view = memoryview(data)
+    raw_contents: list[memoryview] = []
+    kept: list[memoryview] = []
+    position, kept_from, end = 0, 0, len(data)
+    try:
+        while position < end:
+            field = position
+            tag, length = data[field], data[field + 1]
+            if tag & 0x87 != 0x02:
+                return None
+            position += 2
+            if length > 0x7F:
+                length, position = _read_varint(data, field + 1)
+            content, position = position, position + length
+            if position > end:
+                return None
+            if tag == _RAW_INPUT_TAG:
+                raw_contents.append(view[content:position])
+                kept.append(view[kept_from:field])
+                kept_from = position
+    except IndexError:
+        return None
+    kept.append(view[kept_from:end])
+    return b"".join(kept), raw_contents
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position after it) of the varint at `position`; IndexError where the data ends within it."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        # Ten bytes hold 64 bits; a longer run is malformed, and past any end.
+        if byte < 0x80 or shift > 63:
+            return value, position
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _join_raw_contents(head: bytes, raw_contents: Sequence[bytes | memoryview]) -> bytes:
+    pieces: list[bytes | memoryview] = [head]
+    for content in raw_contents:
+        pieces += (_RAW_OUTPUT_TAG, _varint(len(content)), content)
+    size = sum(map(len, pieces))
+    if size > MAX_MESSAGE_BYTES:
+        raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.")
+    return b"".join(pieces)
+
+
+def _read_inputs(message: Any, raw_contents: Sequence[bytes | memoryview], limits: RequestLimits) -> list[Tensor]:
+    model = message.model_name
+    if len(message.inputs) > limits.tensors:
+        raise invalid(f"request holds more than {limits.tensors} inputs")
+    inputs: list[Tensor] = []
+    used = 0
+    for tensor in message.inputs:
+        name, shape = tensor.name, tensor.shape[:]
+        if not 0 < math.prod(shape) <= MAX_ELEMENT_COUNT or len(shape) > limits.dims:
+            _check_shape(name, shape, limits)
+        if tensor.parameters:
+            _refuse_shared_memory(tensor.parameters)
+        if tensor.HasField("contents"):
+            if raw_contents:
+                raise invalid(
+                    "contents field must not be specified when using raw_input_contents "
+                    f"for '{name}' for model '{model}'"
+                )
+            data = _pack_typed(tensor, model)
+        elif used < len(raw_contents):
+            data = raw_contents[used]
+            used += 1
+        else:
+            raise invalid(f"unable to find data for input tensor '{name}' for model '{model}' in request.")
+        inputs.append(Tensor(name, tensor.datatype, shape, data))
+    if used < len(raw_contents):
+        raise invalid(f"unexpected additional input data for model '{model}'")
+    return inputs
+
+
+def _check_shape(name: str, shape: list[int], limits: RequestLimits) -> None:
+    """Refuse a shape no tensor can have; dimensions that are negative are left to the model's own checks."""
+    start = f"invalid shape for input '{name}': shape [{','.join(map(str, shape))}]"
+    if len(shape) > limits.dims:
+        raise invalid(f"{start} has more than {limits.dims} dimensions")
+    if math.prod(dim for dim in shape if dim > 0) > MAX_ELEMENT_COUNT:
+        raise invalid(f"{start} causes total element count to exceed maximum size of {MAX_ELEMENT_COUNT}")
+
+
+def _pack_typed(tensor: Any, model: str) -> bytes | memoryview:
+    """The content of `tensor`, given in one of the typed fields of InferTensorContents; empty where none is set."""
+    fields = tensor.contents.ListFields()
+    if not fields:
+        return b""
+    place = f"unexpected explicit tensor data for input tensor '{tensor.name}' for model '{model}'"
+    descriptor, values = fields[0]
+    datatypes = _TYPED_FIELDS[descriptor.name]
+    datatype = tensor.datatype
+    if datatype not in datatypes:
+        expected = datatype if datatype in DATATYPES else "<invalid>"
+        raise invalid(f"{place} of type '{datatypes[0]}', expected datatype '{expected}'")
+    if len(fields) > 1:
+        raise invalid(f"{place}, binary data was already supplied.")
+    if datatype == "BYTES":
+        return pack_bytes(values)
+    if datatype in _WIRE_IS_CONTENT:
+        # A packed field is tag, length, and the elements as a tensor holds them: 90 us instead of 8 ms for 150 000.
+        tensor.contents.DiscardUnknownFields()
+        wire = memoryview(tensor.contents.SerializeToString())
+        return wire[len(wire) - len(values) * DATATYPES[datatype].size_bytes :]
+    elements = np.fromiter(values, DATATYPES[datatypes[0]].numpy, len(values))
+    # Narrow types take the low bytes of what was sent, as Triton does.
+    return elements.astype(DATATYPES[datatype].numpy).tobytes()
+
+
+def _read_outputs(message: Any, limits: RequestLimits) -> list[RequestedOutput]:
+    if len(message.outputs) > limits.tensors:
+        raise invalid(f"request holds more than {limits.tensors} outputs")
+    outputs: dict[str, RequestedOutput] = {}
+    for output in message.outputs:
+        if output.name in outputs:
+            raise refused(message.id, f"output '{output.name}' already exists in request")
+        outputs[output.name] = _read_output(output)
+    return list(outputs.values())
+
+
+def _read_output(output: Any) -> RequestedOutput:
+    requested = RequestedOutput(output.name, binary=True)
+    parameters = output.parameters
+    if "classification" in parameters:
+        if "shared_memory_region" in parameters:
+            raise invalid("output can't set both 'shared_memory_region' and 'classification'")
+        requested.class_count = _class_count(parameters["classification"])
+    _refuse_shared_memory(parameters)
+    return requested
+
+
+def _class_count(parameter: Any) -> int:
+    if parameter.WhichOneof("parameter_choice") != "int64_param":
+        raise invalid("invalid value type for 'classification' parameter, expected int64_param")
+    if parameter.int64_param <= 0:
+        raise invalid("invalid value for 'classification' parameter, expected >= 0")
+    return int(parameter.int64_param)
+
+
+def _refuse_shared_memory(parameters: Any) -> None:
+    """Refuse a tensor that lies in a client's shared memory: the one place to change once such regions are served."""
+    if "shared_memory_region" in parameters:
+        raise WeirError(ErrorCode.UNSUPPORTED, "tensors in shared memory are not supported")

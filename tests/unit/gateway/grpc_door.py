@@ -1,0 +1,183 @@
+"""A gRPC front door for tests: a real server on a free port, with models that really compute behind it."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import uvloop
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from gateway.catalog import ServedModel
+from gateway.grpc_codec import MAX_MESSAGE_BYTES
+from gateway.grpc_server import GrpcOptions, GrpcServer
+from schemas.datatypes import DATATYPES
+from schemas.errors import WeirError, invalid, not_found
+from schemas.model_config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
+
+TIMEOUT_S = 10.0
+
+
+def model(name: str, datatype: str, inputs: list[str], outputs: list[str], **changes: Any) -> ServedModel:
+    config = ModelConfig(
+        name=name,
+        backend="python",
+        max_batch_size=8,
+        input=[ModelInput(name=n, data_type=DATATYPES[datatype].config_name, dims=[-1]) for n in inputs],
+        output=[ModelOutput(name=n, data_type=DATATYPES[datatype].config_name, dims=[-1]) for n in outputs],
+    ).replace(**changes)
+    return ServedModel(name, config, [1, 2], {"OUT": ["cat", "dog", "cow"]})
+
+
+MODELS = {
+    served.name: served
+    for served in [
+        model("add_sub", "FP32", ["A", "B"], ["SUM", "DIFFERENCE"]),
+        model("silent", "FP32", ["IN"], ["OUT"]),
+        model("failing", "FP32", ["IN"], ["OUT"]),
+        model("stream", "FP32", ["IN"], ["OUT"], model_transaction_policy=TransactionPolicy(decoupled=True)),
+        *(model(f"same_{datatype}", datatype, ["IN"], ["OUT"]) for datatype in DATATYPES),
+    ]
+}
+
+
+class Models:
+    """The models above as a catalog."""
+
+    ready = True
+
+    def resolve(self, name: str, version: str) -> ServedModel:
+        served = MODELS.get(name)
+        if served is None:
+            raise not_found(f"Request for unknown model: '{name}' is not found")
+        if version and int(version) not in served.versions:
+            raise not_found(f"Request for unknown model: '{name}' version {version} is not found")
+        return served
+
+    def is_ready(self, name: str, version: str) -> bool:
+        return name in MODELS and (not version or int(version) in MODELS[name].versions)
+
+    def server_ready(self) -> bool:
+        return self.ready
+
+
+class Calculator:
+    """Answers requests in the next turn of the event loop; `silent` never answers, `failing` fails as it is told."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.failure: BaseException = invalid("unset")
+        self.requests: list[InferRequest] = []
+        self.abandoned: list[InferRequest] = []
+        self.held: list[Callable[[], None]] = []
+
+    def submit(self, request: InferRequest, on_answer: Callable[[InferResponse | WeirError], None]) -> InferRequest:
+        if request.model_name == "failing" and not isinstance(self.failure, WeirError):
+            raise self.failure
+        MODELS[request.model_name].normalizer.normalize(request)
+        self.requests.append(request)
+        answer = self._answer(request)
+        if request.model_name == "silent":
+            self.held.append(lambda: on_answer(answer))
+        else:
+            asyncio.get_running_loop().call_soon(on_answer, answer)
+        return request
+
+    def abandon(self, pending: InferRequest) -> None:
+        self.abandoned.append(pending)
+
+    def _answer(self, request: InferRequest) -> InferResponse | WeirError:
+        if request.model_name == "failing":
+            assert isinstance(self.failure, WeirError)
+            return self.failure
+        if request.model_name == "add_sub":
+            a, b = (tensor.to_numpy() for tensor in request.inputs)
+            outputs = [Tensor.from_numpy("SUM", a + b, "FP32"), Tensor.from_numpy("DIFFERENCE", a - b, "FP32")]
+        else:
+            tensor = request.inputs[0]
+            outputs = [Tensor("OUT", tensor.datatype, tensor.shape, tensor.data)]
+        version = request.model_version or "2"
+        return InferResponse(request.model_name, version, request.id, outputs, request.parameters)
+
+
+class Loop:
+    """An event loop in a thread of its own, as the gateway's is in its process."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, function: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(function)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(TIMEOUT_S)
+        self._loop.close()
+
+
+class Door:
+    """A running server, with what stands behind it and clients of it."""
+
+    def __init__(self, loop: Loop, options: GrpcOptions | None = None) -> None:
+        self.loop = loop
+        self.catalog = Models()
+        self.inference = Calculator()
+        self.server: GrpcServer = loop.run(self._make(options))
+        self.port: int = loop.run(self.server.start("127.0.0.1", 0))
+        self.client = triton.InferenceServerClient(f"127.0.0.1:{self.port}")
+        self.channel = grpc.insecure_channel(
+            f"127.0.0.1:{self.port}", options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        )
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    async def _make(self, options: GrpcOptions | None) -> GrpcServer:
+        return GrpcServer(self.catalog, self.inference, "test-server", options)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.client.close()
+        self.channel.close()
+        self.loop.run(self.server.stop(0))
+
+
+def tensor(name: str, array: np.ndarray, datatype: str) -> triton.InferInput:
+    given = triton.InferInput(name, list(array.shape), datatype)
+    given.set_data_from_numpy(array)
+    return given
+
+
+def raw_request(name: str, **fields: Any) -> service_pb2.ModelInferRequest:
+    """A request for a model with the one FP32 input IN, of shape [1, 2]."""
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [1, 2]}]
+    return service_pb2.ModelInferRequest(
+        **{"model_name": name, "inputs": inputs, "raw_input_contents": [b"\0" * 8], **fields}
+    )
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.001)
+
+
+def failure_of(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return caught.value.code(), caught.value.details()

@@ -1,0 +1,113 @@
+"""A stock tritonclient against the gRPC front door: what it refuses, and how failures are told."""
+
+import grpc
+import pytest
+from grpc_door import Door, Loop, failure_of, raw_request
+from tritonclient.grpc import service_pb2
+
+from gateway.grpc_server import GrpcOptions
+from schemas.errors import ErrorCode, WeirError, invalid
+
+REFUSALS = {
+    "unknown model": (
+        raw_request("unknown", parameters={"sequence_id": {"bool_param": True}}),
+        grpc.StatusCode.NOT_FOUND,
+        "Request for unknown model: 'unknown' is not found",
+    ),
+    "unknown version": (
+        raw_request("same_FP32", model_version="7"),
+        grpc.StatusCode.NOT_FOUND,
+        "Request for unknown model: 'same_FP32' version 7 is not found",
+    ),
+    "decoupled": (
+        raw_request("stream"),
+        grpc.StatusCode.UNIMPLEMENTED,
+        "ModelInfer RPC doesn't support models with decoupled transaction policy",
+    ),
+    "wrong parameter": (
+        raw_request("same_FP32", parameters={"sequence_id": {"bool_param": True}}),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "invalid value type for 'sequence_id' parameter, expected int64_param or string_param.",
+    ),
+    "no data": (
+        raw_request("same_FP32", raw_input_contents=[]),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "unable to find data for input tensor 'IN' for model 'same_FP32' in request.",
+    ),
+    "wrong datatype": (
+        raw_request("same_INT32"),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "[request id: <id_unknown>] inference input 'IN' data-type is 'FP32', but model 'same_INT32' expects 'INT32'",
+    ),
+    "wrong size": (
+        raw_request("same_FP32", id="r7", raw_input_contents=[b"\0" * 4]),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "[request id: r7] input byte size mismatch for input 'IN' for model 'same_FP32'. Expected 8, got 4",
+    ),
+    "missing input": (
+        raw_request("add_sub", inputs=[{"name": "A", "datatype": "FP32", "shape": [1, 2]}]),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "[request id: <id_unknown>] expected 2 inputs but got 1 inputs for model 'add_sub'. Got input(s) ['A'], but "
+        "missing required input(s) ['B']. Please provide all required input(s).",
+    ),
+    "shared memory": (
+        raw_request(
+            "same_FP32", outputs=[{"name": "OUT", "parameters": {"shared_memory_region": {"string_param": "r"}}}]
+        ),
+        grpc.StatusCode.UNIMPLEMENTED,
+        "tensors in shared memory are not supported",
+    ),
+    "no classes of strings": (
+        raw_request(
+            "same_BYTES",
+            inputs=[{"name": "IN", "datatype": "BYTES", "shape": [1, 2]}],
+            outputs=[{"name": "OUT", "parameters": {"classification": {"int64_param": 1}}}],
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "class result not available for output due to unsupported type 'BYTES'",
+    ),
+}
+
+
+@pytest.mark.parametrize("request_,status,message", REFUSALS.values(), ids=REFUSALS)
+def test_refusals(door: Door, request_: service_pb2.ModelInferRequest, status: grpc.StatusCode, message: str) -> None:
+    assert failure_of(lambda: door.stub.ModelInfer(request_)) == (status, message)
+    assert door.client.is_server_live()
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelConfig"])
+def test_bytes_that_are_no_message_are_refused(door: Door, method: str) -> None:
+    call = door.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+    assert failure_of(lambda: call(b"\xff\xff\xff")) == (grpc.StatusCode.INTERNAL, "Unable to parse request")
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_models_error_comes_with_tritons_status(door: Door, code: ErrorCode) -> None:
+    door.inference.failure = WeirError(code, "out of luck")
+    status, message = failure_of(lambda: door.stub.ModelInfer(raw_request("failing")))
+    assert (status.value[0], message) == (code.grpc_status, "out of luck")
+
+
+@pytest.mark.parametrize("character", ["x", "ä", "\n"])
+def test_a_long_error_keeps_its_start_and_its_end(door: Door, character: str) -> None:
+    door.inference.failure = invalid("start" + character * 50_000 + "end")
+    status, message = failure_of(lambda: door.stub.ModelInfer(raw_request("failing")))
+    assert status is grpc.StatusCode.INVALID_ARGUMENT
+    assert message.startswith("start" + character)
+    assert message.endswith(character + "end")
+
+
+def test_a_bug_behind_the_door_tells_the_client_nothing(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    door.inference.failure = RuntimeError("secret detail")
+    result = failure_of(lambda: door.stub.ModelInfer(raw_request("failing")))
+    assert result == (grpc.StatusCode.INTERNAL, "internal server error")
+    assert "secret detail" in caplog.text
+
+
+def test_a_message_above_the_limit_is_refused(grpc_loop: Loop) -> None:
+    door = Door(grpc_loop, GrpcOptions(max_receive_bytes=1000))
+    try:
+        request = raw_request("same_FP32", raw_input_contents=[b"\0" * 1000])
+        assert failure_of(lambda: door.stub.ModelInfer(request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    finally:
+        door.close()

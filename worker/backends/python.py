@@ -1,0 +1,114 @@
+"""Python models: each instance is a child process of its own (`python_process`), owned by the instance's thread.
+
+A model that dies takes nobody with it: its batch is done again, and it is started anew before the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+
+from repository.config_text import config_from_dict, config_to_json
+from schemas.errors import WeirError
+from schemas.model_config import ModelConfig
+from schemas.requests import InferRequest
+from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
+from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest, PythonResponse, auto_complete
+
+logger = logging.getLogger("weir.worker")
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+
+
+class PythonBackend:
+    """See `worker.backend.Backend`."""
+
+    def describe(self, model: ModelVersion) -> ModelConfig | None:
+        """The configuration as the model's `auto_complete_config` completes it."""
+        completed = auto_complete(
+            model.model_directory, model.version, _filename(model.config), config_to_json(model.config)
+        )
+        return config_from_dict(completed)
+
+    def load(self, model: ModelVersion) -> LoadedModel:
+        """Nothing is shared by instances."""
+        return _PythonModel(model)
+
+
+class _PythonModel:
+    def __init__(self, model: ModelVersion) -> None:
+        self._model = model
+
+    def create_instance(self, device: InstanceDevice) -> Instance:
+        model = self._model
+        kind = device.kind.removeprefix("KIND_")
+        args = {
+            "model_config": json.dumps(config_to_json(model.config)),
+            "model_instance_kind": "CPU" if kind == "AUTO" else kind,
+            "model_instance_name": device.name,
+            "model_instance_device_id": str(device.device_id),
+            "model_repository": str(model.model_directory),
+            "model_version": str(model.version),
+            "model_name": model.name,
+        }
+        process = PythonProcess(model.model_directory, model.version, _filename(model.config), args)
+        process.start(START_TIMEOUT_S)
+        return _PythonInstance(process, device.name)
+
+    def unload(self) -> None:
+        pass  # each instance ends its own process
+
+
+class _PythonInstance:
+    def __init__(self, process: PythonProcess, name: str) -> None:
+        self._process = process
+        self._name = name
+
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
+        self._revive()
+        python_requests = [
+            PythonRequest(
+                id=request.id,
+                correlation_id=request.correlation_id,
+                flags=request.sequence_flags,
+                timeout_us=request.timeout_us,
+                parameters=request.parameters or {},
+                outputs=[output.name for output in request.outputs],
+                inputs=request.inputs,
+            )
+            for request in requests
+        ]
+        execution.input_ready()
+        try:
+            responses = self._process.execute(python_requests)
+        except ProcessDied as error:
+            raise InstanceDied(str(error)) from error
+        execution.inferred()
+        return [_result(response) for response in responses]
+
+    def close(self) -> None:
+        self._process.stop(STOP_TIMEOUT_S)
+
+    def _revive(self) -> None:
+        if self._process.pid is not None:
+            return
+        logger.warning("%s: its process has died and is started again", self._name)
+        try:
+            self._process.start(START_TIMEOUT_S)
+        except WeirError as error:
+            raise InstanceDied(f"its process could not be started again: {error.message}") from error
+
+
+def _filename(config: ModelConfig) -> str:
+    return config.default_model_filename or "model.py"
+
+
+def _result(response: PythonResponse) -> Result:
+    return Result(
+        response.outputs,
+        response.parameters,
+        response.error,
+        is_model_response=response.error is not None and not response.raised,
+    )
