@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from nats.errors import Error as NatsError
 from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
 
 from bus import subjects
@@ -103,6 +104,9 @@ class RegistryView:
         self._bus = bus
         self._clock = clock
         self.workers: dict[str, WorkerView] = {}
+        self._expired_s = clock()
+        self._background: asyncio.TaskGroup | None = None
+        self._rereading: asyncio.Task[None] | None = None
         self._model_listeners: list[Callable[[str], None]] = []
         self._lost_listeners: list[Callable[[str], None]] = []
         self._heartbeat_listeners: list[Callable[[Heartbeat], None]] = []
@@ -119,8 +123,9 @@ class RegistryView:
         """`listener(heartbeat)` for each heartbeat of a known worker."""
         self._heartbeat_listeners.append(listener)
 
-    async def start(self) -> None:
-        """Listens, then reads what was written before."""
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Listens, then reads what was written before; reads again in tasks of `background` when that is called for."""
+        self._background = background
         await self._bus.subscribe(subjects.REGISTRY_WRITES, self._on_write)
         await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
         await self._bus.flush()
@@ -150,7 +155,13 @@ class RegistryView:
 
     def expire(self) -> list[str]:
         """Forgets workers that have been silent for too long; returns them. Called about once a second."""
-        limit = self._clock() - SILENCE_LIMIT_S
+        now = self._clock()
+        paused_s, self._expired_s = now - self._expired_s, now
+        if paused_s > SILENCE_LIMIT_S / 2:
+            # It is this process that was stopped (or starved): nobody could be heard meanwhile.
+            self._hear_all()
+            return []
+        limit = now - SILENCE_LIMIT_S
         silent = [worker for worker, view in self.workers.items() if view.heard_s < limit]
         for worker in silent:
             logger.warning("worker %s has been silent for %.0f s: taken for dead", worker, SILENCE_LIMIT_S)
@@ -166,8 +177,7 @@ class RegistryView:
 
     async def _read_all(self) -> None:
         # While the broker was away heartbeats could not come: nobody is to be taken for dead because of that.
-        for view in self.workers.values():
-            view.heard_s = self._clock()
+        self._hear_all()
         bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
         for key in await self._keys():
             try:
@@ -176,6 +186,10 @@ class RegistryView:
                 continue
             if entry.value:
                 self._apply(key, entry.value)
+
+    def _hear_all(self) -> None:
+        for view in self.workers.values():
+            view.heard_s = self._clock()
 
     def _on_write(self, message: Message) -> None:
         key = message.subject.removeprefix(subjects.registry_subject(""))
@@ -218,10 +232,22 @@ class RegistryView:
             return
         view = self.workers.get(heartbeat.worker)
         if view is None:
+            self._reread()
             return
         view.heard_s = self._clock()
         for listener in self._heartbeat_listeners:
             listener(heartbeat)
+
+    def _reread(self) -> None:
+        """Somebody lives whom this view does not know: it was taken for dead here, wrongly."""
+        if self._background is not None and (self._rereading is None or self._rereading.done()):
+            self._rereading = self._background.create_task(self._try_to_read())
+
+    async def _try_to_read(self) -> None:
+        try:
+            await self._read_all()
+        except (NatsError, OSError, TimeoutError) as error:
+            logger.warning("the registry could not be read: %s", error)
 
     def _model_changed(self, model: str) -> None:
         for listener in self._model_listeners:

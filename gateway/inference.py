@@ -1,8 +1,8 @@
 """`Inference`: the one way from every front door to the queue and back.
 
 A request is resolved, normalised and published. Requests for one model that are submitted in the same turn of the event
-loop leave as one frame; a lone request leaves alone, at once. Only while several frames of the model are on their way to the
-stream do later ones wait, for the next acknowledgement, and then leave together (as TCP's segments do, RFC 896).
+loop leave as one frame; a lone request leaves alone, at once. Only while several frames of the model are on their way to
+the stream do later ones wait, for the next acknowledgement, and then leave together (as TCP's segments do, RFC 896).
 
 The gateway holds every request until its answer: when the broker comes back without its memory
 stream, it sends again what has no answer yet. Whatever happens, `on_answer` is called at most once, and exactly once

@@ -83,7 +83,7 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     limits = RequestLimits(input_size=settings.http_max_input_size)
     doors = Doors(catalog, inference, payloads, limits, settings.server_id)
     await inference.start(background)
-    await registry.start()
+    await registry.start(background)
     await metrics.start()
     grpc_server = GrpcServer(catalog, inference, settings.server_id)
     try:

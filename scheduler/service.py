@@ -10,8 +10,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from itertools import count
+from typing import Any
+
+from nats.errors import Error as NatsError
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -78,7 +81,7 @@ class SchedulerService:
         self._registry.on_worker_lost(self._on_worker_lost)
         self._registry.on_heartbeat(self._on_heartbeat)
         self._bus.on_reconnect(self._recover)
-        await self._registry.start()
+        await self._registry.start(self._background)
         await asyncio.gather(*self._taking.values(), return_exceptions=True)
         self._ticker = self._background.create_task(self._tick())
 
@@ -242,7 +245,14 @@ class SchedulerService:
             self._touch(owned.name)
 
     def _erase(self, worker: str) -> None:
-        self._background.create_task(self._registry.erase(worker))
+        self._background.create_task(self._try(self._registry.erase(worker)))
+
+    async def _try(self, change: Coroutine[Any, Any, None]) -> None:
+        """Changes something at the broker, which may be away just now: then recovery, or the next tick, sees to it."""
+        try:
+            await change
+        except (NatsError, OSError, TimeoutError) as error:
+            logger.warning("the broker did not do as asked: %s: %s", type(error).__name__, error)
 
     async def _recover(self) -> None:
         """The broker came back, perhaps without streams, consumers and pulls."""
@@ -250,8 +260,11 @@ class SchedulerService:
         self._missing.clear()
         await ensure_streams(self._bus)
         for owned in self._models.values():
-            await take_live_consumer(self._bus, owned.name)
-            owned.pull.start()
+            await self._take_again(owned)
+
+    async def _take_again(self, owned: OwnedModel) -> None:
+        await take_live_consumer(self._bus, owned.name)
+        owned.pull.start()
 
     # What goes out
 
@@ -314,8 +327,7 @@ class SchedulerService:
                 for owned in self._models.values():
                     self._finish(owned.scheduler.expire(_now_us()))
                     if owned.pull.consumer_lost:
-                        await take_live_consumer(self._bus, owned.name)
-                        owned.pull.start()
+                        await self._try(self._take_again(owned))
 
 
 def _now_us() -> int:
