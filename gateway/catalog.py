@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from bus.registry import RegistryView
+from gateway.prepared import PreparedRequests
 from schemas.errors import WeirError, invalid, not_found, unavailable
 from schemas.model_config import ModelConfig
 from schemas.normalizer import RequestNormalizer
@@ -31,6 +32,7 @@ class ServedModel:
         self.labels = labels
         self.normalizer = RequestNormalizer(config)
         self.version_texts = frozenset(["", *map(str, versions)])
+        self.prepared = PreparedRequests()
 
     @property
     def latest(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
+from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.inference import Pending
 from schemas.errors import ErrorCode, WeirError, invalid
@@ -180,28 +181,45 @@ class InferExchange:
 
     def _submit(self) -> None:
         try:
-            request = self._parse()
+            served = self._doors.catalog.resolve(self._model, self._version)
+            prepared = None
+            length = self._prepared_length()
+            if length:
+                prepared = served.prepared.find(self._version, self.body, length)
+            if prepared is not None:
+                body = prepared.pack(self.body)
+                self._pending = self._doors.inference.submit_prepared(served, prepared, body, self._on_answer)
+                return
+            request = self._parse(served)
             request.traceparent = self.traceparent
             self._pending = self._doors.inference.submit(request, self._on_answer, self._slot)
             self._slot = None
+            if length:
+                served.prepared.keep(request, self.body, length)
         except WeirError as error:
             self._drop_slot()
             self.respond_error(error)
 
-    def _parse(self) -> InferRequest:
-        doors = self._doors
-        served = doors.catalog.resolve(self._model, self._version)
+    def _prepared_length(self) -> int:
+        """The length of the JSON header, if the request is of the kind that can be prepared; else 0."""
+        header = self.header_length
+        if header is None or self._slot is not None or self.traceparent or self.encoding or not header.isdigit():
+            return 0
+        return int(header)
+
+    def _parse(self, served: ServedModel) -> InferRequest:
         if served.config.is_decoupled:
             raise WeirError(
                 ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
             )
         if self.encoding not in (b"", b"identity"):
             raise WeirError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
+        limits = self._doors.limits
         body = self.body if self._slot is None else self._slot.view[self._padding : self._padding + self._received]
         header_length = None if self.header_length is None else parse_header_length(self.header_length)
         if header_length == 0 or (header_length is None and not body):
-            return parse_raw_request(self._model, self._version, body, served.config, doors.limits)
-        return parse_infer_request(self._model, self._version, body, header_length, doors.limits)
+            return parse_raw_request(self._model, self._version, body, served.config, limits)
+        return parse_infer_request(self._model, self._version, body, header_length, limits)
 
     def _on_answer(self, outcome: InferResponse | WeirError) -> None:
         pending = self._pending
@@ -220,10 +238,10 @@ class InferExchange:
             return
         size = sum(map(len, chunks))
         if header_length is None:
-            head = b"%sContent-Type: application/json\r\nContent-Length: %d\r\n" % (_OK, size)
+            head = b"%bContent-Type: application/json\r\nContent-Length: %d\r\n" % (_OK, size)
         else:
             head = (
-                b"%sContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
+                b"%bContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
                 b"Content-Length: %d\r\n" % (_OK, header_length, size)
             )
         self._write(head, chunks, size)

@@ -26,6 +26,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(**uvicorn)
         self._doors = doors
         self._routes = routes
+        self._idle_since_s = 0.0
 
     # Parser callbacks
 
@@ -87,6 +88,41 @@ class HttpProtocol(HttpToolsProtocol):
             if isinstance(cycle, InferExchange) and not cycle.response_complete:
                 cycle.disconnect()
         super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but the timer of an idle connection is looked at when it is due, not set for each response."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+            return
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes the connection if it has been idle for as long as the timeout, or looks again when it would have been."""
+        self.timeout_keep_alive_task = None
+        if self.transport.is_closing():
+            return
+        cycle: Any = self.cycle
+        idle_s = self.loop.time() - self._idle_since_s if cycle.response_complete else 0.0
+        if idle_s >= self.timeout_keep_alive:
+            self.transport.close()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive - idle_s, self.timeout_keep_alive_handler
+            )
+
+    def _unset_keepalive_if_required(self) -> None:
+        # uvicorn cancels the timer whenever data arrives; here it goes on, and only the end of the connection ends it.
+        if self.transport is None or self.transport.is_closing():
+            super()._unset_keepalive_if_required()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         # Where uvicorn's protocol starts the next pipelined request, whichever kind it is.

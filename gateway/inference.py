@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from bus import subjects
@@ -24,6 +24,7 @@ from bus.payloads import INLINE_LIMIT_BYTES, PayloadReader, Slot, StalePayload
 from bus.streams import ensure_streams
 from gateway.catalog import Catalog, ServedModel
 from gateway.payload_store import PayloadStore
+from gateway.prepared import PreparedRequest
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import (
     Answer,
@@ -55,6 +56,8 @@ BROKER_PATIENCE_S = 30.0
 _RESEND_WAIT_S = 0.1
 _DRAIN_POLL_S = 0.02
 
+_NO_SLOTS: Sequence[Slot] = ()
+
 OnAnswer = Callable[[InferResponse | WeirError], None]
 
 
@@ -64,7 +67,13 @@ class Pending:
     __slots__ = ("key", "model", "on_answer", "part", "request", "slots")
 
     def __init__(
-        self, key: int, model: ServedModel, request: InferRequest, part: Part, on_answer: OnAnswer, slots: list[Slot]
+        self,
+        key: int,
+        model: ServedModel,
+        request: InferRequest,
+        part: Part,
+        on_answer: OnAnswer,
+        slots: Sequence[Slot],
     ) -> None:
         self.key = key
         self.model = model
@@ -139,6 +148,19 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
+        return self._accept(model, request, body, slots, on_answer)
+
+    def submit_prepared(
+        self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
+    ) -> Pending:
+        """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message."""
+        if len(self._pending) >= MAX_IN_FLIGHT:
+            raise unavailable("Exceeds maximum queue size")
+        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer)
+
+    def _accept(
+        self, model: ServedModel, request: InferRequest, body: bytes, slots: Sequence[Slot], on_answer: OnAnswer
+    ) -> Pending:
         key = next(self._keys)
         part = Part(
             key,
@@ -153,8 +175,7 @@ class Inference:
             request.traceparent,
             body,
         )
-        pending = Pending(key, model, request, part, on_answer, slots)
-        self._pending[key] = pending
+        pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots)
         self._enqueue(model.name, part)
         return pending
 
@@ -231,7 +252,8 @@ class Inference:
                 self._release(tensor.data for tensor in answer.outputs)
                 continue
             outcome = self._outcome(pending, version, answer)
-            _free(pending.slots)
+            if pending.slots:
+                _free(pending.slots)
             pending.on_answer(outcome)
 
     def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError:

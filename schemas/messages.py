@@ -10,6 +10,7 @@ Everything that arrives is untrusted: each `unpack_*` raises `MalformedMessage` 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -22,7 +23,9 @@ from schemas.tensors import PayloadRef, Tensor
 
 WIRE_VERSION = 1
 
-_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_packer = msgpack.Packer(use_bin_type=True, autoreset=True)
+_pack = _packer.pack
+_pack_array_header = _packer.pack_array_header
 
 
 class MalformedMessage(ValueError):
@@ -104,6 +107,24 @@ def pack_body(request: InferRequest) -> bytes:
             )
         )
     )
+
+
+def body_template(request: InferRequest) -> list[bytes]:
+    """What `pack_body` makes of `request`, without the content of its tensors: the bytes before, between and after it.
+
+    Joined with the content of other tensors of the same sizes, it is the body of the request that has those.
+    """
+    pieces: list[bytes] = []
+    piece = _pack_array_header(7) + _pack(request.id) + _pack(request.parameters)
+    piece += _pack_array_header(len(request.inputs))
+    for tensor in request.inputs:
+        piece += _pack_array_header(4) + _pack(tensor.name) + _pack(tensor.datatype) + _pack(tensor.shape)
+        pieces.append(piece + _bin_header(tensor.size_bytes))
+        piece = b""
+    piece += _pack([output.name for output in request.outputs])
+    piece += _pack(request.correlation_id) + _pack(request.sequence_flags) + _pack(request.timeout_us)
+    pieces.append(piece)
+    return pieces
 
 
 def unpack_body(body: bytes, model: str, version: int) -> InferRequest:
@@ -228,6 +249,15 @@ def unpack_release(data: bytes) -> list[tuple[str, int, int]]:
         return [(_text(segment), int(slot), int(generation)) for segment, slot, generation in slots]
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not a release: {error}") from error
+
+
+def _bin_header(size: int) -> bytes:
+    # msgpack's "bin" formats; the packer offers no call for the header alone.
+    if size < 1 << 8:
+        return struct.pack(">BB", 0xC4, size)
+    if size < 1 << 16:
+        return struct.pack(">BH", 0xC5, size)
+    return struct.pack(">BI", 0xC6, size)
 
 
 def _unpack(data: bytes, fields: int) -> list[Any]:
