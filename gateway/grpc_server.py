@@ -202,7 +202,7 @@ class GrpcServer:
             if not settled.done():
                 settled.set_result(answer)
 
-        pending = self._inference.submit(request, settle)
+        pending = self._inference.submit(request, settle, gather=True)
         try:
             answer = await settled
         except asyncio.CancelledError:

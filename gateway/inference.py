@@ -47,6 +47,11 @@ MAX_FRAME_BYTES = 512 * 1024
 MAX_FRAMES_ON_THE_WAY = 8
 """Frames of one model that may be unacknowledged before later requests wait for one of them."""
 
+GATHER_S = 0.002
+"""How long a request of a door that delivers them singly may wait for others, from so many in flight on."""
+
+GATHER_FROM_IN_FLIGHT = 8
+
 MAX_IN_FLIGHT = 50_000
 """Requests that one gateway holds; more are refused at once."""
 
@@ -99,6 +104,7 @@ class Inference:
         self._cancelled: dict[str, list[int]] = {}
         self._releases: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
         self._flush_due = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._frame_numbers = count(1)
         self._unacked: dict[int, tuple[str, list[int]]] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -128,9 +134,13 @@ class Inference:
         """Requests without an answer."""
         return len(self._pending)
 
-    def submit(self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None) -> Pending:
+    def submit(
+        self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None, gather: bool = False
+    ) -> Pending:
         """Publishes the request; `on_answer` is called later, from the event loop, with its answer.
 
+        `gather` is for a door that delivers one request a turn of the loop however many are waiting (gRPC): while
+        others are in flight the request may wait a moment for more to share its frame.
         `body_slot` is the payload slot over which the request's tensors are views, if there is one; it is owned by the
         request from now on. Raises WeirError for what is refused at the door: then nothing was sent or taken over.
         """
@@ -148,7 +158,7 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        return self._accept(model, request, body, slots, on_answer)
+        return self._accept(model, request, body, slots, on_answer, gather)
 
     def submit_prepared(
         self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
@@ -156,10 +166,16 @@ class Inference:
         """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message."""
         if len(self._pending) >= MAX_IN_FLIGHT:
             raise unavailable("Exceeds maximum queue size")
-        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer)
+        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer, False)
 
     def _accept(
-        self, model: ServedModel, request: InferRequest, body: bytes, slots: Sequence[Slot], on_answer: OnAnswer
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        body: bytes,
+        slots: Sequence[Slot],
+        on_answer: OnAnswer,
+        gather: bool,
     ) -> Pending:
         key = next(self._keys)
         part = Part(
@@ -176,7 +192,10 @@ class Inference:
             body,
         )
         pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots)
-        self._enqueue(model.name, part)
+        if gather and len(self._pending) >= GATHER_FROM_IN_FLIGHT:
+            self._gather(model.name, part)
+        else:
+            self._enqueue(model.name, part)
         return pending
 
     def abandon(self, pending: Pending) -> None:
@@ -191,10 +210,18 @@ class Inference:
         waiting = self._outbox.get(model)
         if waiting is not None:
             waiting.append(part)
-            return
-        self._outbox[model] = [part]
+            if self._gathering is None:
+                return
+        else:
+            self._outbox[model] = [part]
         if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
             self._schedule_flush()
+
+    def _gather(self, model: str, part: Part) -> None:
+        waiting = self._outbox.setdefault(model, [])
+        waiting.append(part)
+        if self._gathering is None and not self._flush_due:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
 
     def _schedule_flush(self) -> None:
         if not self._flush_due:
@@ -204,6 +231,9 @@ class Inference:
 
     def _flush(self) -> None:
         self._flush_due = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         for model in [model for model in self._outbox if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
             self._send(model, self._outbox.pop(model))
         if self._cancelled:
