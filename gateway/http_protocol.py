@@ -18,6 +18,10 @@ from gateway.http_exchange import InferExchange
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 _MAX_CACHED_ROUTES = 4096
 
+MAX_HEADERS = 128
+MAX_HEAD_BYTES = 64 * 1024
+"""URL and headers of one request together; requests with more are answered with 400, and their connection ends."""
+
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection. `doors` are shared by all of them, and so is `routes`, a cache of parsed infer URLs."""
@@ -27,6 +31,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._doors = doors
         self._routes = routes
         self._idle_since_s = 0.0
+        self._head_bytes = 0
 
     # Parser callbacks
 
@@ -34,7 +39,21 @@ class HttpProtocol(HttpToolsProtocol):
         """The ASGI scope is made only for requests that go to ASGI."""
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """See uvicorn's protocol; bounded."""
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("the request's head is too long")  # the parser makes it a 400, and the connection ends
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See uvicorn's protocol; bounded."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            raise ValueError("the request's head is too long")
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """Decides which way the request goes."""
@@ -44,10 +63,11 @@ class HttpProtocol(HttpToolsProtocol):
         except KeyError:
             route = self._parse_route(url)
         if route is None or self.parser.get_method() != b"POST":
-            headers, expects = self.headers, self.expect_100_continue
+            headers = self.headers
             super().on_message_begin()
-            self.url, self.expect_100_continue = url, expects
+            self.url = url
             self.headers.extend(headers)
+            self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
             super().on_headers_complete()
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()

@@ -55,6 +55,9 @@ GATHER_FROM_IN_FLIGHT = 8
 MAX_IN_FLIGHT = 50_000
 """Requests that one gateway holds; more are refused at once."""
 
+MAX_IN_FLIGHT_BYTES = 1 << 30
+"""Their packed bodies together (large tensors lie in shared memory, which has its own bound)."""
+
 BROKER_PATIENCE_S = 30.0
 """How long requests wait for a broker that is away before they are refused."""
 
@@ -99,6 +102,7 @@ class Inference:
         self._reader = PayloadReader()
         self._keys = count(1)
         self._pending: dict[int, Pending] = {}
+        self._in_flight_bytes = 0
         self._outbox: dict[str, list[Part]] = {}
         self._on_the_way: dict[str, int] = defaultdict(int)  # frames by model that are not acknowledged yet
         self._cancelled: dict[str, list[int]] = {}
@@ -145,8 +149,7 @@ class Inference:
         request from now on. Raises WeirError for what is refused at the door: then nothing was sent or taken over.
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
-        if len(self._pending) >= MAX_IN_FLIGHT:
-            raise unavailable("Exceeds maximum queue size")
+        self._check_room()
         model.normalizer.normalize(request)
         slots = self._payloads.place(request.inputs, body_slot) if _is_large(request) else []
         body = pack_body(request)
@@ -164,8 +167,7 @@ class Inference:
         self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
     ) -> Pending:
         """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message."""
-        if len(self._pending) >= MAX_IN_FLIGHT:
-            raise unavailable("Exceeds maximum queue size")
+        self._check_room()
         return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer, False)
 
     def _accept(
@@ -192,6 +194,7 @@ class Inference:
             body,
         )
         pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots)
+        self._in_flight_bytes += len(body)
         if gather and len(self._pending) >= GATHER_FROM_IN_FLIGHT:
             self._gather(model.name, part)
         else:
@@ -200,7 +203,7 @@ class Inference:
 
     def abandon(self, pending: Pending) -> None:
         """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
-        if self._pending.pop(pending.key, None) is None:
+        if self._take(pending.key) is None:
             return
         _free(pending.slots)
         self._cancelled.setdefault(pending.model.name, []).append(pending.key)
@@ -216,6 +219,17 @@ class Inference:
             self._outbox[model] = [part]
         if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
             self._schedule_flush()
+
+    def _check_room(self) -> None:
+        if len(self._pending) >= MAX_IN_FLIGHT or self._in_flight_bytes >= MAX_IN_FLIGHT_BYTES:
+            raise unavailable("Exceeds maximum queue size")
+
+    def _take(self, key: int) -> Pending | None:
+        """Removes a request that is over; None when it was over before."""
+        pending = self._pending.pop(key, None)
+        if pending is not None:
+            self._in_flight_bytes -= len(pending.part.body)
+        return pending
 
     def _gather(self, model: str, part: Part) -> None:
         waiting = self._outbox.setdefault(model, [])
@@ -276,7 +290,7 @@ class Inference:
             logger.warning("dropped a message that is no answer: %s", error)
             return
         for answer in answers:
-            pending = self._pending.pop(answer.key, None)
+            pending = self._take(answer.key)
             if pending is None:
                 self.duplicate_answers += 1
                 self._release(tensor.data for tensor in answer.outputs)
@@ -314,7 +328,7 @@ class Inference:
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:
-            pending = self._pending.pop(key, None)
+            pending = self._take(key)
             if pending is not None:
                 _free(pending.slots)
                 pending.on_answer(error)

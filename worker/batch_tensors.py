@@ -70,6 +70,13 @@ class BatchAssembler:
         return np.frombuffer(joined, DATATYPES[datatype].numpy).reshape(shape)
 
 
+def batch_sizes(requests: Sequence[InferRequest], batching: bool) -> list[int]:
+    """The rows of each request; 1 each for a model without a batch dimension."""
+    if not batching:
+        return [1] * len(requests)
+    return [request.inputs[0].shape[0] if request.inputs else 1 for request in requests]
+
+
 def split_outputs(
     requests: Sequence[InferRequest], outputs: Sequence[tuple[str, str, np.ndarray]], batching: bool
 ) -> list[list[Tensor]]:
@@ -77,33 +84,41 @@ def split_outputs(
 
     Raises WeirError when an output has another number of rows than the batch.
     """
+    sizes = batch_sizes(requests, batching)
     results: list[list[Tensor]] = [[] for _ in requests]
-    wanted = [{output.name for output in request.outputs} for request in requests]
-    sizes = [request.inputs[0].shape[0] if request.inputs else 1 for request in requests] if batching else [1]
-    total = sum(sizes)
     for name, datatype, array in outputs:
         if not batching:
-            if not wanted[0] or name in wanted[0]:
-                results[0].append(Tensor.from_numpy(name, array, datatype))
-            continue
-        if array.ndim == 0 or array.shape[0] != total:
-            raise internal(f"output '{name}' has {array.shape[0] if array.ndim else 0} rows for a batch of {total}")
-        rest = array.shape[1:]
-        start = 0
-        if datatype == "BYTES":
-            for position, size in enumerate(sizes):
-                if not wanted[position] or name in wanted[position]:
-                    results[position].append(Tensor.from_numpy(name, array[start : start + size], datatype))
-                start += size
-            continue
-        content = memoryview(np.ascontiguousarray(array).reshape(-1)).cast("B")  # type: ignore[arg-type]
-        row_bytes = len(content) // total if total else 0
-        for position, size in enumerate(sizes):
-            if not wanted[position] or name in wanted[position]:
-                rows = content[start * row_bytes : (start + size) * row_bytes]
-                results[position].append(Tensor(name, datatype, (size, *rest), rows))
-            start += size
+            parts = [Tensor.from_numpy(name, array, datatype)]
+        else:
+            parts = _rows(name, datatype, array, sizes)
+        for request, result, part in zip(requests, results, parts, strict=True):
+            if not request.outputs or any(output.name == name for output in request.outputs):
+                result.append(part)
     return results
+
+
+def _rows(name: str, datatype: str, array: np.ndarray, sizes: Sequence[int]) -> list[Tensor]:
+    total = sum(sizes)
+    shape = array.shape
+    if not shape or shape[0] != total:
+        raise internal(f"output '{name}' has {shape[0] if shape else 0} rows for a batch of {total}")
+    if len(sizes) == 1:
+        return [Tensor.from_numpy(name, array, datatype)]
+    rest = shape[1:]
+    parts: list[Tensor] = []
+    start = 0
+    if datatype == "BYTES":
+        for size in sizes:
+            parts.append(Tensor.from_numpy(name, array[start : start + size], datatype))
+            start += size
+        return parts
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    row_bytes = len(content) // total if total else 0
+    for size in sizes:
+        end = start + size * row_bytes
+        parts.append(Tensor(name, datatype, (size, *rest), content[start:end]))
+        start = end
+    return parts
 
 
 def has_gone(request: InferRequest, reader: PayloadReader) -> bool:

@@ -30,7 +30,7 @@ from schemas.messages import (
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
-from worker.batch_tensors import has_gone
+from worker.batch_tensors import batch_sizes, has_gone
 from worker.reshape import Reshaper
 from worker.statistics import ModelStatistics
 
@@ -229,9 +229,7 @@ class ModelInstance:
         if failed:
             self._statistics.record_failures(failed, "BACKEND", queue_ns + end_ns - execution.start_ns)
         if succeeded := len(outcomes) - failed:
-            rows = len(requests)
-            if self._batching:
-                rows = sum(request.inputs[0].shape[0] if request.inputs else 1 for request in requests)
+            rows = sum(batch_sizes(requests, self._batching))
             phases = (
                 execution.input_end_ns - execution.start_ns,
                 execution.infer_end_ns - execution.input_end_ns,
