@@ -1,0 +1,54 @@
+# Needs Python 3.11 or newer, make and pip; everything else is installed into .venv.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python -m
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test test-slow lint bench docs lock clean
+
+help: ## Show the targets.
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+install: $(STAMP) ## Install Weir and what it needs into .venv.
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Weir needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP) ## Classify real files with a real network, and show latency and batch sizes.
+	$(RUN) examples.demo
+
+serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001 and 8002 until Ctrl-C.
+	$(RUN) examples.serve
+
+test: $(STAMP) ## Run the tests that need no GPU and little time.
+	@echo "left out: $$($(RUN) pytest -m gpu --collect-only --quiet | grep -c ::) gpu tests, $$($(RUN) pytest -m slow --collect-only --quiet | grep -c ::) slow tests"
+	$(RUN) pytest -n 2 -m "not slow and not gpu"
+
+test-slow: $(STAMP) ## Run the slow tests.
+	$(RUN) pytest -m "slow and not gpu"
+
+lint: $(STAMP) ## Check style, format and types.
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) mypy
+
+bench: $(STAMP) ## Measure CPU and latency beside other servers.
+	$(RUN) benchmarks.compare
+
+docs: $(STAMP) ## Write the parts of the documentation that follow from the code.
+	$(RUN) docs.generate
+
+lock: $(STAMP) ## Choose the newest versions of all dependencies anew.
+	$(RUN) pip install --quiet --disable-pip-version-check uv
+	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-annotate \
+		--upgrade --quiet --output-file requirements.lock pyproject.toml
+
+clean: ## Remove what was installed, made and cached here.
+	rm -rf $(VENV) .weir .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,138 @@
+"""Writes the parts of the documentation that follow from the code: `make docs`.
+
+Each lies between two marker lines of a page. A test compares pages with what is generated here.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from schemas.messages import BatchEntry, BatchMessage, Done, Part
+from weir.cli import app
+
+DOCS = Path(__file__).parent
+
+
+def serve_options() -> str:
+    """Tables of the options of `weir serve`, by group."""
+    command: Any = typer.main.get_command(app)
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for option in command.commands["serve"].params:
+        names = ", ".join(f"`{name}`" for name in option.opts)
+        groups.setdefault(option.rich_help_panel or "", []).append((names, _default(option), option.help))
+    return "\n\n".join(
+        f"**{group}**\n\n{_table(('option', 'default', 'meaning'), rows)}" for group, rows in groups.items() if group
+    )
+
+
+def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return f"`{option.show_default}`" if "$" in option.show_default else option.show_default
+    value = getattr(option.default, "value", option.default)
+    return "" if value is None else f"`{value}`"
+
+
+def message_fields() -> str:
+    """The messages of the request's way, with the fields of their rows."""
+    part, entry, batch, done = (", ".join(row._fields) for row in (Part, BatchEntry, BatchMessage, Done))
+    rows = [
+        ("frame", "gateway → scheduler", f"gateway, [part …] with part = ({part})"),
+        ("batch", "scheduler → worker", f"{batch} with entry = ({entry})"),
+        (
+            "answers",
+            "worker → gateway",
+            "version, [answer …] with answer = (key, outputs, parameters) or (key, code, text)",
+        ),
+        ("done", "worker → scheduler", f"worker, [done …] with done = ({done})"),
+        ("cancel", "gateway → scheduler", "gateway, keys"),
+        ("release", "gateway → worker", "[(segment, slot, generation) …]"),
+    ]
+    return _table(("message", "way", "fields"), rows)
+
+
+_BOUNDS = [
+    ("gateway.inference", "MAX_IN_FLIGHT", "requests a gateway holds", "503"),
+    ("gateway.inference", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
+    ("gateway.http_protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
+    ("gateway.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
+    ("gateway.inference", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),
+    ("gateway.inference", "BROKER_PATIENCE_S", "wait for a broker that is away", "503"),
+    ("bus.connection", "MAX_KEPT_BYTES", "messages kept while the broker is away", "dropped: gateways send again"),
+    ("bus.streams", "LIVE_MAX_BYTES", "stream LIVE", "publishes are refused: 503"),
+    ("bus.streams", "MAX_UNACKED_FRAMES", "frames of one model that a scheduler holds", "the rest stays in the stream"),
+    ("bus.payloads", "INLINE_LIMIT_BYTES", "a tensor inside a message, where memory is shared", "by reference"),
+    ("bus.embedded", "MAX_PAYLOAD", "one message through the embedded nats-server", "400"),
+    ("scheduler.owned_model", "MAX_HELD_BYTES", "frames of one model in a scheduler", "the rest stays in the stream"),
+    ("scheduler.dynamic_batcher", "MAX_BATCH_BYTES", "bodies of one batch", "the next batch takes the rest"),
+    ("scheduler.batcher_choice", "DEFAULT_MAX_QUEUE_SIZE", "requests that wait for one version", "503"),
+    ("worker.model_instance", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
+]
+"""(module, constant, what it bounds, what happens beyond it)."""
+
+
+def bounds() -> str:
+    """The limits, with their values."""
+    rows = [
+        (meaning, _with_unit(name, getattr(import_module(module), name)), beyond, f"`{name}`")
+        for module, name, meaning, beyond in _BOUNDS
+    ]
+    return _table(("what", "limit", "beyond it", "constant"), rows)
+
+
+def _with_unit(name: str, value: float) -> str:
+    if name.endswith("_S"):
+        return f"{value:g} s"
+    if value % 1024 or value < 64 * 1024:
+        return f"{value:,}".replace(",", " ")
+    return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "serving.md": {"serve options": serve_options},
+    "architecture.md": {"messages": message_fields, "bounds": bounds},
+}
+"""Generated parts by page and marker."""
+
+
+def with_parts(page: str, text: str) -> str:
+    """`text` of `page` with its generated parts as they are now. Raises ValueError when a marker is missing."""
+    for marker, make in PARTS[page].items():
+        begin, end = f"<!-- generated: {marker} -->", f"<!-- end: {marker} -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{page} has no part {marker!r}")
+        part = f"{begin}\n\n{make()}\n\n{end}"
+        text = pattern.sub(lambda _, part=part: part, text)
+    return text
+
+
+def main() -> None:
+    """The command; with `--check` it writes nothing, and fails when a page is not as it would be written."""
+    stale = []
+    for page in PARTS:
+        path = DOCS / page
+        before = path.read_text()
+        after = with_parts(page, before)
+        if after == before:
+            continue
+        stale.append(page)
+        if "--check" not in sys.argv:
+            path.write_text(after)
+    if stale and "--check" in sys.argv:
+        sys.exit(f"not as generated, so run make docs: {', '.join(stale)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""One server for all commands that only ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from demo_serving import Served, demo_served
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with demo_served(tmp_path_factory.mktemp("serve")) as served:
+        yield served

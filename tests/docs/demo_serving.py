@@ -1,0 +1,75 @@
+"""The demo's server, started as `make serve` starts it, for the commands that the documentation shows."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pages import ROOT
+
+DRAWN_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What `make serve` left running: the folder it was started in, what it printed, and its real ports."""
+
+    folder: Path
+    printed: str
+    ports: dict[str, str]
+
+    def here(self, text: str) -> str:
+        """`text` of the documentation with the ports of this server."""
+        for documented, real in self.ports.items():
+            text = text.replace(f"localhost:{documented}", f"127.0.0.1:{real}")
+        return text
+
+
+def in_venv(command: str) -> list[str]:
+    """The words of a documented command, with programs of `.venv/bin` taken from where this Python is."""
+    words = shlex.split(command)
+    words[0] = words[0].replace(".venv/bin", str(Path(sys.executable).parent))
+    return words
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, in which modules of the checkout are found from any folder."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def demo_served(folder: Path) -> Iterator[Served]:
+    """The demo's server on free ports, with what it makes in `folder`; it must end cleanly."""
+    log = folder / "log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "examples.serve", *DRAWN_PORTS],
+            cwd=folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
+    assert process.stdout is not None
+    try:
+        printed = ""
+        while "curl" not in printed:
+            line = process.stdout.readline()
+            assert line, log.read_text()
+            printed += line
+        rows = [line.split() for line in printed.splitlines()]
+        places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("HTTP", "gRPC", "metrics")}
+        numbers = {name: place.removesuffix("/metrics").rpartition(":")[2] for name, place in places.items()}
+        yield Served(folder, printed, {"8000": numbers["HTTP"], "8001": numbers["gRPC"], "8002": numbers["metrics"]})
+    finally:
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+        process.stdout.close()
+    assert status == 0, log.read_text()

@@ -1,0 +1,34 @@
+"""The fenced blocks of the documentation's pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/serving.md", "docs/compatibility.md", "docs/architecture.md")
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """One fenced block: its page, its language, and its lines."""
+
+    page: str
+    language: str
+    text: str
+
+
+def blocks(language: str) -> list[Block]:
+    """The blocks of one language, page by page, in order."""
+    return [block for block in all_blocks() if block.language == language]
+
+
+def all_blocks() -> list[Block]:
+    return [Block(page, *found) for page in PAGES for found in _FENCE.findall((ROOT / page).read_text())]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) of each line of each `sh` block."""
+    return [(block.page, line) for block in blocks("sh") for line in block.text.splitlines() if line.strip()]

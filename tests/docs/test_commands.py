@@ -1,0 +1,181 @@
+"""Every command that the documentation shows works as it is shown.
+
+A line of an `sh` block is run as it is, with the ports of a server on free ports in place of the documented ones. `make`
+targets take minutes or the documented ports, so they are asked what they would run (`make -n`), and what `demo` and
+`serve` run is run here; `make demo` itself is a slow test. `make test`, `lint` and `bench` are not run by a test of
+themselves: `.ci/run` runs the first two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from demo_serving import DRAWN_PORTS, Served, environment, in_venv
+from pages import ROOT, Block, all_blocks, commands
+
+RECIPES = {
+    "make demo": "-m examples.demo",
+    "make serve": "-m examples.serve",
+    "make test": '-m pytest -n 2 -m "not slow and not gpu"',
+    "make lint": "-m ruff check",
+    "make bench": "-m benchmarks.compare",
+}
+"""What is behind each documented target."""
+
+ROLES_APART = "docs/serving.md"
+
+
+def told(kind: str) -> list[str]:
+    return [command for _, command in commands() if command.startswith(kind)]
+
+
+def test_every_command_is_of_a_kind_that_is_tested() -> None:
+    kinds = ("make ", "curl ", ".venv/bin/weir serve ", ".venv/bin/weir ", ".venv/bin/nats-server ")
+    assert [command for _, command in commands() if not command.startswith(kinds)] == []
+    assert set(told("make ")) == RECIPES.keys()
+
+
+@pytest.mark.parametrize(("command", "recipe"), RECIPES.items())
+def test_make_runs(command: str, recipe: str) -> None:
+    would_run = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert recipe in would_run
+
+
+def test_make_serve_prints_a_request_that_is_answered_with_a_label(served: Served) -> None:
+    command = next(line for line in served.printed.splitlines() if "curl" in line)
+    answer = subprocess.run(["bash", "-c", command], cwd=served.folder, capture_output=True, text=True, check=True)
+    assert ":python" in answer.stdout
+
+
+@pytest.mark.parametrize("command", told("curl "))
+def test_curl(command: str, served: Served) -> None:
+    answer = subprocess.run(
+        ["bash", "-c", served.here(command)], cwd=served.folder, capture_output=True, text=True, check=True
+    )
+    assert "magika" in answer.stdout
+    assert '"error"' not in answer.stdout
+
+
+def examples_with_output() -> list[tuple[Block, str]]:
+    """Each `python` block, with the `text` block behind it, which shows what it prints."""
+    pages = all_blocks()
+    return [
+        (block, following.text)
+        for block, following in itertools.pairwise(pages)
+        if block.language == "python" and following.language == "text"
+    ]
+
+
+@pytest.mark.parametrize(("block", "expected"), examples_with_output(), ids=lambda value: getattr(value, "page", ""))
+def test_python_example(block: Block, expected: str, served: Served) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", served.here(block.text)], cwd=served.folder, capture_output=True, text=True, check=True
+    )
+    # The last digits of a score may differ from one machine to another.
+    assert [re.sub(r"(\.\d\d)\d+", r"\1", line) for line in done.stdout.splitlines()] == [
+        re.sub(r"(\.\d\d)\d+", r"\1", line) for line in expected.splitlines()
+    ]
+
+
+def test_every_python_block_shows_what_it_prints() -> None:
+    shown = [block for block, _ in examples_with_output()]
+    assert [block for block in all_blocks() if block.language == "python" and block not in shown] == []
+
+
+@pytest.mark.parametrize("command", told(".venv/bin/weir serve "))
+def test_weir_serve(command: str, served: Served) -> None:
+    process = subprocess.Popen(
+        [*in_venv(command), *DRAWN_PORTS],
+        cwd=served.folder,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = False
+    while not ready and (line := process.stdout.readline()):
+        ready = line.split()[:1] == ["magika"] and "READY" in line
+    process.terminate()
+    _, log = process.communicate(timeout=60)
+    assert ready, log
+    assert process.returncode == 0
+
+
+def test_roles_apart(served: Served, tmp_path: Path) -> None:
+    roles = [
+        line
+        for page, line in commands()
+        if page == ROLES_APART and not line.startswith((".venv/bin/weir serve ", "make ", "curl "))
+    ]
+    assert len(roles) == 4
+    ports = free_ports(4)
+    documented = ("4222", "8000", "8001", "8002")
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for role in roles:
+            for number, port in zip(documented, ports, strict=True):
+                role = role.replace(number, str(port))
+            role = role.replace(".weir/nats", str(tmp_path / "nats"))
+            with (tmp_path / f"log-{len(processes)}").open("w") as log:
+                processes.append(
+                    subprocess.Popen(in_venv(role), cwd=served.folder, env=environment(), stdout=log, stderr=log)
+                )
+        assert becomes_ready(f"http://127.0.0.1:{ports[1]}/v2/models/magika/ready"), "".join(
+            log.read_text() for log in sorted(tmp_path.glob("log-*"))
+        )
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait(60)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def becomes_ready(url: str, timeout_s: float = 40.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            time.sleep(0.1)
+    return False
+
+
+def test_the_demo_recognises_files_over_both_protocols(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo", f"--folder={tmp_path}", "--seconds=0.1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    decoder = next(place for place, row in enumerate(rows) if row and row[0].endswith("json/decoder.py"))
+    assert rows[decoder][2:4] == ["HTTP", "python"]
+    assert rows[decoder + 1][:2] == ["gRPC", "python"]
+    assert [row[1] for row in rows if row[:1] == ["magika"] and len(row) == 6] == ["1", "8", "32"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_make_demo() -> None:
+    done = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    assert "Stopped cleanly" in done.stdout
