@@ -1,0 +1,1 @@
+"""Weir beside Triton on the same models, in one run: `make bench`, or `python -m benchmarks.compare --help`."""
