@@ -1,79 +1,75 @@
-"""What every batcher promises, and the default one: requests run alone, in the order they came.
+"""`Batcher`: the queue of one model version, and the rule by which batches are taken from it.
 
+`DefaultBatcher` is the simplest rule: requests run alone, in the order they came.
 Source: Triton's default scheduler (a client's own batch runs as it is, nothing is combined, no queue policy applies).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
-from scheduler.queued_request import QueuedRequest
-from schemas.errors import unavailable
+from scheduler.queued_request import QueuedRequest, arrival
 
 
-class Batcher(Protocol):
-    """The queue of one model version, and the rule by which batches are taken from it. Times are microseconds."""
+class Batcher(ABC):
+    """Requests in the order they came, at most `max_queue_size`; a subclass says what a batch is.
 
-    def enqueue(self, request: QueuedRequest) -> None:
-        """Takes the request in, last. Raises WeirError when it refuses it."""
-
-    def put_back(self, requests: Iterable[QueuedRequest]) -> None:
-        """Takes requests of a lost batch in again, before all others, in the order given."""
-
-    def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
-        """The batch to run on a free instance now, or None; with `full_only`, only one that could not grow any more."""
-
-    def wake_at_us(self) -> int | None:
-        """When `next_batch` may answer otherwise without any new event; None for never."""
-
-    def drain(self) -> list[QueuedRequest]:
-        """Empties the queue: all requests not cancelled, in order."""
-
-    def __len__(self) -> int:
-        """Requests waiting, cancelled ones included."""
-
-
-class DefaultBatcher:
-    """Each request is a batch."""
+    Times are microseconds. A cancelled request leaves the queue by `drop_cancelled`, so that no rule meets one.
+    """
 
     def __init__(self, max_queue_size: int) -> None:
         self._queue: deque[QueuedRequest] = deque()
         self._max_queue_size = max_queue_size
 
     def __len__(self) -> int:
+        """Requests waiting."""
         return len(self._queue)
 
-    def enqueue(self, request: QueuedRequest) -> None:
-        """See `Batcher`. Raises UNAVAILABLE when the queue is full."""
-        if len(self._queue) >= self._max_queue_size:
-            raise queue_full()
-        self._queue.append(request)
+    @abstractmethod
+    def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
+        """The batch to run on a free instance now, or None; with `full_only`, only one that could not grow any more."""
+
+    @abstractmethod
+    def ready_at_us(self) -> int:
+        """From when on `next_batch` has a batch for a free instance, if nothing else happens; the queue is not empty."""
+
+    def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Takes requests in, last, as many as there is room for; returns the others."""
+        room = self._max_queue_size - len(self._queue)
+        if room >= len(requests):
+            self._queue.extend(requests)
+            return []
+        self._queue.extend(requests[:room])
+        return requests[room:]
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> None:
-        """See `Batcher`."""
-        self._queue.extendleft(reversed(list(requests)))
+        """Takes requests in again that were in a queue before, whatever the queue's size, at the places they had."""
+        queue, first = self._queue, list(requests)
+        last = max(map(arrival, first), default=None)
+        while last is not None and queue and arrival(queue[0]) < last:
+            first.append(queue.popleft())
+        queue.extendleft(sorted(first, key=arrival, reverse=True))
 
-    def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
-        """See `Batcher`: a batch of one can never grow."""
-        while self._queue:
-            request = self._queue.popleft()
-            if not request.cancelled:
-                return [request]
-        return None
-
-    def wake_at_us(self) -> int | None:
-        """See `Batcher`: there is nothing to wait for."""
-        return None
+    def drop_cancelled(self) -> None:
+        """Forgets the requests that were cancelled."""
+        self.put_back([request for request in self.drain() if not request.cancelled])
 
     def drain(self) -> list[QueuedRequest]:
-        """See `Batcher`."""
-        requests = [request for request in self._queue if not request.cancelled]
+        """Empties the queue: all requests, in order."""
+        requests = list(self._queue)
         self._queue.clear()
         return requests
 
 
-def queue_full() -> Exception:
-    """The refusal of a full queue, in Triton's words."""
-    return unavailable("Exceeds maximum queue size")
+class DefaultBatcher(Batcher):
+    """Each request is a batch."""
+
+    def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
+        """See `Batcher`: a batch of one can never grow."""
+        return [self._queue.popleft()] if self._queue else None
+
+    def ready_at_us(self) -> int:
+        """See `Batcher`: there is nothing to wait for."""
+        return self._queue[0].enqueued_us

@@ -1,31 +1,35 @@
 """`ModelScheduler`: one model's requests, routed to its versions; the state machine that an owner of a model runs.
 
 Promises, whatever order events come in:
-- a request taken in ends exactly once: in `ended` (a worker answered, or its caller has gone) or in `failures`;
+- a request taken in ends exactly once: in `Ended.answered` (a worker answered, or its caller has gone) or in
+  `Ended.failures`;
 - a request sent twice by its gateway (after the broker came back) is run once if the first copy is still here;
-- with no instance at all, requests wait for `unavailable_timeout_us`, then fail with UNAVAILABLE.
+- requests for a version without any instance wait for `unavailable_timeout_us`, then fail with UNAVAILABLE; those for
+  the latest version run on the latest one that is served.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
-from itertools import count
-from typing import NamedTuple
+from itertools import count, groupby
+from operator import attrgetter
 
-from scheduler.queued_request import QueuedRequest
-from scheduler.version_scheduler import Dispatch, Failure, VersionScheduler, batcher_for
+from scheduler.batcher_choice import batcher_for
+from scheduler.patience import Patience
+from scheduler.queued_request import BothFrames, QueuedRequest
+from scheduler.version_scheduler import (
+    NOTHING_ENDED,
+    UNAVAILABLE_TIMEOUT_US,
+    Batch,
+    Ended,
+    Failure,
+    VersionScheduler,
+)
 from schemas.errors import WeirError, not_found, unavailable
 from schemas.model_config import ModelConfig
 
-UNAVAILABLE_TIMEOUT_US = 30_000_000
 LATEST = -1
-
-
-class Ended(NamedTuple):
-    """Requests that are over: answered (or abandoned by their callers), and to be answered with an error."""
-
-    answered: list[QueuedRequest]
-    failures: list[Failure]
 
 
 class ModelScheduler:
@@ -39,168 +43,187 @@ class ModelScheduler:
     ) -> None:
         self.name = name
         self._unavailable_timeout_us = unavailable_timeout_us
-        self._versions: dict[int, VersionScheduler] = {}
-        self._unrouted: list[QueuedRequest] = []  # came before any version that could run them
-        self._live: dict[tuple[str, int], QueuedRequest] = {}
-        self._batch_version: dict[int, int] = {}
         self._next_batch_id = next_batch_id or count(1).__next__
-        self._unserved_since_us: int | None = 0
+        self._configs: dict[int, ModelConfig] = {}
+        self._versions: dict[int, VersionScheduler] = {}
+        self._latest: VersionScheduler | None = None  # where requests for the latest version wait
+        self._unrouted: list[QueuedRequest] = []  # came before any version that could run them
+        self._patience = Patience(unavailable_timeout_us)  # of those
+        # Requests this scheduler is responsible for, by gateway and key.
+        self._live: dict[str, dict[int, QueuedRequest]] = defaultdict(dict)
 
     def __len__(self) -> int:
         """Requests this scheduler is responsible for."""
-        return len(self._live)
+        return sum(map(len, self._live.values()))
 
     @property
     def waiting(self) -> int:
         """Requests not yet sent to a worker."""
-        return len(self._unrouted) + sum(version.waiting for version in self._versions.values())
+        waiting = len(self._unrouted)
+        for version in self._versions.values():
+            waiting += version.waiting
+        return waiting
 
     def workers(self) -> set[str]:
         """Workers that hold an instance of any version."""
         return {worker for version in self._versions.values() for worker in version.workers()}
 
     def configure(self, version: int, config: ModelConfig) -> None:
-        """A version exists, with this configuration. The queue of a version that exists already is kept."""
-        if version not in self._versions:
-            self._versions[version] = VersionScheduler(batcher_for(config), self._next_batch_id)
+        """A version exists, with this configuration. What waits for it already is kept."""
+        known = self._versions.get(version)
+        if known is None:
+            self._versions[version] = VersionScheduler(
+                version, batcher_for(config), self._next_batch_id, unavailable_timeout_us=self._unavailable_timeout_us
+            )
+            self._latest = max(self._served() or self._versions.values(), key=_version)
+        elif config != self._configs[version]:
+            known.use(batcher_for(config))
+        self._configs[version] = config
 
-    def set_instances(self, now_us: int, worker: str, instances: dict[int, int]) -> Ended:
+    def set_instances(self, worker: str, instances: dict[int, int]) -> Ended:
         """`worker` holds so many instances of each version; versions not named, none. What it runs, it finishes."""
-        ended = Ended([], [])
         for number, version in self._versions.items():
             version.set_instances(worker, instances.get(number, 0))
-        if any(version.instance_count for version in self._versions.values()):
-            self._unserved_since_us = None
-            self._route(ended)
-        elif self._unserved_since_us is None:
-            self._unserved_since_us = now_us
-        return ended
+        return self._route()
 
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone: what it had is done again elsewhere."""
-        ended = Ended([], [])
-        for version in self._versions.values():
-            answered, failures = version.worker_lost(now_us, worker)
-            self._end(ended, answered, failures)
-        rerouted = self.set_instances(now_us, worker, {})
-        return Ended(ended.answered + rerouted.answered, ended.failures + rerouted.failures)
+        lost = [self._forget(version.worker_lost(now_us, worker)) for version in self._versions.values()]
+        return _joined([*lost, self._route()])
 
-    def enqueue(self, request: QueuedRequest) -> WeirError | None:
-        """A request has come. An error when it is refused: it is over then, and the caller answers it."""
-        identity = request.identity
-        twin = self._live.get(identity)
-        if twin is not None:
-            twin.frames += request.frames
-            return None
-        try:
-            version = self._version_for(request.part.version)
-            if version is None:
-                self._unrouted.append(request)
+    def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        """Requests have come from one gateway; returns those that are refused: they are over, the caller answers them."""
+        live = self._live[requests[0].gateway]
+        new: list[QueuedRequest] = []
+        for request in requests:
+            twin = live.get(request.key)
+            if twin is None:
+                live[request.key] = request
+                new.append(request)
             else:
-                version.enqueue(request)
-        except WeirError as error:
-            return error
-        self._live[identity] = request
-        return None
+                twin.frame = BothFrames(twin.frame, request.frame)
+        failures: list[Failure] = []
+        for wanted, group in groupby(new, _version):
+            failures += self._enqueue(wanted, list(group))
+        for failure in failures:
+            del live[failure.request.key]
+        return failures
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> Ended:
         """The callers of these requests have gone: those still waiting are over, those running are left to end."""
-        ended = Ended([], [])
-        in_flight = {id(request) for version in self._versions.values() for request in version.running()}
-        for key in keys:
-            request = self._live.get((gateway, key))
-            if request is not None and not request.cancelled:
-                request.cancelled = True
-                if id(request) not in in_flight:
-                    self._end(ended, [request], [])
-        return ended
+        live = self._live.get(gateway, {})
+        cancelled = [request for key in keys if (request := live.get(key)) is not None and not request.cancelled]
+        if not cancelled:
+            return NOTHING_ENDED
+        for request in cancelled:
+            request.cancelled = True
+        for version in self._versions.values():
+            version.drop_cancelled()
+        self._unrouted = [request for request in self._unrouted if not request.cancelled]
+        running = {request for version in self._versions.values() for request in version.running()}
+        return self._forget(([request for request in cancelled if request not in running], ()))
 
-    def dispatch(self, now_us: int) -> list[tuple[int, Dispatch]]:
-        """All (version, batch) that are to be sent now."""
-        dispatches: list[tuple[int, Dispatch]] = []
-        for number, version in self._versions.items():
-            if version.waiting:
-                for dispatch in version.dispatch(now_us):
-                    self._batch_version[dispatch.batch_id] = number
-                    dispatches.append((number, dispatch))
-        return dispatches
-
-    def wake_at_us(self, now_us: int) -> int | None:
-        """When `dispatch` may have something to send without any new event; None for never."""
-        times = [
-            wake
-            for version in self._versions.values()
-            if version.waiting and (wake := version.wake_at_us(now_us)) is not None
-        ]
-        return min(times, default=None)
+    def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
+        """All batches that are to be sent now, and when there will be more if nothing else happens (None: never)."""
+        batches: list[Batch] = []
+        wake_at_us: int | None = None
+        for version in self._versions.values():
+            of_version, version_us = version.dispatch(now_us)
+            batches += of_version
+            if version_us is not None and (wake_at_us is None or version_us < wake_at_us):
+                wake_at_us = version_us
+        return batches, wake_at_us
 
     def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended:
         """A worker has ended a batch."""
-        ended = Ended([], [])
-        number = self._batch_version.pop(batch_id, None)
-        if number is not None:
-            answered, failures = self._versions[number].complete(now_us, batch_id, outcome, busy_us)
-            self._end(ended, answered, failures)
-        return ended
+        for version in self._versions.values():
+            ended = version.complete(now_us, batch_id, outcome, busy_us)
+            if ended is not None:
+                return self._forget(ended)
+        return NOTHING_ENDED
 
     def batches_missing(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches are known to nobody any more: they are done again."""
-        ended = Ended([], [])
-        for batch_id in batch_ids:
-            number = self._batch_version.pop(batch_id, None)
-            if number is not None:
-                answered, failures = self._versions[number].batches_lost(now_us, [batch_id])
-                self._end(ended, answered, failures)
-        return ended
+        batch_ids = list(batch_ids)
+        return _joined([self._forget(version.batches_lost(now_us, batch_ids)) for version in self._versions.values()])
 
     def in_flight_on(self, worker: str) -> list[int]:
         """Ids of the batches that `worker` has been sent and has not ended."""
         return [batch_id for version in self._versions.values() for batch_id in version.in_flight_on(worker)]
 
     def expire(self, now_us: int) -> Ended:
-        """Fails what waits for a model that nobody has served for too long. Called about once a second."""
-        ended = Ended([], [])
-        if self._unserved_since_us is None or not self._live:
-            return ended
-        limit = now_us - self._unavailable_timeout_us
-        if self._unserved_since_us > limit:
-            return ended
-        waiting = [*self._unrouted, *(r for version in self._versions.values() for r in version.drain())]
-        self._unrouted = []
+        """Fails what waits for a version that nobody has served for too long. Called about once a second."""
+        waiting: list[QueuedRequest] = []
+        if not self._served() and self._patience.is_over(now_us):
+            waiting, self._unrouted = self._unrouted, []
+        for version in self._versions.values():
+            waiting += version.expire(now_us)
+        for gateway in [gateway for gateway, live in self._live.items() if not live]:
+            del self._live[gateway]
         error = unavailable(f"Request for unknown model: '{self.name}' has no available versions")
-        self._end(ended, [], [Failure(request, error) for request in waiting if not request.cancelled])
-        return ended
+        return self._forget(((), [Failure(request, error) for request in waiting]))
+
+    def _served(self) -> list[VersionScheduler]:
+        return [version for version in self._versions.values() if version.instance_count]
 
     def _version_for(self, wanted: int) -> VersionScheduler | None:
-        """The version's scheduler; None while nobody serves it. Raises NOT_FOUND for one that others are served of."""
-        if wanted == LATEST:
-            served = [number for number, version in self._versions.items() if version.instance_count]
-            # While every worker is gone, requests wait in the queue they would have joined.
-            candidates = served or list(self._versions)
-            return self._versions[max(candidates)] if candidates else None
-        version = self._versions.get(wanted)
-        if version is None and self._unserved_since_us is None:
+        """The version's scheduler; None while nobody serves any. Raises NOT_FOUND for one that others are served of."""
+        version = self._latest if wanted == LATEST else self._versions.get(wanted)
+        if version is None and self._served():
             raise not_found(f"Request for unknown model: '{self.name}' version {wanted} is not found")
         return version
 
-    def _route(self, ended: Ended) -> None:
-        unrouted, self._unrouted = self._unrouted, []
-        for request in unrouted:
-            if request.cancelled:
-                continue
+    def _route(self) -> Ended:
+        """Instances have come or gone: requests for the latest version wait where they will run."""
+        served = self._served()
+        self._latest = max(served or self._versions.values(), key=_version, default=None)
+        if not served:
+            return NOTHING_ENDED
+        self._patience.renew()
+        waiting, self._unrouted = self._unrouted, []
+        for version in self._versions.values():
+            if not version.instance_count:
+                waiting += version.drain()
+        failures: list[Failure] = []
+        at: dict[VersionScheduler, list[QueuedRequest]] = defaultdict(list)
+        for request in waiting:
             try:
-                version = self._version_for(request.part.version)
-                if version is None:
-                    self._unrouted.append(request)
-                else:
-                    version.enqueue(request)
+                home = self._version_for(request.version)
             except WeirError as error:
-                self._end(ended, [], [Failure(request, error)])
+                failures.append(Failure(request, error))
+            else:
+                assert home is not None  # noqa: S101 - some version is served
+                at[home].append(request)
+        for home, requests in at.items():
+            home.put_back(requests)
+        return self._forget(((), failures))
 
-    def _end(self, ended: Ended, answered: list[QueuedRequest], failures: list[Failure]) -> None:
+    def _enqueue(self, wanted: int, requests: list[QueuedRequest]) -> list[Failure]:
+        try:
+            version = self._version_for(wanted)
+        except WeirError as error:
+            return [Failure(request, error) for request in requests]
+        if version is not None:
+            return version.enqueue(requests)
+        self._unrouted += requests
+        return []
+
+    def _forget(self, ended: Ended) -> Ended:
+        """These are no longer this scheduler's responsibility."""
+        answered, failures = ended
+        live = self._live
         for request in answered:
-            if self._live.pop(request.identity, None) is not None:
-                ended.answered.append(request)
-        for failure in failures:
-            if self._live.pop(failure.request.identity, None) is not None:
-                ended.failures.append(failure)
+            del live[request.gateway][request.key]
+        for request, _ in failures:
+            del live[request.gateway][request.key]
+        return ended
+
+
+_version = attrgetter("version")
+
+
+def _joined(parts: list[Ended]) -> Ended:
+    return (
+        [request for answered, _ in parts for request in answered],
+        [failure for _, failures in parts for failure in failures],
+    )

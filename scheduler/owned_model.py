@@ -35,9 +35,9 @@ class LiveFrame:
         self._delegated_to = batch_id
         return self._ack_subject
 
-    def request_ended(self, batch_id: int) -> None:
+    def requests_ended(self, requests: int, batch_id: int) -> None:
         """See `scheduler.queued_request.Frame`."""
-        self._unanswered -= 1
+        self._unanswered -= requests
         if self._unanswered == 0:
             if batch_id == 0 or batch_id != self._delegated_to:
                 self._owned.pull.ack(self._ack_subject)
@@ -47,30 +47,40 @@ class LiveFrame:
 class OwnedModel:
     """One model: its policy, its pull, its timer, and the bytes held for it."""
 
-    def __init__(self, name: str, scheduler: ModelScheduler, pull: FramePull) -> None:
-        self.name = name
+    def __init__(self, scheduler: ModelScheduler, pull: FramePull) -> None:
+        self.name = scheduler.name
         self.scheduler = scheduler
         self.pull = pull
         self._held_bytes = 0
+        self._full = False
+        self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
+
+    def close(self) -> None:
+        """Asks for no more frames; what is held is still served."""
+        self._closed = True
+        self.pull.pause()
 
     def took(self, size_bytes: int) -> None:
         """A frame of this size is in memory now."""
         self._held_bytes += size_bytes
-        if self._held_bytes > MAX_HELD_BYTES:
+        if self._held_bytes > MAX_HELD_BYTES and not self._full:
+            self._full = True
             self.pull.pause()
 
     def released(self, size_bytes: int) -> None:
         """A frame of this size has gone."""
         self._held_bytes -= size_bytes
-        if self._held_bytes <= MAX_HELD_BYTES // 2:
-            self.pull.resume()
+        if self._full and self._held_bytes <= MAX_HELD_BYTES // 2:
+            self._full = False
+            if not self._closed:
+                self.pull.resume()
 
-    def arm(self, wake_at_us: int | None, now_us: int, wake: Callable[[str], None]) -> None:
-        """Calls `wake(name)` at that time, instead of the time set before."""
+    def arm(self, wake_at_us: int | None, now_us: int, wake: Callable[[OwnedModel], None]) -> None:
+        """Calls `wake` with this model at that time, instead of the time set before."""
         if self._timer is not None:
-            if wake_at_us == self._timer_us and not self._timer.cancelled():
+            if wake_at_us == self._timer_us:
                 return
             self._timer.cancel()
             self._timer = None
@@ -78,6 +88,6 @@ class OwnedModel:
             self._timer_us = wake_at_us
             self._timer = asyncio.get_running_loop().call_later(max(0, wake_at_us - now_us) / 1e6, self._fire, wake)
 
-    def _fire(self, wake: Callable[[str], None]) -> None:
+    def _fire(self, wake: Callable[[OwnedModel], None]) -> None:
         self._timer = None
-        wake(self.name)
+        wake(self)

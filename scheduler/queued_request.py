@@ -2,62 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Protocol
 
-from schemas.messages import Part
+from schemas.frames import Row
+from schemas.messages import MalformedMessage
 
 
 class Frame(Protocol):
-    """The bus message a request came in; told once when that request has had its terminal answer."""
+    """A bus message that brought requests; told once of each of them, when it has had its terminal answer."""
 
     def delegate(self, batch_id: int, requests: int) -> str | None:
         """The ack subject, if this batch with so many of the frame's requests ends it."""
 
-    def request_ended(self, batch_id: int) -> None:
-        """One request of the frame has ended, in this batch (0: without having run)."""
+    def requests_ended(self, requests: int, batch_id: int) -> None:
+        """So many requests of the frame have ended, in this batch (0: without having run)."""
+
+
+class BothFrames:
+    """What a request holds in the place of its frame once it was sent again: one frame that stands for two."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Frame, second: Frame) -> None:
+        self._first = first
+        self._second = second
+
+    def delegate(self, batch_id: int, requests: int) -> str | None:
+        """See `Frame`: never, the scheduler acknowledges each of the two when it ends."""
+        return None
+
+    def requests_ended(self, requests: int, batch_id: int) -> None:
+        """See `Frame`."""
+        self._first.requests_ended(requests, batch_id)
+        self._second.requests_ended(requests, batch_id)
 
 
 class QueuedRequest:
-    """A request and what the scheduler knows of it.
+    """A request and what the scheduler knows of it; made by `requests_of`.
 
-    `enqueued_us` is the policy clock when it came. `attempts` counts the batches that were lost with it in them;
-    `alone` asks that it shares its next batch with nobody. `frames` are the messages that brought it: more than one when
-    it was sent again.
+    `key` (unique within `gateway`), `version` (-1: the latest), `batch_size`, `shape_key` and `body` are those of
+    `schemas.messages.Part`. `enqueued_us` is the policy clock when it came. `attempts` counts the batches that were lost
+    with it in them. Only requests with equal shape keys share a batch.
     """
 
     __slots__ = (
-        "alone",
         "attempts",
         "batch_size",
+        "body",
         "cancelled",
         "enqueued_us",
-        "frames",
+        "frame",
         "gateway",
-        "part",
+        "key",
         "shape_key",
+        "version",
     )
 
-    def __init__(self, gateway: str, part: Part, enqueued_us: int, frame: Frame | None = None) -> None:
-        self.gateway = gateway
-        self.part = part
-        self.batch_size = part.batch_size
-        self.shape_key = part.shape_key
-        self.enqueued_us = enqueued_us
-        self.attempts = 0
-        self.alone = False
-        self.cancelled = False
-        self.frames: list[Frame] = [] if frame is None else [frame]
+    gateway: str
+    key: int
+    version: int
+    batch_size: int
+    shape_key: object
+    body: bytes
+    enqueued_us: int
+    frame: Frame
+    attempts: int
+    cancelled: bool
 
     def __repr__(self) -> str:
-        return f"QueuedRequest({self.gateway}, {self.part.key})"
+        return f"QueuedRequest({self.gateway}, {self.key})"
 
-    @property
-    def identity(self) -> tuple[str, int]:
-        """(gateway, key): unique over the cluster."""
-        return self.gateway, self.part.key
+    def run_alone(self) -> None:
+        """From now on it shares its batch with nobody: its shape is like no other."""
+        self.shape_key = object()
 
-    def end(self, batch_id: int = 0) -> None:
-        """The request has had its terminal answer, from the worker that ran this batch (0: not from a worker)."""
-        for frame in self.frames:
-            frame.request_ended(batch_id)
-        self.frames = []
+
+_TYPES = (int, int, int, str, bytes)
+
+
+def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Frame) -> list[QueuedRequest]:
+    """The requests that `frame` brought, one for each row. Raises MalformedMessage if one is none.
+
+    One loop and no constructor: this runs for every request of the cluster, and a call costs as much as the rest of it.
+    """
+    requests: list[QueuedRequest] = []
+    for row in rows:
+        try:
+            key, version, batch_size, shape_key, _, _, _, _, _, _, body = row
+        except (TypeError, ValueError) as error:
+            raise MalformedMessage(f"not a request: {error}") from error
+        if (type(key), type(version), type(batch_size), type(shape_key), type(body)) != _TYPES or batch_size < 1:
+            raise MalformedMessage("not a request: wrong types or no batch size")
+        request = QueuedRequest()
+        request.gateway = gateway
+        request.key = key
+        request.version = version
+        request.batch_size = batch_size
+        request.shape_key = shape_key
+        request.body = body
+        request.enqueued_us = enqueued_us
+        request.frame = frame
+        request.attempts = 0
+        request.cancelled = False
+        requests.append(request)
+    return requests
+
+
+arrival = attrgetter("enqueued_us", "key")
+"""Orders requests as they came: those of one frame came at once, in the order of their keys."""
+
+frame_of = attrgetter("frame")

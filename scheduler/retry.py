@@ -28,6 +28,7 @@ class RetryPolicy:
             if request.cancelled:
                 continue
             request.attempts += 1
-            request.alone = request.attempts >= _ALONE_FROM_ATTEMPT
+            if request.attempts >= _ALONE_FROM_ATTEMPT:
+                request.run_alone()
             (given_up if request.attempts >= self._max_attempts else again).append(request)
         return again, given_up

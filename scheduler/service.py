@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Coroutine, Iterable
-from itertools import count
+from functools import partial
+from itertools import count, groupby
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -21,22 +22,12 @@ from bus.connection import Bus, Message
 from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
-from scheduler.model_scheduler import Ended, ModelScheduler
+from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, OwnedModel
-from scheduler.queued_request import QueuedRequest
-from scheduler.version_scheduler import Dispatch, Failure
-from schemas.messages import (
-    BatchEntry,
-    BatchMessage,
-    BatchOutcome,
-    MalformedMessage,
-    pack_answers,
-    pack_batch,
-    pack_error,
-    unpack_cancel,
-    unpack_done,
-    unpack_frame,
-)
+from scheduler.queued_request import frame_of, requests_of
+from scheduler.version_scheduler import Batch, Ended, Failure
+from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
+from schemas.messages import BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat, ModelState
 
@@ -63,8 +54,7 @@ class SchedulerService:
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
-        self._dirty: set[str] = set()
-        self._pump_due = False
+        self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._missing: dict[str, set[int]] = {}  # batches that a worker's last heartbeat did not name
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
@@ -73,10 +63,8 @@ class SchedulerService:
     async def start(self) -> None:
         """Returns when every model known by now is being served."""
         await ensure_streams(self._bus)
-        await self._bus.subscribe(f"{subjects.inbox(self._id)}.*", self._on_inbox)
         await self._bus.subscribe(subjects.done(self._id), self._on_done)
         await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
-        await self._bus.subscribe("cancel.*", self._on_cancel)
         self._registry.on_model_change(self._on_model_change)
         self._registry.on_worker_lost(self._on_worker_lost)
         self._registry.on_heartbeat(self._on_heartbeat)
@@ -88,7 +76,7 @@ class SchedulerService:
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
         for owned in self._models.values():
-            owned.pull.pause()
+            owned.close()
         deadline = time.monotonic() + timeout_s
         while self._batches and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -104,54 +92,47 @@ class SchedulerService:
 
     # What comes in
 
-    def _on_inbox(self, message: Message) -> None:
-        owned = self._models.get(subjects.untoken(message.subject.rsplit(".", 1)[1]))
-        if owned is not None:
-            owned.pull.receive(message)
-
     def _on_frame(self, owned: OwnedModel, data: bytes, ack_subject: str) -> None:
+        if not ack_subject:
+            return  # not from the stream: whoever sent it to the inbox itself gets no answer
+        now_us = _now_us()
         try:
-            gateway, parts = unpack_frame(data)
-            frame = LiveFrame(owned, ack_subject, len(data), len(parts))
-            requests = [QueuedRequest(gateway, part, _now_us(), frame) for part in parts]
+            gateway, rows = unpack_frame_rows(data)
+            frame = LiveFrame(owned, ack_subject, len(data), len(rows))
+            requests = requests_of(gateway, rows, now_us, frame)
         except MalformedMessage as error:
-            self.malformed_messages += 1
-            logger.warning("model %s: dropped a message that is no frame: %s", owned.name, error)
+            self._dropped(owned.name, error)
             owned.pull.refuse(ack_subject)
             return
         if not requests:
             owned.pull.ack(ack_subject)
             return
         owned.took(len(data))
-        for request in requests:
-            refusal = owned.scheduler.enqueue(request)
-            if refusal is not None:
-                self._finish(Ended([], [Failure(request, refusal)]))
-        self._touch(owned.name)
+        refused = owned.scheduler.enqueue(requests)
+        if refused:
+            self._answer_failures(refused)
+        self._touch(owned)
 
     def _on_done(self, message: Message) -> None:
         try:
-            _, dones = unpack_done(message.data)
+            dones = unpack_done_rows(message.data)
         except MalformedMessage as error:
-            self.malformed_messages += 1
-            logger.warning("dropped a message that is no end of batches: %s", error)
+            self._dropped("", error)
             return
         now_us = _now_us()
-        for done in dones:
-            owned = self._batches.pop(done.batch_id, None)
+        for batch_id, outcome, busy_us in dones:
+            owned = self._batches.pop(batch_id, None)
             if owned is not None:
-                ended = owned.scheduler.complete(now_us, done.batch_id, done.outcome, done.busy_us)
-                self._finish(ended, done.batch_id if done.outcome == BatchOutcome.ANSWERED else 0)
-                self._touch(owned.name)
+                ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us)
+                self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED else 0)
+                if owned.scheduler.waiting:
+                    self._touch(owned)
 
-    def _on_cancel(self, message: Message) -> None:
-        owned = self._models.get(subjects.untoken(message.subject.rsplit(".", 1)[1]))
-        if owned is None:
-            return
+    def _on_cancel(self, owned: OwnedModel, message: Message) -> None:
         try:
             gateway, keys = unpack_cancel(message.data)
-        except MalformedMessage:
-            self.malformed_messages += 1
+        except MalformedMessage as error:
+            self._dropped(owned.name, error)
             return
         self._finish(owned.scheduler.cancel(gateway, keys))
 
@@ -183,7 +164,11 @@ class SchedulerService:
             logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
             owned = self._models[name]
             self._finish(owned.scheduler.batches_missing(_now_us(), sorted(batch_ids)))
-            self._touch(name)
+            self._touch(owned)
+
+    def _dropped(self, model: str, error: MalformedMessage) -> None:
+        self.malformed_messages += 1
+        logger.warning("model %r: dropped a message: %s", model, error)
 
     # Models and workers
 
@@ -196,7 +181,6 @@ class SchedulerService:
                 task = self._taking[name] = asyncio.get_running_loop().create_task(self._take(name))
                 task.add_done_callback(lambda task: self._on_taken(name, task))
             return
-        now_us = _now_us()
         for worker, view in self._registry.workers.items():
             record = view.models.get(name)
             instances: dict[int, int] = {}
@@ -206,21 +190,23 @@ class SchedulerService:
                     if version.state == ModelState.READY and version.instances:
                         owned.scheduler.configure(number, config)
                         instances[number] = version.instances
-            self._finish(owned.scheduler.set_instances(now_us, worker, instances))
-        self._touch(name)
+            self._finish(owned.scheduler.set_instances(worker, instances))
+        self._touch(owned)
 
     async def _take(self, name: str) -> None:
         consumer = await take_live_consumer(self._bus, name)
-        scheduler = ModelScheduler(name, self._batch_ids.__next__)
         inbox = f"{subjects.inbox(self._id)}.{subjects.token(name)}"
+        scheduler = ModelScheduler(name, self._batch_ids.__next__)
         pull = FramePull(
             self._bus,
             subjects.LIVE_STREAM,
             consumer,
             inbox,
-            lambda data, ack_subject: self._on_frame(self._models[name], data, ack_subject),
+            lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
         )
-        self._models[name] = OwnedModel(name, scheduler, pull)
+        owned = self._models[name] = OwnedModel(scheduler, pull)
+        await self._bus.subscribe(inbox, pull.receive)
+        await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
         self._on_model_change(name)
         pull.start()
 
@@ -242,7 +228,7 @@ class SchedulerService:
             for batch_id in owned.scheduler.in_flight_on(worker):
                 self._batches.pop(batch_id, None)
             self._finish(owned.scheduler.worker_lost(now_us, worker))
-            self._touch(owned.name)
+            self._touch(owned)
 
     def _erase(self, worker: str) -> None:
         self._background.create_task(self._try(self._registry.erase(worker)))
@@ -259,7 +245,7 @@ class SchedulerService:
         self._no_deaths_before_s = time.monotonic() + RECONNECT_GRACE_S
         self._missing.clear()
         await ensure_streams(self._bus)
-        for owned in self._models.values():
+        for owned in list(self._models.values()):
             await self._take_again(owned)
 
     async def _take_again(self, owned: OwnedModel) -> None:
@@ -268,47 +254,43 @@ class SchedulerService:
 
     # What goes out
 
-    def _touch(self, name: str) -> None:
-        self._dirty.add(name)
-        if not self._pump_due:
-            self._pump_due = True
+    def _touch(self, owned: OwnedModel) -> None:
+        if not self._dirty:
             self._bus.defer(self._pump)
+        self._dirty.add(owned)
 
     def _pump(self) -> None:
-        self._pump_due = False
         dirty, self._dirty = self._dirty, set()
         now_us = _now_us()
-        for name in dirty:
-            owned = self._models[name]
-            for version, dispatch in owned.scheduler.dispatch(now_us):
-                self._send(owned, version, dispatch, now_us)
-            owned.arm(owned.scheduler.wake_at_us(now_us), now_us, self._touch)
+        for owned in dirty:
+            batches, wake_at_us = owned.scheduler.dispatch(now_us)
+            for batch in batches:
+                self._send(owned, batch, now_us)
+            owned.arm(wake_at_us, now_us, self._touch)
 
-    def _send(self, owned: OwnedModel, version: int, dispatch: Dispatch, now_us: int) -> None:
-        entries = [
-            BatchEntry(request.gateway, request.part.key, now_us - request.enqueued_us, request.part.body)
-            for request in dispatch.requests
-        ]
-        self._batches[dispatch.batch_id] = owned
-        worker = dispatch.instance.worker
-        frames = Counter(frame for request in dispatch.requests for frame in request.frames)
-        acks = [ack for frame, requests in frames.items() if (ack := frame.delegate(dispatch.batch_id, requests))]
-        message = BatchMessage(
-            self._id, dispatch.batch_id, owned.name, version, dispatch.instance.number, entries, acks
+    def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
+        requests, instance = batch.requests, batch.instance
+        rows = [(request.gateway, request.key, now_us - request.enqueued_us, request.body) for request in requests]
+        acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
+        self._batches[batch.id] = owned
+        self._bus.publish(
+            subjects.work(instance.worker),
+            pack_batch_rows(self._id, batch.id, owned.name, batch.version, instance.number, rows, acks),
+            subjects.lost(self._id, instance.worker),
         )
-        self._bus.publish(subjects.work(worker), pack_batch(message), subjects.lost(self._id, worker))
 
     def _finish(self, ended: Ended, batch_id: int = 0) -> None:
-        for request in ended.answered:
-            request.end(batch_id)
-        if ended.failures:
-            self._answer_failures(ended.failures)
+        answered, failures = ended
+        for frame, requests in groupby(answered, frame_of):
+            frame.requests_ended(len(list(requests)), batch_id)
+        if failures:
+            self._answer_failures(failures)
 
     def _answer_failures(self, failures: Iterable[Failure]) -> None:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
         for request, error in failures:
-            by_gateway[request.gateway].append(pack_error(request.part.key, error))
-            request.end()
+            by_gateway[request.gateway].append(pack_error(request.key, error))
+            request.frame.requests_ended(1, 0)
         for gateway, answers in by_gateway.items():
             self._bus.publish(subjects.reply(gateway), pack_answers(0, answers))
 
@@ -324,7 +306,7 @@ class SchedulerService:
                 self._take_unowned()
                 for worker in self._registry.expire():
                     self._erase(worker)
-                for owned in self._models.values():
+                for owned in list(self._models.values()):
                     self._finish(owned.scheduler.expire(_now_us()))
                     if owned.pull.consumer_lost:
                         await self._try(self._take_again(owned))

@@ -7,29 +7,31 @@ one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from scheduler.batcher import Batcher, DefaultBatcher
-from scheduler.dynamic_batcher import DynamicBatcher
+from scheduler.batcher import Batcher
+from scheduler.patience import Patience
 from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
-from schemas.errors import WeirError, internal
+from schemas.errors import WeirError, internal, unavailable
 from schemas.messages import BatchOutcome
-from schemas.model_config import ModelConfig
 
-DEFAULT_MAX_QUEUE_SIZE = 10_000
-"""Requests that may wait for one model version when its configuration sets no `max_queue_size`."""
+UNAVAILABLE_TIMEOUT_US = 30_000_000
 
 
-class Dispatch(NamedTuple):
-    """Send this batch to this instance."""
+class Batch:
+    """Requests that run together: of this version, on this instance."""
 
-    instance: Instance
-    batch_id: int
-    requests: list[QueuedRequest]
+    __slots__ = ("id", "instance", "requests", "version")
+
+    def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
+        self.id = id
+        self.version = version
+        self.instance = instance
+        self.requests = requests
 
 
 class Failure(NamedTuple):
@@ -39,22 +41,34 @@ class Failure(NamedTuple):
     error: WeirError
 
 
-class _InFlight(NamedTuple):
-    instance: Instance
-    requests: list[QueuedRequest]
+Ended = tuple[Sequence[QueuedRequest], Sequence[Failure]]
+"""Requests that are over: answered (or abandoned by their callers), and to be answered with an error."""
+
+NOTHING_ENDED: Ended = ((), ())
 
 
 class VersionScheduler:
-    """See the module. `next_batch_id` numbers batches; ids are unique over all versions that share it."""
+    """See the module.
+
+    `next_batch_id` numbers batches; ids are unique over all versions that share it. `unavailable_timeout_us` is how long
+    requests wait while no instance is there.
+    """
 
     def __init__(
-        self, batcher: Batcher, next_batch_id: Callable[[], int] | None = None, retry: RetryPolicy | None = None
+        self,
+        version: int,
+        batcher: Batcher,
+        next_batch_id: Callable[[], int] | None = None,
+        retry: RetryPolicy | None = None,
+        unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
     ) -> None:
+        self.version = version
         self._batcher = batcher
         self._placement = Placement()
         self._retry = retry or RetryPolicy()
+        self._patience = Patience(unavailable_timeout_us)
         self._next_batch_id = next_batch_id or count(1).__next__
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, Batch] = {}
 
     @property
     def waiting(self) -> int:
@@ -71,114 +85,97 @@ class VersionScheduler:
         return self._placement.workers()
 
     def in_flight_on(self, worker: str) -> list[int]:
-        """Ids of the batches that `worker` has been sent and has not ended."""
-        return [batch_id for batch_id, batch in self._in_flight.items() if batch.instance.worker == worker]
+        """Ids of the batches that `worker` has been sent and has not ended, oldest first."""
+        return [batch.id for batch in self._in_flight.values() if batch.instance.worker == worker]
 
     def running(self) -> Iterator[QueuedRequest]:
         """Requests that have been sent to workers and have no answer yet."""
         for batch in self._in_flight.values():
             yield from batch.requests
 
-    def enqueue(self, request: QueuedRequest) -> None:
-        """A request has come. Raises WeirError when it is refused."""
-        self._batcher.enqueue(request)
+    def use(self, batcher: Batcher) -> None:
+        """From now on batches are formed by `batcher`, which takes over the queue."""
+        batcher.put_back(self._batcher.drain())
+        self._batcher = batcher
 
-    def dispatch(self, now_us: int) -> list[Dispatch]:
-        """All batches that are to be sent now."""
-        dispatches: list[Dispatch] = []
-        placement, batcher = self._placement, self._batcher
-        while len(batcher):
-            instance = placement.idle()
-            full_only = False
-            if instance is None:
-                instance = placement.stageable()
-                if instance is None:
-                    break
-                full_only = not placement.may_stage_partial(instance, now_us)
-            requests = batcher.next_batch(now_us, full_only)
-            if not requests:
-                break
-            batch_id = self._next_batch_id()
-            placement.occupy(instance, batch_id, now_us)
-            self._in_flight[batch_id] = _InFlight(instance, requests)
-            dispatches.append(Dispatch(instance, batch_id, requests))
-        return dispatches
+    def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        """Requests have come; returns those that are refused."""
+        refused = self._batcher.enqueue(requests)
+        return [Failure(request, unavailable("Exceeds maximum queue size")) for request in refused] if refused else []
 
-    def wake_at_us(self, now_us: int) -> int | None:
-        """When `dispatch` may have something to send without any new event; None for never."""
-        if not len(self._batcher):
-            return None
-        if self._placement.idle() is not None:
-            return self._batcher.wake_at_us()
-        staging = self._placement.wake_at_us()
-        if staging is None:
-            return None
-        delay = self._batcher.wake_at_us()
-        # A partial batch is staged when both hold: the instance is nearly free, and the batch has waited enough.
-        return staging if delay is None else max(staging, delay)
+    def put_back(self, requests: Iterable[QueuedRequest]) -> None:
+        """Requests have come that waited elsewhere: they are taken in where they would stand had they waited here."""
+        self._batcher.put_back(requests)
 
-    def complete(
-        self, now_us: int, batch_id: int, outcome: int, busy_us: int
-    ) -> tuple[list[QueuedRequest], list[Failure]]:
-        """A batch has ended: (requests that have had their answer, requests given up)."""
-        batch = self._in_flight.pop(batch_id, None)
-        if batch is None:
-            return [], []
-        self._placement.free(batch.instance, batch_id, now_us, busy_us)
-        if outcome == BatchOutcome.ANSWERED:
-            return batch.requests, []
-        return self._lost([batch])
-
-    def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> tuple[list[QueuedRequest], list[Failure]]:
-        """These batches will never end (their messages were lost): they are done again."""
-        lost: list[_InFlight] = []
-        for batch_id in batch_ids:
-            batch = self._in_flight.pop(batch_id, None)
-            if batch is not None:
-                self._placement.free(batch.instance, batch_id, now_us, 0)
-                lost.append(batch)
-        return self._lost(lost)
-
-    def set_instances(self, worker: str, instances: int) -> None:
-        """`worker` holds so many instances now."""
-        self._placement.set_instances(worker, instances)
-
-    def worker_lost(self, now_us: int, worker: str) -> tuple[list[QueuedRequest], list[Failure]]:
-        """`worker` is gone: its batches are done again elsewhere. As `complete`."""
-        ended = self.batches_lost(now_us, self.in_flight_on(worker))
-        self._placement.set_instances(worker, 0)
-        return ended
+    def drop_cancelled(self) -> None:
+        """Takes requests that were cancelled out of the queue."""
+        self._batcher.drop_cancelled()
 
     def drain(self) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue."""
         return self._batcher.drain()
 
-    def _lost(self, batches: list[_InFlight]) -> tuple[list[QueuedRequest], list[Failure]]:
-        failures: list[Failure] = []
-        ended: list[QueuedRequest] = []
-        # The batch put back last stands first in the queue: so the oldest is put back last.
-        for batch in reversed(batches):
-            again, given_up = self._retry.after_loss(batch.requests)
-            self._batcher.put_back(again)
-            ended += [request for request in batch.requests if request.cancelled]
-            failures += [
-                Failure(
-                    request, internal(f"the model's worker died {request.attempts} times while running this request")
-                )
-                for request in given_up
-            ]
-        return ended, failures
+    def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
+        """All batches that are to be sent now, and when there will be more if nothing else happens (None: never)."""
+        batches: list[Batch] = []
+        placement, batcher = self._placement, self._batcher
+        while batcher:
+            instance = placement.next_slot()
+            if instance is None:
+                return batches, None
+            # A batch that could still grow is staged only when its instance will be free soon.
+            partial_us = placement.stage_partial_at_us(instance) if instance.held else 0
+            requests = batcher.next_batch(now_us, full_only=partial_us is None or now_us < partial_us)
+            if requests is None:
+                return batches, None if partial_us is None else max(partial_us, batcher.ready_at_us())
+            batch = Batch(self._next_batch_id(), self.version, instance, requests)
+            placement.occupy(instance, now_us)
+            self._in_flight[batch.id] = batch
+            batches.append(batch)
+        return batches, None
 
+    def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
+        """A batch has ended; None if it is none of this version's."""
+        batch = self._in_flight.pop(batch_id, None)
+        if batch is None:
+            return None
+        self._placement.free(batch.instance, now_us, busy_us)
+        if outcome == BatchOutcome.ANSWERED:
+            return batch.requests, ()
+        return self._do_again([batch])
 
-def batcher_for(config: ModelConfig) -> Batcher:
-    """The batcher that the configuration asks for."""
-    dynamic = config.dynamic_batching
-    if dynamic is None:
-        return DefaultBatcher(DEFAULT_MAX_QUEUE_SIZE)
-    policy = dynamic.default_queue_policy
-    return DynamicBatcher(
-        max_batch_size=config.max_batch_size,
-        preferred_batch_sizes=dynamic.preferred_batch_size,
-        max_queue_delay_us=dynamic.max_queue_delay_microseconds,
-        max_queue_size=(policy.max_queue_size if policy is not None else 0) or DEFAULT_MAX_QUEUE_SIZE,
-    )
+    def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
+        """These batches will never end (their messages were lost): they are done again."""
+        lost: list[Batch] = []
+        for batch_id in batch_ids:
+            batch = self._in_flight.pop(batch_id, None)
+            if batch is not None:
+                self._placement.free(batch.instance, now_us, 0)
+                lost.append(batch)
+        return self._do_again(lost)
+
+    def set_instances(self, worker: str, instances: int) -> None:
+        """`worker` holds so many instances now."""
+        self._placement.set_instances(worker, instances)
+        if self.instance_count:
+            self._patience.renew()
+
+    def worker_lost(self, now_us: int, worker: str) -> Ended:
+        """`worker` is gone: its batches are done again elsewhere."""
+        ended = self.batches_lost(now_us, self.in_flight_on(worker))
+        self._placement.set_instances(worker, 0)
+        return ended
+
+    def expire(self, now_us: int) -> list[QueuedRequest]:
+        """Takes all waiting requests out of the queue if there has been no instance for too long."""
+        return self.drain() if self.instance_count == 0 and self._patience.is_over(now_us) else []
+
+    def _do_again(self, batches: list[Batch]) -> Ended:
+        requests = [request for batch in batches for request in batch.requests]
+        again, given_up = self._retry.after_loss(requests)
+        self._batcher.put_back(again)
+        failures = [
+            Failure(request, internal(f"the model's worker died {request.attempts} times while running this request"))
+            for request in given_up
+        ]
+        return [request for request in requests if request.cancelled], failures

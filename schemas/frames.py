@@ -1,0 +1,56 @@
+"""Frames, batches and done messages as a scheduler reads and writes them: plain rows instead of named tuples.
+
+The messages are those of `schemas.messages`. A scheduler handles every request of the cluster and looks at few of the
+facts of each, so here nothing is built per request but what msgpack builds anyway, and only what is relied on is
+checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from schemas.messages import WIRE_VERSION, MalformedMessage
+
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_unpack = msgpack.unpackb
+
+_is_name = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and neither `*` nor `>`
+
+Row = Sequence[Any]
+"""One request of a frame: the fields of `schemas.messages.Part`, in order, not checked yet."""
+
+
+def unpack_frame_rows(data: bytes) -> tuple[str, list[Row]]:
+    """(gateway, rows) of a frame. Raises MalformedMessage; `gateway` is safe to be part of a subject."""
+    try:
+        wire_version, gateway, rows = _unpack(data)
+        if wire_version == WIRE_VERSION and type(rows) is list and _is_name(gateway):
+            return gateway, rows
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not a frame: {error}") from error
+    raise MalformedMessage("not a frame of this wire version")
+
+
+def pack_batch_rows(
+    scheduler: str, batch_id: int, model: str, version: int, instance: int, rows: Sequence[Row], acks: Sequence[str]
+) -> bytes:
+    """A batch message; each row is (gateway, key, microseconds queued, body), as in `schemas.messages.BatchEntry`."""
+    return bytes(_pack((WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)))
+
+
+def unpack_done_rows(data: bytes) -> list[tuple[int, int, int]]:
+    """(batch id, outcome, busy microseconds) of each batch in a done message. Raises MalformedMessage."""
+    try:
+        wire_version, _, rows = _unpack(data)
+        if wire_version == WIRE_VERSION:
+            for batch_id, outcome, busy_us in rows:
+                if not (type(batch_id) is type(outcome) is type(busy_us) is int):
+                    raise TypeError("expected integers")
+            return list(rows)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not a done message: {error}") from error
+    raise MalformedMessage("not a done message of this wire version")
