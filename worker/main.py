@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
@@ -30,6 +31,8 @@ def run(settings: WorkerSettings) -> int:
     """Runs a worker; returns the exit status when it has stopped."""
     configure_logging("worker", settings.log_format, settings.log_verbose)
     watch_parent()
+    # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return uvloop.run(_serve(settings))
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from repository.completion import DescribedModel, DescribedTensor
 from schemas.datatypes import BY_CONFIG_NAME
 from schemas.errors import internal, invalid
@@ -85,6 +87,9 @@ class _OnnxInstance:
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
         inputs = self._assembler.assemble(requests, self._batching, execution.reader)
+        for name, array in inputs.items():
+            if array.dtype.hasobject:
+                inputs[name] = _as_text(name, array)
         execution.input_ready()
         try:
             arrays = self._session.run(self._names, inputs)
@@ -126,6 +131,15 @@ def _open(model: ModelVersion, config: ModelConfig) -> Any:
     except Exception as error:
         text = str(error).replace(str(model.model_directory), model.name)
         raise internal(f"onnx runtime error: {text}") from error
+
+
+def _as_text(name: str, array: np.ndarray) -> np.ndarray:
+    # ONNX Runtime's Python interface takes `str` alone; of `bytes` it would take what `str(...)` makes of them.
+    try:
+        elements = [element.decode() for element in array.ravel()]
+    except UnicodeDecodeError as error:
+        raise invalid(f"input '{name}' holds a string that is not UTF-8") from error
+    return np.array(elements, dtype=np.object_).reshape(array.shape)
 
 
 def _number(config: ModelConfig, key: str, default: int) -> int:

@@ -1,0 +1,74 @@
+"""Fixtures of servers: one for all tests that only ask, and ones of their own for those that break something."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+from model_zoo import write_small_zoo, write_zoo
+from serving import Server
+
+Serve = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with every model of the zoo, for tests that leave it as it was."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "models").mkdir()
+    write_zoo(folder / "models")
+    started = Server(folder, folder / "models")
+    try:
+        pids = started.pids()
+        yield started
+        assert started.pids() == pids, "a role has died meanwhile"
+        assert started.in_flight() == 0
+        assert started.stop() == 0
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Starts servers of the test's own; each must stop cleanly in the end."""
+    started: list[Server] = []
+
+    def start(repository: Path, *options: str) -> Server:
+        folder = tmp_path / f"server{len(started)}"
+        folder.mkdir()
+        started.append(Server(folder, repository, *options))
+        return started[-1]
+
+    yield start
+    try:
+        for running in started:
+            if running.process.poll() is None:
+                assert running.stop(signal.SIGTERM) == 0
+    finally:
+        for running in started:
+            running.close()
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[tritonclient.http.InferenceServerClient]:
+    """A stock HTTP client of the shared server."""
+    with server.http() as client:
+        yield client
+
+
+@pytest.fixture
+def grpc(server: Server) -> Iterator[tritonclient.grpc.InferenceServerClient]:
+    """A stock gRPC client of the shared server."""
+    with server.grpc() as client:
+        yield client
+
+
+@pytest.fixture
+def serve_zoo(serve: Serve, tmp_path: Path) -> Server:
+    """A server of the test's own with an identity, a slow and a faulty model, to be hurt."""
+    write_small_zoo(tmp_path / "models")
+    return serve(tmp_path / "models")

@@ -1,0 +1,207 @@
+"""`Server`: one `weir serve` as a process, and proof that nothing of it is left when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tritonclient.grpc
+import tritonclient.http
+
+ROLES = ("scheduler", "worker", "gateway")
+
+_COMMAND = (sys.executable, "-P", "-m", "weir")
+_SEGMENT = re.compile(r"/dev/shm/(\.?weir-[^\s]+)")
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 15.0) -> Any:
+    """What `condition` returns once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (outcome := condition()):
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.01)
+    return outcome
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def segments_of(pids: list[int]) -> set[str]:
+    """The payload segments these processes have mapped, as paths that still exist."""
+    names: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            names.update(_SEGMENT.findall(Path(f"/proc/{pid}/maps").read_text()))
+    return {name for name in names if Path("/dev/shm", name).exists()}
+
+
+def clean_environment(folder: Path) -> dict[str, str]:
+    """This process's environment without settings of ours, and with a folder for temporary files of its own."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
+    return {**kept, "TMPDIR": str(folder / "tmp")}
+
+
+class Server:
+    """A running `weir serve` on free ports. `folder` is its own: log, data and temporary files lie there."""
+
+    def __init__(self, folder: Path, repository: Path, *options: str, start_timeout_s: float = 40.0) -> None:
+        self.folder = folder
+        self._log = folder / "stderr"
+        self._out = folder / "stdout"
+        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+        with self._log.open("wb") as errors, self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [*_COMMAND, "serve", f"--model-repository={repository}", *ports, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                env=clean_environment(folder),
+                start_new_session=True,
+            )
+        try:
+            wait_until(lambda: "\n\n" in self.printed().strip() or self.process.poll() is not None, start_timeout_s)
+            assert self.process.poll() is None, self.log()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+        self.http_url = self._printed_value("HTTP").removeprefix("http://")
+        self.grpc_url = self._printed_value("gRPC")
+        self.metrics_url = self._printed_value("metrics")
+        self.nats_url = self._printed_value("NATS")
+        self.port = int(self.http_url.rpartition(":")[2])
+
+    def printed(self) -> str:
+        """What it wrote to its standard output."""
+        return self._out.read_text()
+
+    def log(self) -> str:
+        """What it wrote to its standard error."""
+        return self._log.read_text()
+
+    def _printed_value(self, row: str) -> str:
+        found = re.search(rf"^  {row} +(\S+)$", self.printed(), re.MULTILINE)
+        assert found, self.printed()
+        return found[1]
+
+    # Clients
+
+    def http(self) -> tritonclient.http.InferenceServerClient:
+        """A stock client over HTTP; to be closed."""
+        return tritonclient.http.InferenceServerClient(self.http_url, network_timeout=40, connection_timeout=40)
+
+    def grpc(self) -> tritonclient.grpc.InferenceServerClient:
+        """A stock client over gRPC; to be closed."""
+        return tritonclient.grpc.InferenceServerClient(self.grpc_url)
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """(status, body) of a GET."""
+        return _get(f"http://{self.http_url}{path}")
+
+    def is_ready(self) -> bool:
+        """Whether it says that it is ready, for all its models."""
+        with contextlib.suppress(OSError):
+            return self.get("/v2/health/ready")[0] == 200
+        return False
+
+    def metrics(self) -> Counter[tuple[str, str]]:
+        """The value of each metric by (name, model), summed over its other labels; model "" where it has none."""
+        values: Counter[tuple[str, str]] = Counter()
+        for line in _get(self.metrics_url)[1].decode().splitlines():
+            if not line.startswith("#"):
+                name, _, rest = line.partition("{")
+                labels, _, value = rest.rpartition("} ") if rest else ("", "", line)
+                found = re.search(r'model="([^"]*)"', labels)
+                values[name.split(" ")[0], found[1] if found else ""] += float(value.rpartition(" ")[2])  # type: ignore[assignment]
+        return values
+
+    def in_flight(self) -> float:
+        """Requests the gateway holds without an answer."""
+        return self.metrics()["weir_gateway_in_flight", ""]
+
+    # Processes
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything it has started, and itself."""
+        parent = psutil.Process(self.process.pid)
+        return [parent, *parent.children(recursive=True)]
+
+    def pids(self) -> dict[str, int]:
+        """The process of each role, and `nats`; a role that does not run just now is missing."""
+        found: dict[str, int] = {}
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                command = child.cmdline()
+                if child.status() == psutil.STATUS_ZOMBIE or not command:
+                    continue
+                if command[0].endswith("nats-server"):
+                    found["nats"] = child.pid
+                elif len(command) > len(_COMMAND) and command[len(_COMMAND)] in ROLES:
+                    found[command[len(_COMMAND)]] = child.pid
+        return found
+
+    def python_children(self) -> list[int]:
+        """The processes of Python models."""
+        worker = self.pids().get("worker")
+        if worker is None:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(worker).children() if child.status() != psutil.STATUS_ZOMBIE]
+        return []
+
+    def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Sends a signal to a role once it runs; returns the process's id."""
+        pid = wait_until(lambda: self.pids().get(role))
+        os.kill(pid, number)
+        return int(pid)
+
+    def segments(self) -> set[str]:
+        """The payload segments in use by its processes."""
+        return segments_of([process.pid for process in self.processes()])
+
+    def wait_ready(self, timeout_s: float = 30.0) -> None:
+        """Returns once every role runs and all models are ready."""
+        wait_until(lambda: len(self.pids()) == 4 and self.is_ready(), timeout_s)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30.0) -> int:
+        """Ends it and returns its status; asserts that no process, no shared memory and no temporary file is left."""
+        processes, segments = self.processes(), self.segments()
+        self.process.send_signal(number)
+        status = self.process.wait(timeout_s)
+        wait_until(lambda: not any(alive(process.pid) for process in processes), 5)
+        left = {name for name in segments if Path("/dev/shm", name).exists()}
+        assert not left
+        assert not list((self.folder / "tmp").iterdir())
+        return status
+
+    def close(self) -> None:
+        """Ends it somehow, if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+def _get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=15) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()

@@ -1,0 +1,179 @@
+"""What anybody who reaches the bus may publish: it is dropped, nobody dies of it, and good requests are answered.
+
+Garbage is made of real messages: each kind is listened to, then cut, and each of its fields is replaced by what does
+not belong there.
+"""
+
+import asyncio
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgpack
+import nats
+import numpy as np
+import pytest
+from asking import RawConnection, http_inputs, infer_body, post
+from model_zoo import write_small_zoo
+from nats.aio.msg import Msg
+from serving import Server, wait_until
+
+STRANGE: list[Any] = [None, True, -1, 2**63, 1.5, "", "x", b"x", [], [[]], {}, {"a": 1}]
+PLAIN = [b"", b"\0", b"+ACK", b"{}", b"[1, 2, 3]", b"\xc1", b"\x91\x01", b"\xdd\xff\xff\xff\xff", b"\x94\x01\xc0\xc0\xc0"]
+
+KINDS = ("work", "reply", "done", "cancel", "release", "heartbeat", "$KV.registry.worker", "$KV.registry.model", "live")
+
+
+def strange_versions_of(message: bytes) -> Iterator[bytes]:
+    """The message cut, with bits turned over, and with each field replaced by something else."""
+    draw = random.Random(5)
+    for _ in range(10):
+        yield message[: draw.randrange(len(message) + 1)]
+        position = draw.randrange(len(message)) if message else 0
+        yield message[:position] + draw.randbytes(3) + message[position + 3 :]
+    yield draw.randbytes(200)
+    tree = msgpack.unpackb(message, strict_map_key=False)
+    for path in _paths(tree):
+        for value in STRANGE:
+            changed = copy.deepcopy(tree)
+            place = changed
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            yield msgpack.packb(changed)
+
+
+def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = enumerate(tree) if isinstance(tree, list) else tree.items() if isinstance(tree, dict) else ()
+    for key, value in items:
+        yield (*path, key)
+        if len(path) < 4:
+            yield from _paths(value, (*path, key))
+
+
+def kind_of(subject: str) -> str:
+    first = subject.split(".", 1)[0]
+    if first != "$KV":
+        return first
+    return "$KV.registry.worker" if subject.count(".") == 2 else "$KV.registry.model"
+
+
+async def _listen(server: Server) -> dict[str, tuple[str, bytes]]:
+    """(subject, data) of a real message of each kind, while requests are answered."""
+    heard: dict[str, tuple[str, bytes]] = {}
+
+    async def hear(message: Msg) -> None:
+        if message.data and (kind_of(message.subject) != "live" or "fast" in message.subject):
+            heard.setdefault(kind_of(message.subject), (message.subject, message.data))
+
+    client = await nats.connect(server.nats_url)
+    await client.subscribe(">", cb=hear)
+    bucket = await client.jetstream().key_value("registry")
+    for key in await bucket.keys():
+        entry = await bucket.get(key)
+        assert entry.value is not None
+        heard.setdefault(kind_of(f"$KV.registry.{key}"), (f"$KV.registry.{key}", entry.value))
+    while set(KINDS) - heard.keys():
+        await asyncio.to_thread(_ask_for_everything, server)
+        await client.flush()
+    await client.close()
+    return heard
+
+
+def _ask_for_everything(server: Server) -> None:
+    with server.http() as client:
+        client.infer("fast", http_inputs({"IN": np.array([[1, 2]], np.int64)}))
+        client.infer("identity_FP32", http_inputs({"IN": np.zeros((1, 100_000), np.float32)}))
+    with RawConnection(server.port) as connection:
+        arrays = {"VALUE": np.array([[1]], np.int64), "DELAY_MS": np.array([[50]], np.float32)}
+        connection.send(post("/v2/models/slow/infer", infer_body(arrays)))
+        wait_until(lambda: server.in_flight() >= 1)
+
+
+def assert_serves(server: Server) -> None:
+    with server.http() as client:
+        for number in range(5):
+            value = np.array([[number, -number]], np.int64)
+            answer = client.infer("fast", http_inputs({"IN": value}))
+            np.testing.assert_array_equal(answer.as_numpy("OUT"), value)
+    with server.grpc() as client:
+        assert client.is_server_live()
+
+
+async def _publish(server: Server, subject: str, messages: list[bytes]) -> None:
+    client = await nats.connect(server.nats_url)
+    for message in messages:
+        await client.publish(subject, message)
+    await client.flush()
+    await client.close()
+
+
+async def _queued_frames(server: Server) -> int:
+    client = await nats.connect(server.nats_url)
+    info = await client.jetstream().stream_info("LIVE")
+    await client.close()
+    return int(info.state.messages)
+
+
+class Target(NamedTuple):
+    """A server to be thrown at, its processes, and a real message of each kind that was heard on its bus."""
+
+    server: Server
+    pids: dict[str, int]
+    heard: dict[str, tuple[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("garbage")
+    write_small_zoo(folder / "models")
+    server = Server(folder, folder / "models")
+    try:
+        yield Target(server, server.pids(), asyncio.run(_listen(server)))
+        assert server.stop() == 0
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_looks_like_a_message(target: Target, kind: str) -> None:
+    subject, real = target.heard[kind]
+    if kind.startswith("$KV"):
+        # Not a live worker's key: whoever may write that may speak for the worker.
+        subject = "$KV.registry.x" if kind.endswith("worker") else "$KV.registry.x.fast"
+    messages = [*PLAIN, *strange_versions_of(real)]
+    asyncio.run(_publish(target.server, subject, messages))
+    assert_serves(target.server)
+    wait_until(lambda: target.server.in_flight() == 0)
+    assert target.server.pids() == target.pids
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["statistics.query", "statistics.gateway-x", "heartbeat.x", "cancel.nowhere", "live.nowhere", "probe.x", "nothing"],
+)
+def test_what_looks_like_nothing(target: Target, subject: str) -> None:
+    asyncio.run(_publish(target.server, subject, [*PLAIN, random.Random(1).randbytes(300)]))
+    assert_serves(target.server)
+    assert target.server.pids() == target.pids
+
+
+def test_garbage_does_not_stay_in_a_model_s_queue(target: Target) -> None:
+    subject, real = target.heard["live"]
+    before = asyncio.run(_queued_frames(target.server))
+    asyncio.run(_publish(target.server, subject, [*PLAIN, *strange_versions_of(real)]))
+    wait_until(lambda: asyncio.run(_queued_frames(target.server)) <= before)
+
+
+def test_who_starts_anew_with_what_was_left_in_the_registry_starts_well(target: Target) -> None:
+    for kind, key in (("$KV.registry.worker", "y"), ("$KV.registry.model", "y.fast")):
+        real = target.heard[kind][1]
+        messages = [*PLAIN, *strange_versions_of(real)]
+        # Each under a key of its own: a bucket keeps the last one only.
+        for number, message in enumerate(messages):
+            asyncio.run(_publish(target.server, f"$KV.registry.{key}{number}", [message]))
+    for role in ("scheduler", "gateway", "worker"):
+        target.server.kill(role)
+        target.server.wait_ready()
+    assert_serves(target.server)
