@@ -23,7 +23,7 @@ from bus.connection import Bus, Message
 from bus.payloads import INLINE_LIMIT_BYTES, PayloadReader, Slot, StalePayload
 from bus.streams import ensure_streams
 from gateway.catalog import Catalog, ServedModel
-from gateway.payload_store import PayloadStore
+from gateway.payload_store import Freeable, PayloadStore
 from gateway.prepared import PreparedRequest
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import (
@@ -64,7 +64,7 @@ BROKER_PATIENCE_S = 30.0
 _RESEND_WAIT_S = 0.1
 _DRAIN_POLL_S = 0.02
 
-_NO_SLOTS: Sequence[Slot] = ()
+_NO_SLOTS: Sequence[Freeable] = ()
 
 OnAnswer = Callable[[InferResponse | WeirError], None]
 
@@ -81,7 +81,7 @@ class Pending:
         request: InferRequest,
         part: Part,
         on_answer: OnAnswer,
-        slots: Sequence[Slot],
+        slots: Sequence[Freeable],
     ) -> None:
         self.key = key
         self.model = model
@@ -175,7 +175,7 @@ class Inference:
         model: ServedModel,
         request: InferRequest,
         body: bytes,
-        slots: Sequence[Slot],
+        slots: Sequence[Freeable],
         on_answer: OnAnswer,
         gather: bool,
     ) -> Pending:
@@ -261,11 +261,27 @@ class Inference:
 
     def _send(self, model: str, parts: list[Part]) -> None:
         for frame in _frames(parts):
+            self._place_bodies(frame)
             number = next(self._frame_numbers)
             self._unacked[number] = (model, [part.key for part in frame])
             self._on_the_way[model] += 1
             ack = f"{subjects.publish_ack(self._id)}.{number}"
             self._bus.publish(subjects.live(model), pack_frame(self._id, frame), ack)
+
+    def _place_bodies(self, frame: list[Part]) -> None:
+        placed = self._payloads.place_bodies([part.body for part in frame])
+        if placed is None:
+            return
+        refs, slot = placed
+        for position, (part, ref) in enumerate(zip(frame, refs, strict=True)):
+            frame[position] = Part(*part[:-1], ref)
+            pending = self._pending.get(part.key)
+            if pending is None:
+                slot.free()  # abandoned since
+                continue
+            self._in_flight_bytes += len(ref) - len(part.body)
+            pending.part = frame[position]
+            pending.slots = (*pending.slots, slot)
 
     def _on_publish_ack(self, message: Message) -> None:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
@@ -376,6 +392,6 @@ def _is_large(request: InferRequest) -> bool:
     return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
 
 
-def _free(slots: Iterable[Slot]) -> None:
+def _free(slots: Iterable[Freeable]) -> None:
     for slot in slots:
         slot.free()

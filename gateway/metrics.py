@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +64,7 @@ _COUNTERS = {
 }
 """Triton's counters of one model version: help text, and the value in what a worker tells of it."""
 
+_TOTAL = re.compile(rb"^(# (?:HELP|TYPE) nv_\w+?)_total\b", re.MULTILINE)
 _FAILURES = "nv_inference_request_failure"
 _LABELS = ["model", "version"]
 
@@ -97,7 +99,8 @@ class Metrics:
                     await asyncio.wait_for(self._complete.wait(), ANSWER_TIMEOUT_S)
                 except TimeoutError:
                     logger.warning("not every worker told its counters in time: the last known ones are used")
-        return generate_latest(self._prometheus)
+        # The library names counters with `_total` in HELP and TYPE; Triton's names, which the samples have, lack it.
+        return _TOTAL.sub(rb"\1", generate_latest(self._prometheus))
 
     def _on_statistics(self, message: Message) -> None:
         try:

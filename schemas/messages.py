@@ -28,6 +28,9 @@ _pack = _packer.pack
 _pack_array_header = _packer.pack_array_header
 
 
+_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven
+
+
 class MalformedMessage(ValueError):
     """Bytes on a subject that are not the message the subject carries."""
 
@@ -37,7 +40,7 @@ class Part(NamedTuple):
 
     `key` is unique within the sending gateway. `version` is -1 for the latest. `batch_size`, `shape_key`, `priority`,
     `timeout_us`, `correlation_id` and `sequence_flags` are those of `InferRequest`; `deadline_ms` is unix time, 0 for
-    none; `traceparent` is W3C's; `body` is what `pack_body` made.
+    none; `traceparent` is W3C's; `body` is what `pack_body` or `pack_body_ref` made.
     """
 
     key: int
@@ -127,7 +130,23 @@ def body_template(request: InferRequest) -> list[bytes]:
     return pieces
 
 
-def unpack_body(body: bytes, model: str, version: int) -> InferRequest:
+def pack_body_ref(ref: PayloadRef) -> bytes:
+    """In the place of a body: where it lies, when the bodies of a frame are together too large for a message."""
+    return bytes(_pack(ref))
+
+
+def body_ref(body: bytes) -> PayloadRef | None:
+    """Where the body lies, if this stands in its place. Raises MalformedMessage."""
+    if body[:1] != _BODY_REF:
+        return None
+    try:
+        segment, slot, generation, offset, size = msgpack.unpackb(body)
+        return PayloadRef(_text(segment), int(slot), int(generation), int(offset), int(size))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not a reference to a body: {error}") from error
+
+
+def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequest:
     """The request whose body this is, with tensors over the unpacked bytes. Raises MalformedMessage."""
     try:
         id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *_ = msgpack.unpackb(body)

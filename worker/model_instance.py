@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bus.identity import shares_memory
-from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena, PayloadReader
+from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena, PayloadReader, StalePayload
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.messages import (
     BatchMessage,
     BatchOutcome,
     Done,
-    MalformedMessage,
+    body_ref,
     pack_answer,
     pack_answers,
     pack_error,
@@ -135,12 +135,16 @@ class ModelInstance:
         positions: list[int] = []
         for position, entry in enumerate(batch.entries):
             try:
-                request = unpack_body(entry.body, batch.model, batch.version)
-            except MalformedMessage as error:
-                results[position] = Result(error=internal(str(error)))
-                continue
-            if has_gone(request, self._reader):
+                ref = body_ref(entry.body)
+                body = entry.body if ref is None else self._reader.view(ref)
+                request = unpack_body(body, batch.model, batch.version)
+                if has_gone(request, self._reader):
+                    raise StalePayload("the request was given up")
+            except StalePayload:
                 results[position] = Result(error=WeirError(ErrorCode.CANCELLED, "the request was given up"))
+                continue
+            except ValueError as error:  # MalformedMessage among them
+                results[position] = Result(error=internal(str(error)))
                 continue
             requests.append(request)
             positions.append(position)
