@@ -62,6 +62,7 @@ _BOUNDS = [
     ("gateway.inference", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
     ("gateway.http_protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
     ("gateway.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
+    ("gateway.payload_store", "FRAME_INLINE_BYTES", "bodies inside a frame, where memory is shared", "by reference"),
     ("gateway.inference", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),
     ("gateway.inference", "BROKER_PATIENCE_S", "wait for a broker that is away", "503"),
     ("bus.connection", "MAX_KEPT_BYTES", "messages kept while the broker is away", "dropped: gateways send again"),
@@ -89,7 +90,7 @@ def bounds() -> str:
 def _with_unit(name: str, value: float) -> str:
     if name.endswith("_S"):
         return f"{value:g} s"
-    if value % 1024 or value < 64 * 1024:
+    if not name.endswith("BYTES") and name != "MAX_PAYLOAD":
         return f"{value:,}".replace(",", " ")
     return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
 

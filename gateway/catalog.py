@@ -84,6 +84,8 @@ class Catalog:
 
     def names(self) -> list[str]:
         """Every model the registry knows of, served or not, and those that have just lost their workers."""
+        for name in list(self._accept_until_s):
+            self._is_accepted(name)
         known = {name for view in self._registry.workers.values() for name in view.models}
         return sorted(known | self._served.keys())
 

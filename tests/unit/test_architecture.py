@@ -154,9 +154,11 @@ def unmarked_asserts(of: Source) -> Iterator[str]:
 
 
 def listening_everywhere(of: Source) -> Iterator[str]:
-    for line, text in strings(of):
-        if text in ("0.0.0.0", "::"):
-            yield f"{of.path}:{line}: {text!r}"
+    """No address but loopback by default. Comparing with one that the user gave is no default."""
+    compared = [operand for node in ast.walk(of.tree) if isinstance(node, ast.Compare) for operand in node.comparators]
+    for node in ast.walk(of.tree):
+        if isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::") and node not in compared:
+            yield f"{of.path}:{node.lineno}: {node.value!r}"
 
 
 def machine_paths(of: Source) -> Iterator[str]:
