@@ -29,8 +29,10 @@ class RequestNormalizer:
         self._model = config.name
         self._max_batch_size = config.max_batch_size
         self._outputs = frozenset(output.name for output in config.output)
+        # Other backends join tensors along the batch, and can't yet take a batch whose shapes differ.
+        ragged = config.backend == "python"
         self._rules = {
-            declared.name: _InputRule(index, declared, config.max_batch_size > 0)
+            declared.name: _InputRule(index, declared, config.max_batch_size > 0, ragged)
             for index, declared in enumerate(config.input)
         }
         self._required = frozenset(declared.name for declared in config.input if not declared.optional)
@@ -234,7 +236,7 @@ class _InputRule:
         "keyed",
     )
 
-    def __init__(self, index: int, declared: ModelInput, batching: bool) -> None:
+    def __init__(self, index: int, declared: ModelInput, batching: bool, ragged: bool) -> None:
         datatype = BY_CONFIG_NAME[declared.data_type]
         self.index = index
         self.datatype = datatype.name
@@ -242,7 +244,7 @@ class _InputRule:
         self.is_shape_tensor = declared.is_shape_tensor
         self.has_batch = batching and not declared.is_shape_tensor
         self.full_dims = [-1, *declared.dims] if self.has_batch else list(declared.dims)
-        self.keyed = declared.is_shape_tensor or (-1 in declared.dims and not declared.allow_ragged_batch)
+        self.keyed = declared.is_shape_tensor or (-1 in declared.dims and not (ragged and declared.allow_ragged_batch))
 
     def elements_per_row(self, shape: Sequence[int]) -> int:
         """Elements of one row of a tensor of `shape`, -1 when the shape does not fit."""

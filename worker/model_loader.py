@@ -90,6 +90,7 @@ class ModelLoader:
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
         config = settle_config(source, described, gpu_ids=())
+        check_supported(config)
         return backend, config, select_versions(config, found.versions)
 
     def _load_version(self, result: LoadedResult, backend: Backend, found: FoundModel, number: int) -> None:
@@ -111,6 +112,25 @@ class ModelLoader:
         result.served[number] = served
         result.records[number] = served.record
         logger.info("successfully loaded '%s' version %d", found.name, number)
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
+    if config.sequence_batching is not None:
+        raise WeirError(
+            ErrorCode.UNSUPPORTED, f"sequence batching is not supported yet, model '{config.name}' needs it"
+        )
+    if config.is_decoupled:
+        raise WeirError(ErrorCode.UNSUPPORTED, f"decoupled models are not supported yet, '{config.name}' is one")
+    batching = config.dynamic_batching
+    idle = {
+        "dynamic_batching.preserve_ordering": batching is not None and batching.preserve_ordering,
+        "dynamic_batching.priority_levels": batching is not None and batching.priority_levels > 0,
+        "response_cache": config.response_cache is not None and config.response_cache.enable,
+        "model_warmup": bool(config.model_warmup),
+    }
+    for setting in (name for name, is_set in idle.items() if is_set):
+        logger.warning("model '%s': %s is not supported yet and has no effect", config.name, setting)
 
 
 def backend_for(config: ModelConfig) -> Backend:

@@ -267,9 +267,14 @@ def test_shape_keys_tell_apart_what_can_not_share_a_batch() -> None:
     assert both != normalized(OPTIONAL, tensor("A", [1, 4]))
 
 
-def test_ragged_inputs_do_not_part_requests() -> None:
-    rules = normalizer(declared("A", [-1], allow_ragged_batch=True))
+def test_ragged_inputs_of_python_models_do_not_part_requests() -> None:
+    rules = normalizer(declared("A", [-1], allow_ragged_batch=True), backend="python")
     assert normalized(rules, tensor("A", [1, 2])) == normalized(rules, tensor("A", [1, 5])) == (1, "")
+
+
+def test_ragged_inputs_of_models_that_run_on_arrays_part_requests() -> None:
+    rules = normalizer(declared("A", [-1], allow_ragged_batch=True), backend="onnxruntime")
+    assert normalized(rules, tensor("A", [1, 2])) != normalized(rules, tensor("A", [1, 5]))
 
 
 def test_shape_tensors_have_no_batch_and_their_values_matter() -> None:
