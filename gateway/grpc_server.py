@@ -3,40 +3,46 @@
 Promises: a request is refused at the door with Triton's code and wording, a call its client gives up is abandoned, and
 calls that are open when the server stops get the time they were promised.
 
-Messages cross grpcio as bytes, on the event loop (measured for a 64-byte tensor, CPU of the server a call: 225 us on
-uvloop before anything is done, 260 on asyncio, 305 with grpcio's thread pool, 370 with the pool and a hop to the loop;
-265 on uvloop with all that is done here). No channel argument or polling strategy that was tried changed it.
+It stands on the HTTP/2 of this package: MEASURED
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
 from tritonclient.grpc import service_pb2
 
+from gateway.grpc_call import UnaryCall
 from gateway.grpc_codec import MAX_MESSAGE_BYTES, decode_request, encode_response, parse_message, request_from_message
+from gateway.grpc_head import CallHead
+from gateway.grpc_messages import Message
+from gateway.grpc_prepared import PreparedCalls
+from gateway.grpc_status import CallError, Status
+from gateway.http2.headers import RequestHead
+from gateway.http2.options import Http2Options
+from gateway.http2.protocol import Http2Protocol
+from gateway.http2.stream import Stream
 from gateway.server_info import model_metadata, server_metadata
 from schemas.errors import ErrorCode, WeirError, unavailable
 from schemas.requests import InferRequest, InferResponse
 
 if TYPE_CHECKING:
-    from gateway.catalog import Catalog
+    from gateway.catalog import Catalog, ServedModel
     from gateway.inference import Inference
 
 log = logging.getLogger(__name__)
 
-_Answer = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]
+_Handler = Callable[[UnaryCall, Message], None]
 
-_STATUS = {status.value[0]: status for status in grpc.StatusCode}
-
-_MAX_DETAILS_BYTES = 2400
-"""A status message travels percent-encoded, three bytes for one at worst, in the 8 KiB clients grant to metadata."""
+_BACKLOG = 2048
+_POLL_S = 0.01
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,19 @@ class GrpcOptions:
     max_connection_age: int = 0
     max_connection_age_grace: int = 0
     reuse_port: bool = False
+
+    def http2(self) -> Http2Options:
+        """The options as connections take them."""
+        return Http2Options(
+            keepalive_time_s=self.keepalive_time / 1000,
+            keepalive_timeout_s=self.keepalive_timeout / 1000,
+            keepalive_permit_without_calls=self.keepalive_permit_without_calls,
+            max_pings_without_data=self.http2_max_pings_without_data,
+            min_ping_interval_s=self.http2_min_recv_ping_interval_without_data / 1000,
+            max_ping_strikes=self.http2_max_ping_strikes,
+            max_age_s=self.max_connection_age / 1000,
+            max_age_grace_s=self.max_connection_age_grace / 1000,
+        )
 
     def channel_arguments(self) -> list[tuple[str, int]]:
         """The options as grpcio takes them."""
@@ -81,7 +100,7 @@ class GrpcOptions:
 class GrpcServer:
     """One gRPC server on one port, on the running event loop.
 
-    `server_id` is the server's name in its metadata (Triton's `--id`).
+    `server_id` is the server's name in its metadata (Triton's `--id`). It is the `Application` of its connections.
     """
 
     def __init__(
@@ -91,76 +110,85 @@ class GrpcServer:
         self._inference = inference
         self._metadata = service_pb2.ServerMetadataResponse(**server_metadata(server_id))
         self._options = options or GrpcOptions()
-        self._server: grpc.aio.Server | None = None
-        self._open_calls = 0
-        self._stopping = False
-        self._drained = asyncio.Event()
+        self._handlers = self._make_handlers()
+        self._prepared = PreparedCalls()
+        self._listener: asyncio.Server | None = None
+        self._connections: set[Http2Protocol] = set()
+        self._open_calls: set[UnaryCall] = set()
+        self._is_stopping = False
 
     async def start(self, address: str, port: int) -> int:
         """Listens on `address` and `port` (0: a free one) and returns the port. Raises OSError when it can't."""
-        server = grpc.aio.server(options=self._options.channel_arguments())
-        for service, methods in self._services().items():
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
-        host = f"[{address}]" if ":" in address else address
+        is_v6 = ":" in address
         try:
-            bound = server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
+            listener = socket.create_server(
+                (address, port),
+                family=socket.AF_INET6 if is_v6 else socket.AF_INET,
+                backlog=_BACKLOG,
+                reuse_port=self._options.reuse_port,
+                dualstack_ipv6=address == "::" and socket.has_dualstack_ipv6(),
+            )
+        except OSError as error:
+            host = f"[{address}]" if is_v6 else address
             raise OSError(f"gRPC can't listen on {host}:{port}: is the port taken?") from error
-        await server.start()
-        self._server = server
-        return int(bound)
+        make_protocol = partial(Http2Protocol, self, self._options.http2(), self._connections)
+        self._listener = await asyncio.get_running_loop().create_server(make_protocol, sock=listener, backlog=_BACKLOG)
+        return int(listener.getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls at once, gives open ones `grace_s` seconds, then cancels what is left and closes."""
-        if self._server is None:
+        if self._listener is None:
             return
-        deadline = asyncio.get_running_loop().time() + grace_s
-        self._stopping = True
+        self._is_stopping = True
+        await _wait_until_empty(self._open_calls, grace_s)
+        self._listener.close()
         if self._open_calls:
-            try:
-                await asyncio.wait_for(self._drained.wait(), grace_s)
-            except TimeoutError:
-                log.warning("closing gRPC with %d calls open", self._open_calls)
-        await self._server.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
+            log.warning("closing gRPC with %d calls open", len(self._open_calls))
+        for call in list(self._open_calls):
+            call.fail(CallError.of(_shutting_down()))
+        for protocol in list(self._connections):
+            protocol.connection.close()
+        await _wait_until_empty(self._connections, _LAST_WORDS_S)
+        for protocol in list(self._connections):
+            protocol.abort()
 
-    def _services(self) -> dict[str, dict[str, grpc.RpcMethodHandler]]:
-        inference: dict[str, _Answer] = {
-            "ServerLive": _from_message(service_pb2.ServerLiveRequest, self._server_live),
-            "ServerReady": _from_message(service_pb2.ServerReadyRequest, self._server_ready),
-            "ModelReady": _from_message(service_pb2.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": _from_message(service_pb2.ServerMetadataRequest, self._server_metadata),
-            "ModelMetadata": _from_message(service_pb2.ModelMetadataRequest, self._model_metadata),
-            "ModelConfig": _from_message(service_pb2.ModelConfigRequest, self._model_config),
+    # What connections ask of their application
+
+    def interpret(self, head: RequestHead) -> CallHead:
+        """See Application."""
+        return CallHead(head, self._handlers)
+
+    def open(self, stream: Stream, head: CallHead) -> UnaryCall:
+        """See Application."""
+        return UnaryCall(stream, head, self._options.max_receive_bytes, self._serve, self._open_calls)
+
+    def _serve(self, call: UnaryCall, message: Message) -> None:
+        """Has the call's handler serve it; errors are told to the client as gRPC statuses."""
+        handler = call.head.handler
+        try:
+            if self._is_stopping and handler != self._check_health:
+                raise _shutting_down()
+            handler(call, message)
+        except WeirError as error:
+            call.fail(CallError.of(error))
+        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
+            log.exception("a gRPC call failed")
+            call.fail(CallError(Status.INTERNAL, "internal server error"))
+
+    def _make_handlers(self) -> dict[bytes, _Handler]:
+        inference: dict[str, _Handler] = {
+            "ServerLive": _unary(service_pb2.ServerLiveRequest, self._server_live),
+            "ServerReady": _unary(service_pb2.ServerReadyRequest, self._server_ready),
+            "ModelReady": _unary(service_pb2.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": _unary(service_pb2.ServerMetadataRequest, self._server_metadata),
+            "ModelMetadata": _unary(service_pb2.ModelMetadataRequest, self._model_metadata),
+            "ModelConfig": _unary(service_pb2.ModelConfigRequest, self._model_config),
             "ModelInfer": self._model_infer,
         }
-        unary = grpc.unary_unary_rpc_method_handler
-        return {
-            "inference.GRPCInferenceService": {name: unary(self._guarded(rpc)) for name, rpc in inference.items()},
-            "grpc.health.v1.Health": {"Check": unary(self._check_health)},
-        }
+        handlers = {f"/inference.GRPCInferenceService/{name}".encode(): rpc for name, rpc in inference.items()}
+        return {**handlers, b"/grpc.health.v1.Health/Check": self._check_health}
 
-    def _guarded(self, answer: _Answer) -> _Answer:
-        """`answer`, counted as an open call, with errors told to the client as gRPC statuses."""
-
-        async def guarded(data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-            self._open_calls += 1
-            try:
-                if self._stopping:
-                    raise unavailable("GRPC server is shutting down and has stopped accepting new requests.")
-                return await answer(data, context)
-            except WeirError as error:
-                status, details = _STATUS[error.grpc_status], _details(error.message)
-            except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-                log.exception("a gRPC call failed")
-                status, details = grpc.StatusCode.INTERNAL, "internal server error"
-            finally:
-                self._open_calls -= 1
-                if self._stopping and not self._open_calls:
-                    self._drained.set()
-            await context.abort(status, details)
-            raise AssertionError("abort always raises")
-
-        return guarded
+    # The methods
 
     def _server_live(self, _request: Any) -> Any:
         return service_pb2.ServerLiveResponse(live=True)
@@ -182,63 +210,73 @@ class GrpcServer:
         served = self._catalog.resolve(request.name, request.version)
         return service_pb2.ModelConfigResponse(config=served.config_message)
 
-    async def _model_infer(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        message, raw_contents = decode_request(data)
+    def _model_infer(self, call: UnaryCall, data: Message) -> None:
+        if isinstance(data, bytes) and not call.head.traceparent and self._infer_prepared(call, data):
+            return
+        message, raw_contents = decode_request(data)  # type: ignore[arg-type]
         served = self._catalog.resolve(message.model_name, message.model_version)
         if served.config.is_decoupled:
             raise WeirError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
         request = request_from_message(message, raw_contents)
-        request.traceparent = _traceparent(context)
-        response = await self._infer(request)
-        return encode_response(request, response, served.labels, served.config.max_batch_size > 0)
+        request.traceparent = call.head.traceparent
+        pending = self._inference.submit(request, partial(self._answer, call, served, request))
+        call.on_cancel = partial(self._inference.abandon, pending)
+        if isinstance(data, bytes):
+            self._prepared.keep(request, served, data, raw_contents)
 
-    async def _infer(self, request: InferRequest) -> InferResponse:
-        """The answer to `request`. Raises the WeirError that answers it; abandons it when the call is cancelled."""
-        settled: asyncio.Future[InferResponse | WeirError] = asyncio.get_running_loop().create_future()
+    def _infer_prepared(self, call: UnaryCall, data: bytes) -> bool:
+        """Submits a request of which all but the tensors is known; False for another."""
+        prepared = self._prepared.find(data)
+        if prepared is None:
+            return False
+        request = prepared.request
+        served = self._catalog.resolve(request.model_name, request.model_version)
+        if served is not prepared.served:
+            self._prepared.forget(prepared)
+            return False
+        on_answer = partial(self._answer, call, served, request)
+        pending = self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer)
+        call.on_cancel = partial(self._inference.abandon, pending)
+        return True
 
-        def settle(answer: InferResponse | WeirError) -> None:
-            if not settled.done():
-                settled.set_result(answer)
-
-        pending = self._inference.submit(request, settle, gather=True)
+    def _answer(
+        self, call: UnaryCall, served: ServedModel, request: InferRequest, answer: InferResponse | WeirError
+    ) -> None:
+        call.on_cancel = None
         try:
-            answer = await settled
-        except asyncio.CancelledError:
-            self._inference.abandon(pending)
-            raise
-        if isinstance(answer, WeirError):
-            raise answer
-        return answer
+            if isinstance(answer, WeirError):
+                raise answer
+            message = encode_response(request, answer, served.labels, served.config.max_batch_size > 0)
+        except WeirError as error:
+            call.fail(CallError.of(error))
+        except Exception:  # as in `_serve`
+            log.exception("a gRPC call could not be answered")
+            call.fail(CallError(Status.INTERNAL, "internal server error"))
+        else:
+            call.send(message, is_last=True)
 
-    async def _check_health(self, _data: bytes, _context: grpc.aio.ServicerContext) -> bytes:
+    def _check_health(self, call: UnaryCall, _message: Message) -> None:
         # HealthCheckResponse has one field, the enum `status`: 1 is SERVING, 2 NOT_SERVING. Any service is this one.
-        serving = self._catalog.server_ready() and not self._stopping
-        return b"\x08\x01" if serving else b"\x08\x02"
+        serving = self._catalog.server_ready() and not self._is_stopping
+        call.send(b"\x08\x01" if serving else b"\x08\x02", is_last=True)
 
 
-def _from_message(request_type: Any, answer: Callable[[Any], Any]) -> _Answer:
-    """`answer`, a function from request message to response message, as one from bytes to bytes."""
+def _unary(request_type: Any, answer: Callable[[Any], Any]) -> _Handler:
+    """The handler of a method whose `answer` is a function from request message to response message."""
 
-    async def from_bytes(data: bytes, _context: grpc.aio.ServicerContext) -> bytes:
-        serialized: bytes = answer(parse_message(request_type, data)).SerializeToString()
-        return serialized
+    def handle(call: UnaryCall, data: Message) -> None:
+        call.send(answer(parse_message(request_type, data)).SerializeToString(), is_last=True)
 
-    return from_bytes
-
-
-def _traceparent(context: grpc.aio.ServicerContext) -> str:
-    for key, value in context.invocation_metadata() or ():
-        if key == "traceparent":
-            return str(value)
-    return ""
+    return handle
 
 
-def _details(message: str) -> str:
-    """`message` as a gRPC status may carry it: the middle of a long one is left out."""
-    encoded = message.encode(errors="replace")
-    if len(encoded) <= _MAX_DETAILS_BYTES:
-        return message
-    half = _MAX_DETAILS_BYTES // 2
-    return f"{encoded[:half].decode(errors='ignore')} … {encoded[-half:].decode(errors='ignore')}"
+def _shutting_down() -> WeirError:
+    return unavailable("GRPC server is shutting down and has stopped accepting new requests.")
+
+
+async def _wait_until_empty(things: set[Any], timeout_s: float) -> None:
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    while things and asyncio.get_running_loop().time() < deadline_s:
+        await asyncio.sleep(_POLL_S)

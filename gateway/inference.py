@@ -47,11 +47,6 @@ MAX_FRAME_BYTES = 512 * 1024
 MAX_FRAMES_ON_THE_WAY = 8
 """Frames of one model that may be unacknowledged before later requests wait for one of them."""
 
-GATHER_S = 0.002
-"""How long a request of a door that delivers them singly may wait for others, from so many in flight on."""
-
-GATHER_FROM_IN_FLIGHT = 8
-
 MAX_IN_FLIGHT = 50_000
 """Requests that one gateway holds; more are refused at once."""
 
@@ -108,7 +103,6 @@ class Inference:
         self._cancelled: dict[str, list[int]] = {}
         self._releases: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
         self._flush_due = False
-        self._gathering: asyncio.TimerHandle | None = None
         self._frame_numbers = count(1)
         self._unacked: dict[int, tuple[str, list[int]]] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -138,13 +132,9 @@ class Inference:
         """Requests without an answer."""
         return len(self._pending)
 
-    def submit(
-        self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None, gather: bool = False
-    ) -> Pending:
+    def submit(self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None) -> Pending:
         """Publishes the request; `on_answer` is called later, from the event loop, with its answer.
 
-        `gather` is for a door that delivers one request a turn of the loop however many are waiting (gRPC): while
-        others are in flight the request may wait a moment for more to share its frame.
         `body_slot` is the payload slot over which the request's tensors are views, if there is one; it is owned by the
         request from now on. Raises WeirError for what is refused at the door: then nothing was sent or taken over.
         """
@@ -161,14 +151,14 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        return self._accept(model, request, body, slots, on_answer, gather)
+        return self._accept(model, request, body, slots, on_answer)
 
     def submit_prepared(
         self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
     ) -> Pending:
         """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message."""
         self._check_room()
-        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer, False)
+        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer)
 
     def _accept(
         self,
@@ -177,7 +167,6 @@ class Inference:
         body: bytes,
         slots: Sequence[Freeable],
         on_answer: OnAnswer,
-        gather: bool,
     ) -> Pending:
         key = next(self._keys)
         part = Part(
@@ -195,10 +184,7 @@ class Inference:
         )
         pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots)
         self._in_flight_bytes += len(body)
-        if gather and len(self._pending) >= GATHER_FROM_IN_FLIGHT:
-            self._gather(model.name, part)
-        else:
-            self._enqueue(model.name, part)
+        self._enqueue(model.name, part)
         return pending
 
     def abandon(self, pending: Pending) -> None:
@@ -213,10 +199,8 @@ class Inference:
         waiting = self._outbox.get(model)
         if waiting is not None:
             waiting.append(part)
-            if self._gathering is None:
-                return
-        else:
-            self._outbox[model] = [part]
+            return
+        self._outbox[model] = [part]
         if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
             self._schedule_flush()
 
@@ -231,12 +215,6 @@ class Inference:
             self._in_flight_bytes -= len(pending.part.body)
         return pending
 
-    def _gather(self, model: str, part: Part) -> None:
-        waiting = self._outbox.setdefault(model, [])
-        waiting.append(part)
-        if self._gathering is None and not self._flush_due:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
-
     def _schedule_flush(self) -> None:
         if not self._flush_due:
             self._flush_due = True
@@ -245,9 +223,6 @@ class Inference:
 
     def _flush(self) -> None:
         self._flush_due = False
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
         for model in [model for model in self._outbox if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
             self._send(model, self._outbox.pop(model))
         if self._cancelled:

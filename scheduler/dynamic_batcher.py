@@ -20,6 +20,15 @@ from scheduler.queued_request import QueuedRequest
 MAX_BATCH_BYTES = 4 << 20
 """Bodies of one batch together: its message must stay well below the broker's largest."""
 
+_Prefix = tuple[int, int, int, int, bool]
+"""What is known of the prefix of the queue that the next batch will be made of.
+
+Its requests, the sum of their batch sizes, their bytes, the requests of its longest prefix whose size is a preferred one,
+and whether the request after it can't join it.
+"""
+
+_EMPTY: _Prefix = (0, 0, 0, 0, False)
+
 
 class DynamicBatcher(Batcher):
     """See `scheduler.batcher.Batcher` and the rules above.
@@ -42,67 +51,58 @@ class DynamicBatcher(Batcher):
         self._max_preferred = max(self._preferred)
         self._delay_us = max_queue_delay_us
         self._max_batch_bytes = max_batch_bytes
-        self._begin()
+        self._prefix = _EMPTY
 
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """See `Batcher`."""
         queue = self._queue
         if not queue:
             return None
-        self._grow()
-        complete = self._closed or self._size >= self._max_preferred
+        length, size, _, preferred_length, closed = self._grown_prefix()
+        complete = closed or size >= self._max_preferred
         if full_only and not complete:
             return None
         due = now_us - queue[0].enqueued_us >= self._delay_us
-        if self._preferred_length and not (due and self._delay_us):
-            length = self._preferred_length
-        elif complete or due:
-            length = self._length
-        else:
+        if preferred_length and not (due and self._delay_us):
+            length = preferred_length
+        elif not (complete or due):
             return None
-        self._begin()
+        self._prefix = _EMPTY
         return [queue.popleft() for _ in range(length)]
 
     def ready_at_us(self) -> int:
         """See `Batcher`: when the oldest request will have waited for the delay, or since it came."""
-        self._grow()
-        ready = self._preferred_length or self._closed or self._size >= self._max_preferred
+        _, size, _, preferred_length, closed = self._grown_prefix()
+        ready = preferred_length or closed or size >= self._max_preferred
         return self._queue[0].enqueued_us + (0 if ready else self._delay_us)
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> None:
         """See `Batcher`."""
-        self._begin()
+        self._prefix = _EMPTY
         super().put_back(requests)
 
     def drain(self) -> list[QueuedRequest]:
         """See `Batcher`."""
-        self._begin()
+        self._prefix = _EMPTY
         return super().drain()
 
-    def _begin(self) -> None:
-        """Forgets what is known of the prefix of the queue that the next batch will be made of."""
-        self._length = 0  # requests of the prefix
-        self._size = 0  # the sum of their batch sizes
-        self._bytes = 0
-        self._preferred_length = 0  # requests of the longest prefix whose size is a preferred one
-        self._closed = False  # the request after the prefix can't join it
-
-    def _grow(self) -> None:
-        """Lets the prefix grow by what has come, so that no request is looked at twice."""
-        length = self._length
-        if self._closed or length == len(self._queue):
-            return
-        size, size_bytes, shape_key = self._size, self._bytes, self._queue[0].shape_key
+    def _grown_prefix(self) -> _Prefix:
+        """The prefix, after it has grown by what has come since: no request is looked at twice."""
+        length, size, size_bytes, preferred_length, closed = self._prefix
+        if closed or length == len(self._queue):
+            return self._prefix
         max_size, max_bytes, preferred = self._max_batch_size, self._max_batch_bytes, self._preferred
+        shape_key = self._queue[0].shape_key
         for request in islice(self._queue, length, None):
             grown = size + request.batch_size
             grown_bytes = size_bytes + len(request.body)
             if (grown > max_size or grown_bytes > max_bytes or request.shape_key != shape_key) and length:
-                self._closed = True
+                closed = True
                 break
             length += 1
             size = grown
             size_bytes = grown_bytes
             if size in preferred:
-                self._preferred_length = length
-        self._length, self._size, self._bytes = length, size, size_bytes
+                preferred_length = length
+        self._prefix = length, size, size_bytes, preferred_length, closed
+        return self._prefix

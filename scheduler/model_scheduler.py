@@ -102,21 +102,32 @@ class ModelScheduler:
                 new.append(request)
             else:
                 twin.frame = BothFrames(twin.frame, request.frame)
-        failures: list[Failure] = []
+        refused: list[Failure] = []
         for wanted, group in groupby(new, _version):
-            failures += self._enqueue(wanted, list(group))
-        for failure in failures:
+            try:
+                version = self._latest if wanted == LATEST else self._version_for(wanted)
+            except WeirError as error:
+                refused += [Failure(request, error) for request in group]
+                continue
+            if version is None:
+                self._unrouted += group
+            else:
+                refused += version.enqueue(list(group))
+        for failure in refused:
             del live[failure.request.key]
-        return failures
+        return refused
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> Ended:
         """The callers of these requests have gone: those still waiting are over, those running are left to end."""
         live = self._live.get(gateway, {})
-        cancelled = [request for key in keys if (request := live.get(key)) is not None and not request.cancelled]
+        cancelled: list[QueuedRequest] = []
+        for key in keys:
+            request = live.get(key)
+            if request is not None and not request.cancelled:
+                request.cancelled = True
+                cancelled.append(request)
         if not cancelled:
             return NOTHING_ENDED
-        for request in cancelled:
-            request.cancelled = True
         for version in self._versions.values():
             version.drop_cancelled()
         self._unrouted = [request for request in self._unrouted if not request.cancelled]
@@ -197,16 +208,6 @@ class ModelScheduler:
         for home, requests in at.items():
             home.put_back(requests)
         return self._forget(((), failures))
-
-    def _enqueue(self, wanted: int, requests: list[QueuedRequest]) -> list[Failure]:
-        try:
-            version = self._version_for(wanted)
-        except WeirError as error:
-            return [Failure(request, error) for request in requests]
-        if version is not None:
-            return version.enqueue(requests)
-        self._unrouted += requests
-        return []
 
     def _forget(self, ended: Ended) -> Ended:
         """These are no longer this scheduler's responsibility."""

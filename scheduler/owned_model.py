@@ -1,11 +1,11 @@
-"""`OwnedModel`: a model whose queue this scheduler owns, with what the policy itself does not know of: pull and timer."""
+"""`OwnedModel`: a model whose queue this scheduler owns, with what the policy itself does not know of: pull and alarm."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from bus.pull import FramePull
+from scheduler.alarm import Alarm
 from scheduler.model_scheduler import ModelScheduler
 
 MAX_HELD_BYTES = 256 << 20
@@ -45,17 +45,16 @@ class LiveFrame:
 
 
 class OwnedModel:
-    """One model: its policy, its pull, its timer, and the bytes held for it."""
+    """One model: its policy, its pull, its alarm (which calls `wake` with the model), and the bytes held for it."""
 
-    def __init__(self, scheduler: ModelScheduler, pull: FramePull) -> None:
+    def __init__(self, scheduler: ModelScheduler, pull: FramePull, wake: Callable[[OwnedModel], None]) -> None:
         self.name = scheduler.name
         self.scheduler = scheduler
         self.pull = pull
+        self.alarm = Alarm(lambda: wake(self))
         self._held_bytes = 0
         self._full = False
         self._closed = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_us = 0
 
     def close(self) -> None:
         """Asks for no more frames; what is held is still served."""
@@ -76,18 +75,3 @@ class OwnedModel:
             self._full = False
             if not self._closed:
                 self.pull.resume()
-
-    def arm(self, wake_at_us: int | None, now_us: int, wake: Callable[[OwnedModel], None]) -> None:
-        """Calls `wake` with this model at that time, instead of the time set before."""
-        if self._timer is not None:
-            if wake_at_us == self._timer_us:
-                return
-            self._timer.cancel()
-            self._timer = None
-        if wake_at_us is not None:
-            self._timer_us = wake_at_us
-            self._timer = asyncio.get_running_loop().call_later(max(0, wake_at_us - now_us) / 1e6, self._fire, wake)
-
-    def _fire(self, wake: Callable[[OwnedModel], None]) -> None:
-        self._timer = None
-        wake(self)

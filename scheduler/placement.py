@@ -15,15 +15,20 @@ _SMOOTHING = 0.2
 
 
 class Instance:
-    """One instance of the model version on one worker: how many batches it `held`, and when the executing one began."""
+    """One instance of the model version on one worker: how many batches it `held`, and when the executing one began.
 
-    __slots__ = ("begun_us", "held", "number", "present", "worker")
+    `rows` and `staged_rows` are the sizes of the executing batch and the one behind it.
+    """
+
+    __slots__ = ("begun_us", "held", "number", "present", "rows", "staged_rows", "worker")
 
     def __init__(self, worker: str, number: int) -> None:
         self.worker = worker
         self.number = number
         self.held = 0
         self.begun_us = 0
+        self.rows = 0
+        self.staged_rows = 0
         self.present = True
 
     def __repr__(self) -> str:
@@ -38,7 +43,7 @@ class Placement:
         # Present instances by the number of batches they hold. Dictionaries keep the order in which keys were put in,
         # so the first of the idle ones is idle for longest, and the first of those with one batch began it first.
         self._by_held: tuple[dict[Instance, None], ...] = tuple({} for _ in range(SLOTS + 1))
-        self._expected_us = 0.0
+        self._us_per_row = 0.0
 
     def __len__(self) -> int:
         return sum(map(len, self._by_held))
@@ -64,16 +69,20 @@ class Placement:
 
     def stage_partial_at_us(self, instance: Instance) -> int | None:
         """When a batch that could still grow should be staged behind the one executing; None for never."""
-        if self._expected_us < 2 * STAGING_LEAD_US:
+        expected_us = self._us_per_row * instance.rows
+        if expected_us < 2 * STAGING_LEAD_US:
             # So short a batch is over before waiting for it costs anything, and letting the next one grow saves more.
             return None
-        return instance.begun_us + int(self._expected_us) - STAGING_LEAD_US
+        return instance.begun_us + int(expected_us) - STAGING_LEAD_US
 
-    def occupy(self, instance: Instance, now_us: int) -> None:
-        """`instance`, as `next_slot` gave it, holds one more batch."""
+    def occupy(self, instance: Instance, now_us: int, rows: int = 1) -> None:
+        """`instance`, as `next_slot` gave it, holds one more batch, of so many rows."""
         held = instance.held
         if held == 0:
             instance.begun_us = now_us
+            instance.rows = rows
+        else:
+            instance.staged_rows = rows
         del self._by_held[held][instance]
         instance.held = held + 1
         self._by_held[held + 1][instance] = None
@@ -81,10 +90,14 @@ class Placement:
     def free(self, instance: Instance, now_us: int, busy_us: int) -> None:
         """`instance` is done with a batch that took it `busy_us` (0: not known)."""
         if busy_us > 0:
-            expected_us = self._expected_us
-            self._expected_us = expected_us + _SMOOTHING * (busy_us - expected_us) if expected_us else busy_us
+            # By the row, since the next batch may be of another size. Where larger batches are cheaper by the row, this
+            # expects too much of them, and stages a little later: that costs a hop, a batch cut short costs rows.
+            per_row = busy_us / max(1, instance.rows)
+            known = self._us_per_row
+            self._us_per_row = known + _SMOOTHING * (per_row - known) if known else per_row
         held = instance.held
         instance.begun_us = now_us  # of the staged batch, if there is one
+        instance.rows = instance.staged_rows
         instance.held = held - 1
         if instance.present:
             del self._by_held[held][instance]

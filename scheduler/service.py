@@ -16,6 +16,7 @@ from itertools import count, groupby
 from typing import Any
 
 from nats.errors import Error as NatsError
+from pydantic import ValidationError
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -63,8 +64,7 @@ class SchedulerService:
     async def start(self) -> None:
         """Returns when every model known by now is being served."""
         await ensure_streams(self._bus)
-        await self._bus.subscribe(subjects.done(self._id), self._on_done)
-        await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
+        await self.listen()
         self._registry.on_model_change(self._on_model_change)
         self._registry.on_worker_lost(self._on_worker_lost)
         self._registry.on_heartbeat(self._on_heartbeat)
@@ -72,6 +72,29 @@ class SchedulerService:
         await self._registry.start(self._background)
         await asyncio.gather(*self._taking.values(), return_exceptions=True)
         self._ticker = self._background.create_task(self._tick())
+
+    async def listen(self) -> None:
+        """Takes the ends of batches from now on, and word of workers that are gone."""
+        await self._bus.subscribe(subjects.done(self._id), self._on_done)
+        await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
+
+    async def own(self, name: str, consumer: str) -> OwnedModel:
+        """Serves the model from now on with what `consumer` delivers."""
+        inbox = f"{subjects.inbox(self._id)}.{subjects.token(name)}"
+        pull = FramePull(
+            self._bus,
+            subjects.LIVE_STREAM,
+            consumer,
+            inbox,
+            lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
+        )
+        owned = OwnedModel(ModelScheduler(name, self._batch_ids.__next__), pull, self._touch)
+        self._models[name] = owned
+        await self._bus.subscribe(inbox, pull.receive)
+        await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
+        self._on_model_change(name)
+        pull.start()
+        return owned
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
@@ -148,7 +171,9 @@ class SchedulerService:
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         """A batch that its worker does not know, twice in a row, was lost on the way, or its end was."""
-        held = set(heartbeat.batches.get(self._id, ()))
+        held = heartbeat.batches.get(self._id, [])
+        if not isinstance(held, list):
+            return  # it says nothing about us
         missing = {
             batch_id
             for owned in self._models.values()
@@ -185,7 +210,11 @@ class SchedulerService:
             record = view.models.get(name)
             instances: dict[int, int] = {}
             if record is not None and record.config is not None and not view.record.draining:
-                config = ModelConfig.model_validate(record.config)
+                try:
+                    config = ModelConfig.model_validate(record.config)
+                except ValidationError as error:
+                    logger.warning("model %s: worker %s serves a configuration that is none: %s", name, worker, error)
+                    continue
                 for number, version in record.versions.items():
                     if version.state == ModelState.READY and version.instances:
                         owned.scheduler.configure(number, config)
@@ -194,21 +223,7 @@ class SchedulerService:
         self._touch(owned)
 
     async def _take(self, name: str) -> None:
-        consumer = await take_live_consumer(self._bus, name)
-        inbox = f"{subjects.inbox(self._id)}.{subjects.token(name)}"
-        scheduler = ModelScheduler(name, self._batch_ids.__next__)
-        pull = FramePull(
-            self._bus,
-            subjects.LIVE_STREAM,
-            consumer,
-            inbox,
-            lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
-        )
-        owned = self._models[name] = OwnedModel(scheduler, pull)
-        await self._bus.subscribe(inbox, pull.receive)
-        await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
-        self._on_model_change(name)
-        pull.start()
+        await self.own(name, await take_live_consumer(self._bus, name))
 
     def _on_taken(self, name: str, task: asyncio.Task[None]) -> None:
         del self._taking[name]
@@ -266,7 +281,7 @@ class SchedulerService:
             batches, wake_at_us = owned.scheduler.dispatch(now_us)
             for batch in batches:
                 self._send(owned, batch, now_us)
-            owned.arm(wake_at_us, now_us, self._touch)
+            owned.alarm.set(wake_at_us)
 
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         requests, instance = batch.requests, batch.instance

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple
 
 from scheduler.batcher import Batcher
@@ -20,6 +21,9 @@ from schemas.errors import WeirError, internal, unavailable
 from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
+
+
+_rows_of = attrgetter("batch_size")
 
 
 class Batch:
@@ -129,7 +133,7 @@ class VersionScheduler:
             if requests is None:
                 return batches, None if partial_us is None else max(partial_us, batcher.ready_at_us())
             batch = Batch(self._next_batch_id(), self.version, instance, requests)
-            placement.occupy(instance, now_us)
+            placement.occupy(instance, now_us, sum(map(_rows_of, requests)))
             self._in_flight[batch.id] = batch
             batches.append(batch)
         return batches, None

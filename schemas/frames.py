@@ -19,6 +19,7 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 _unpack = msgpack.unpackb
 
 _is_name = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and neither `*` nor `>`
+_INTEGERS = (int, int, int)
 
 Row = Sequence[Any]
 """One request of a frame: the fields of `schemas.messages.Part`, in order, not checked yet."""
@@ -42,15 +43,16 @@ def pack_batch_rows(
     return bytes(_pack((WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)))
 
 
-def unpack_done_rows(data: bytes) -> list[tuple[int, int, int]]:
+def unpack_done_rows(data: bytes) -> list[Row]:
     """(batch id, outcome, busy microseconds) of each batch in a done message. Raises MalformedMessage."""
     try:
         wire_version, _, rows = _unpack(data)
-        if wire_version == WIRE_VERSION:
-            for batch_id, outcome, busy_us in rows:
-                if not (type(batch_id) is type(outcome) is type(busy_us) is int):
+        if wire_version == WIRE_VERSION and type(rows) is list:
+            for row in rows:
+                batch_id, outcome, busy_us = row
+                if (type(batch_id), type(outcome), type(busy_us)) != _INTEGERS:
                     raise TypeError("expected integers")
-            return list(rows)
+            return rows
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a done message: {error}") from error
     raise MalformedMessage("not a done message of this wire version")

@@ -32,6 +32,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         started.close()
 
 
+@pytest.fixture(scope="module")
+def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the test module's own with an identity, a slow and a faulty model, to be hurt."""
+    folder = tmp_path_factory.mktemp("hurt")
+    write_small_zoo(folder / "models")
+    started = Server(folder, folder / "models")
+    try:
+        yield started
+        assert started.stop() == 0
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def hurt(module_server: Server) -> Iterator[Server]:
+    """The module's server, whole: it must be so again after each test."""
+    yield module_server
+    module_server.wait_ready()
+    assert module_server.in_flight() == 0
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts servers of the test's own; each must stop cleanly in the end."""
@@ -65,10 +86,3 @@ def grpc(server: Server) -> Iterator[tritonclient.grpc.InferenceServerClient]:
     """A stock gRPC client of the shared server."""
     with server.grpc() as client:
         yield client
-
-
-@pytest.fixture
-def serve_zoo(serve: Serve, tmp_path: Path) -> Server:
-    """A server of the test's own with an identity, a slow and a faulty model, to be hurt."""
-    write_small_zoo(tmp_path / "models")
-    return serve(tmp_path / "models")

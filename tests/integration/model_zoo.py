@@ -97,9 +97,7 @@ def write_identity(root: Path, name: str, datatype: str, more: str = "", instanc
     tensors = {"IN": (datatype, [-1])}, {"OUT": (datatype, [-1])}
     folder = write_model(root, name, config_text(name, "onnxruntime", *tensors, 8, group))
     node = helper.make_node("Identity", ["IN"], ["OUT"])
-    write_graph(
-        folder / "1" / "model.onnx", [node], {"IN": (datatype, [-1, -1])}, {"OUT": (datatype, [-1, -1])}
-    )
+    write_graph(folder / "1" / "model.onnx", [node], {"IN": (datatype, [-1, -1])}, {"OUT": (datatype, [-1, -1])})
     return folder
 
 

@@ -9,16 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-import tritonclient.grpc
-import tritonclient.http
+from endpoints import Endpoints
+
+from bus.parent_death import dies_with_parent
 
 ROLES = ("scheduler", "worker", "gateway")
 
@@ -58,7 +56,7 @@ def clean_environment(folder: Path) -> dict[str, str]:
     return {**kept, "TMPDIR": str(folder / "tmp")}
 
 
-class Server:
+class Server(Endpoints):
     """A running `weir serve` on free ports. `folder` is its own: log, data and temporary files lie there."""
 
     def __init__(self, folder: Path, repository: Path, *options: str, start_timeout_s: float = 40.0) -> None:
@@ -74,6 +72,8 @@ class Server:
                 stderr=errors,
                 env=clean_environment(folder),
                 start_new_session=True,
+                # Tests that are killed can't end it; then it, and all it has started, goes with them.
+                preexec_fn=dies_with_parent(),
             )
         try:
             wait_until(lambda: "\n\n" in self.printed().strip() or self.process.poll() is not None, start_timeout_s)
@@ -82,11 +82,12 @@ class Server:
             self.process.kill()
             self.process.wait()
             raise
-        self.http_url = self._printed_value("HTTP").removeprefix("http://")
-        self.grpc_url = self._printed_value("gRPC")
-        self.metrics_url = self._printed_value("metrics")
+        super().__init__(
+            self._printed_value("HTTP").removeprefix("http://"),
+            self._printed_value("gRPC"),
+            self._printed_value("metrics").removeprefix("http://").removesuffix("/metrics"),
+        )
         self.nats_url = self._printed_value("NATS")
-        self.port = int(self.http_url.rpartition(":")[2])
 
     def printed(self) -> str:
         """What it wrote to its standard output."""
@@ -100,41 +101,6 @@ class Server:
         found = re.search(rf"^  {row} +(\S+)$", self.printed(), re.MULTILINE)
         assert found, self.printed()
         return found[1]
-
-    # Clients
-
-    def http(self) -> tritonclient.http.InferenceServerClient:
-        """A stock client over HTTP; to be closed."""
-        return tritonclient.http.InferenceServerClient(self.http_url, network_timeout=40, connection_timeout=40)
-
-    def grpc(self) -> tritonclient.grpc.InferenceServerClient:
-        """A stock client over gRPC; to be closed."""
-        return tritonclient.grpc.InferenceServerClient(self.grpc_url)
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        """(status, body) of a GET."""
-        return _get(f"http://{self.http_url}{path}")
-
-    def is_ready(self) -> bool:
-        """Whether it says that it is ready, for all its models."""
-        with contextlib.suppress(OSError):
-            return self.get("/v2/health/ready")[0] == 200
-        return False
-
-    def metrics(self) -> Counter[tuple[str, str]]:
-        """The value of each metric by (name, model), summed over its other labels; model "" where it has none."""
-        values: Counter[tuple[str, str]] = Counter()
-        for line in _get(self.metrics_url)[1].decode().splitlines():
-            if not line.startswith("#"):
-                name, _, rest = line.partition("{")
-                labels, _, value = rest.rpartition("} ") if rest else ("", "", line)
-                found = re.search(r'model="([^"]*)"', labels)
-                values[name.split(" ")[0], found[1] if found else ""] += float(value.rpartition(" ")[2])  # type: ignore[assignment]
-        return values
-
-    def in_flight(self) -> float:
-        """Requests the gateway holds without an answer."""
-        return self.metrics()["weir_gateway_in_flight", ""]
 
     # Processes
 
@@ -167,18 +133,20 @@ class Server:
         return []
 
     def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Sends a signal to a role once it runs; returns the process's id."""
+        """Sends a signal to a role once it runs; returns the process's id, when it is dead if that was to be."""
         pid = wait_until(lambda: self.pids().get(role))
         os.kill(pid, number)
+        if number == signal.SIGKILL:
+            wait_until(lambda: not alive(pid))
         return int(pid)
 
     def segments(self) -> set[str]:
         """The payload segments in use by its processes."""
         return segments_of([process.pid for process in self.processes()])
 
-    def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Returns once every role runs and all models are ready."""
-        wait_until(lambda: len(self.pids()) == 4 and self.is_ready(), timeout_s)
+    def wait_ready(self, model: str = "", timeout_s: float = 30.0) -> None:
+        """Returns once every role runs and this model is ready, or all are."""
+        wait_until(lambda: len(self.pids()) == 4 and self.is_ready(model), timeout_s)
 
     def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 30.0) -> int:
         """Ends it and returns its status; asserts that no process, no shared memory and no temporary file is left."""
@@ -196,12 +164,3 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-
-
-def _get(url: str) -> tuple[int, bytes]:
-    try:
-        with urllib.request.urlopen(url, timeout=15) as answer:
-            return answer.status, answer.read()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read()

@@ -106,7 +106,12 @@ def test_grpc_calls_whose_time_is_up(server: Server, busy: Callable[[], None]) -
 
 def test_clients_that_do_not_read_their_answers(server: Server) -> None:
     array = np.zeros((1, 1_000_000), np.float32)
-    row = {"name": "IN", "shape": list(array.shape), "datatype": "FP32", "parameters": {"binary_data_size": array.nbytes}}
+    row = {
+        "name": "IN",
+        "shape": list(array.shape),
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": array.nbytes},
+    }
     header = json.dumps({"inputs": [row], "parameters": {"binary_data_output": True}}).encode()
     request = post(
         "/v2/models/identity_FP32/infer", header + array.tobytes(), f"Inference-Header-Content-Length: {len(header)}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from asking import RawConnection, grpc_inputs, http_inputs, infer_body, post
+from asking import RawConnection, grpc_inputs, http_inputs, post
 from model_zoo import LABELS, ONNX_TYPES
 from serving import Server
 from tritonclient.grpc import service_pb2, service_pb2_grpc
@@ -55,7 +55,7 @@ def text(array: np.ndarray) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def stub(server: Server) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
-    with grpcio.insecure_channel(server.grpc_url) as channel:
+    with grpcio.insecure_channel(server.grpc_place) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 

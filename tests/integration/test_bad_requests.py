@@ -111,7 +111,11 @@ BAD_BODIES: dict[str, tuple[bytes, int, str]] = {
     ),
     "unknown output": (body(outputs=[{"name": "X"}]), 400, "unexpected inference output 'X' for model 'add_sub'"),
     "output twice": (body(outputs=[{"name": "SUM"}, {"name": "SUM"}]), 400, "output 'SUM' already exists in request"),
-    "reserved parameter": (body(parameters={"triton_x": 1}), 400, "parameter keys starting with 'triton_' are reserved"),
+    "reserved parameter": (
+        body(parameters={"triton_x": 1}),
+        400,
+        "parameter keys starting with 'triton_' are reserved",
+    ),
     "list parameter": (body(parameters={"x": [1]}), 400, "parameter 'x' has invalid type"),
     "id of another type": (body(id=7), 500, "Unable to parse 'id'"),
     "not JSON": (b"{'inputs': 1}", 500, "failed to parse the request JSON buffer"),
@@ -121,7 +125,11 @@ BAD_BODIES: dict[str, tuple[bytes, int, str]] = {
     "no inputs": (b"{}", 500, "attempt to access non-existing object member 'inputs'"),
     "not UTF-8": (b'{"inputs": [], "id": "\xff"}', 500, "failed to parse the request JSON buffer"),
     "deep": (b'{"inputs":' + b"[" * 5000 + b"]" * 5000 + b"}", 500, ""),
-    "deep data": (body(inputs(data=0)).replace(b'"data": 0', b'"data":' + b"[" * 101 + b"]" * 101), 500, "nesting depth"),
+    "deep data": (
+        body(inputs(data=0)).replace(b'"data": 0', b'"data":' + b"[" * 101 + b"]" * 101),
+        500,
+        "nesting depth",
+    ),
 }
 
 
@@ -320,7 +328,7 @@ BAD_MESSAGES: dict[str, tuple[service_pb2.ModelInferRequest, str, str]] = {
 @pytest.mark.parametrize("case", BAD_MESSAGES)
 def test_bad_message(server: Server, case: str) -> None:
     given, code, text = BAD_MESSAGES[case]
-    with grpcio.insecure_channel(server.grpc_url) as channel:
+    with grpcio.insecure_channel(server.grpc_place) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpcio.RpcError) as refusal:
             stub.ModelInfer(given, timeout=10)
@@ -333,7 +341,7 @@ def test_bad_message(server: Server, case: str) -> None:
 
 @pytest.mark.parametrize("junk", [b"\xff" * 40, b"\x0a\xff\xff\xff\xff\x0f", b"\x3a\x05ab"])
 def test_bytes_that_are_no_message(server: Server, junk: bytes) -> None:
-    with grpcio.insecure_channel(server.grpc_url) as channel:
+    with grpcio.insecure_channel(server.grpc_place) as channel:
         infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         with pytest.raises(grpcio.RpcError) as refusal:
             infer(junk, timeout=10)
@@ -343,7 +351,7 @@ def test_bytes_that_are_no_message(server: Server, junk: bytes) -> None:
 
 
 def test_a_method_that_is_not_there(server: Server) -> None:
-    with grpcio.insecure_channel(server.grpc_url) as channel:
+    with grpcio.insecure_channel(server.grpc_place) as channel:
         call = channel.unary_unary("/inference.GRPCInferenceService/Nothing")
         with pytest.raises(grpcio.RpcError) as refusal:
             call(b"", timeout=10)

@@ -15,14 +15,35 @@ import nats
 import numpy as np
 import pytest
 from asking import RawConnection, http_inputs, infer_body, post
-from model_zoo import write_small_zoo
 from nats.aio.msg import Msg
 from serving import Server, wait_until
 
 STRANGE: list[Any] = [None, True, -1, 2**63, 1.5, "", "x", b"x", [], [[]], {}, {"a": 1}]
-PLAIN = [b"", b"\0", b"+ACK", b"{}", b"[1, 2, 3]", b"\xc1", b"\x91\x01", b"\xdd\xff\xff\xff\xff", b"\x94\x01\xc0\xc0\xc0"]
+PLAIN = [
+    b"",
+    b"\0",
+    b"+ACK",
+    b"{}",
+    b"[1, 2, 3]",
+    b"\xc1",
+    b"\x91\x01",
+    b"\xdd\xff\xff\xff\xff",
+    b"\x94\x01\xc0\xc0\xc0",
+]
 
-KINDS = ("work", "reply", "done", "cancel", "release", "heartbeat", "$KV.registry.worker", "$KV.registry.model", "live")
+WORKER_RECORD, MODEL_RECORD = "$KV.registry.worker", "$KV.registry.model"
+KINDS = (
+    "work",
+    "reply",
+    "done",
+    "cancel",
+    "release",
+    "heartbeat",
+    "statistics",
+    WORKER_RECORD,
+    MODEL_RECORD,
+    "live",
+)
 
 
 def strange_versions_of(message: bytes) -> Iterator[bytes]:
@@ -56,7 +77,7 @@ def kind_of(subject: str) -> str:
     first = subject.split(".", 1)[0]
     if first != "$KV":
         return first
-    return "$KV.registry.worker" if subject.count(".") == 2 else "$KV.registry.model"
+    return WORKER_RECORD if subject.count(".") == 2 else MODEL_RECORD
 
 
 async def _listen(server: Server) -> dict[str, tuple[str, bytes]]:
@@ -88,11 +109,11 @@ def _ask_for_everything(server: Server) -> None:
     with RawConnection(server.port) as connection:
         arrays = {"VALUE": np.array([[1]], np.int64), "DELAY_MS": np.array([[50]], np.float32)}
         connection.send(post("/v2/models/slow/infer", infer_body(arrays)))
-        wait_until(lambda: server.in_flight() >= 1)
+        wait_until(lambda: server.in_flight() >= 1)  # and so statistics are asked for
 
 
 def assert_serves(server: Server) -> None:
-    with server.http() as client:
+    with server.http(timeout_s=10) as client:
         for number in range(5):
             value = np.array([[number, -number]], np.int64)
             answer = client.infer("fast", http_inputs({"IN": value}))
@@ -125,15 +146,8 @@ class Target(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    folder = tmp_path_factory.mktemp("garbage")
-    write_small_zoo(folder / "models")
-    server = Server(folder, folder / "models")
-    try:
-        yield Target(server, server.pids(), asyncio.run(_listen(server)))
-        assert server.stop() == 0
-    finally:
-        server.close()
+def target(module_server: Server) -> Target:
+    return Target(module_server, module_server.pids(), asyncio.run(_listen(module_server)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,7 +155,7 @@ def test_what_looks_like_a_message(target: Target, kind: str) -> None:
     subject, real = target.heard[kind]
     if kind.startswith("$KV"):
         # Not a live worker's key: whoever may write that may speak for the worker.
-        subject = "$KV.registry.x" if kind.endswith("worker") else "$KV.registry.x.fast"
+        subject = "$KV.registry.x" if kind == WORKER_RECORD else "$KV.registry.x.fast"
     messages = [*PLAIN, *strange_versions_of(real)]
     asyncio.run(_publish(target.server, subject, messages))
     assert_serves(target.server)
@@ -167,7 +181,7 @@ def test_garbage_does_not_stay_in_a_model_s_queue(target: Target) -> None:
 
 
 def test_who_starts_anew_with_what_was_left_in_the_registry_starts_well(target: Target) -> None:
-    for kind, key in (("$KV.registry.worker", "y"), ("$KV.registry.model", "y.fast")):
+    for kind, key in ((WORKER_RECORD, "y"), (MODEL_RECORD, "y.fast")):
         real = target.heard[kind][1]
         messages = [*PLAIN, *strange_versions_of(real)]
         # Each under a key of its own: a bucket keeps the last one only.
@@ -175,5 +189,5 @@ def test_who_starts_anew_with_what_was_left_in_the_registry_starts_well(target: 
             asyncio.run(_publish(target.server, f"$KV.registry.{key}{number}", [message]))
     for role in ("scheduler", "gateway", "worker"):
         target.server.kill(role)
-        target.server.wait_ready()
+        target.server.wait_ready("fast")
     assert_serves(target.server)

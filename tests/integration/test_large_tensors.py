@@ -100,13 +100,13 @@ def test_more_than_fits_into_a_message(grpc: Grpc) -> None:
     np.testing.assert_array_equal(grpc.infer("identity_FP32", grpc_inputs({"IN": array})).as_numpy("OUT"), array)
 
 
-def test_a_dead_worker_s_memory_is_removed_by_its_successor(serve_zoo: Server) -> None:
+def test_a_dead_worker_s_memory_is_removed_by_its_successor(hurt: Server) -> None:
     array = np.ones(PICTURE, np.float32)
-    with serve_zoo.http() as client:
+    with hurt.http() as client:
         client.infer("identity_FP32", http_inputs({"IN": array}))
-        before = serve_zoo.segments()
-        worker = serve_zoo.kill("worker")
-        wait_until(lambda: serve_zoo.pids().get("worker") not in (None, worker))
+        before = hurt.segments()
+        worker = hurt.kill("worker")
+        wait_until(lambda: hurt.pids().get("worker") not in (None, worker))
         result = client.infer("identity_FP32", http_inputs({"IN": array}))
     np.testing.assert_array_equal(result.as_numpy("OUT"), array)
     left = {name for name in before if Path("/dev/shm", name).exists()}

@@ -1,4 +1,4 @@
-"""Fails as its input `WHAT` asks: "error" and "cancelled" are answers, "raise" fails the batch, "exit" and "kill" the process.
+"""Fails as its input `WHAT` asks: "error" and "cancelled" are answers, "raise" fails the batch, "exit" and "kill" end it.
 
 Anything else comes back as `SAID`.
 """
@@ -16,7 +16,9 @@ class TritonPythonModel:
     def answer(self, what):
         word = what.reshape(-1)[0]
         if word == b"error":
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError("as you asked", pb_utils.TritonError.NOT_FOUND))
+            return pb_utils.InferenceResponse(
+                error=pb_utils.TritonError("as you asked", pb_utils.TritonError.NOT_FOUND)
+            )
         if word == b"cancelled":
             return pb_utils.InferenceResponse(error=pb_utils.TritonError("given up", pb_utils.TritonError.CANCELLED))
         if word == b"raise":

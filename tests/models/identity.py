@@ -5,9 +5,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([self.copy(tensor) for tensor in request.inputs()]) for request in requests
-        ]
+        return [pb_utils.InferenceResponse([self.copy(tensor) for tensor in request.inputs()]) for request in requests]
 
     def copy(self, tensor):
         name = f"{tensor.name()}_OUT"

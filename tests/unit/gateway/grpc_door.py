@@ -16,8 +16,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.catalog import ServedModel
 from gateway.grpc_codec import MAX_MESSAGE_BYTES
 from gateway.grpc_server import GrpcOptions, GrpcServer
+from gateway.prepared import PreparedRequest
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found
+from schemas.messages import unpack_body
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
@@ -91,6 +93,15 @@ class Calculator:
         else:
             asyncio.get_running_loop().call_soon(on_answer, answer)
         return request
+
+    def submit_prepared(
+        self,
+        model: ServedModel,
+        prepared: PreparedRequest,
+        body: bytes,
+        on_answer: Callable[[InferResponse | WeirError], None],
+    ) -> InferRequest:
+        return self.submit(unpack_body(body, model.name, prepared.request.model_version), on_answer)
 
     def abandon(self, pending: InferRequest) -> None:
         self.abandoned.append(pending)

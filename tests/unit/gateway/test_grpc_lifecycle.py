@@ -54,13 +54,14 @@ def test_a_stopping_server_answers_open_calls_and_refuses_new_ones(own_door: Doo
     open_call = own_door.stub.ModelInfer.future(raw_request("silent", id="open"))
     wait_until(lambda: own_door.inference.held)
     stopped = own_door.loop.spawn(own_door.server.stop(TIMEOUT_S))
+    check_health = own_door.channel.unary_unary("/grpc.health.v1.Health/Check")
+    wait_until(lambda: check_health(b"") == b"\x08\x02")
     refusal = (
         grpc.StatusCode.UNAVAILABLE,
         "GRPC server is shutting down and has stopped accepting new requests.",
     )
     assert failure_of(lambda: own_door.stub.ServerReady(service_pb2.ServerReadyRequest())) == refusal
     assert failure_of(lambda: own_door.stub.ModelInfer(raw_request("same_FP32"))) == refusal
-    assert own_door.channel.unary_unary("/grpc.health.v1.Health/Check")(b"") == b"\x08\x02"
     assert not stopped.done()
     own_door.loop.call(own_door.inference.held[0])
     assert open_call.result(TIMEOUT_S).id == "open"

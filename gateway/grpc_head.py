@@ -1,0 +1,61 @@
+"""`CallHead`: what the headers of a call mean (gRPC over HTTP/2, "Requests")."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.grpc_messages import ENCODINGS
+from gateway.grpc_status import CallError, Status, http_error
+from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
+from gateway.http2.headers import RequestHead
+
+_CONTENT_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE | re.DOTALL)
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class CallHead:
+    """Which method is called, and how.
+
+    `handler` is the method's, None where there is none. `timeout_s` is None for a call without a deadline. `refusal` is
+    the header block that answers a call that can't be, and empty otherwise.
+    """
+
+    __slots__ = ("encoding", "handler", "refusal", "timeout_s", "traceparent")
+
+    def __init__(self, head: RequestHead, handlers: Mapping[bytes, Callable[..., Any]]) -> None:
+        fields = dict(head.fields)
+        self.handler: Any = handlers.get(head.path)
+        self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
+        self.traceparent = fields.get(b"traceparent", b"").decode("latin-1")
+        self.timeout_s: float | None = None
+        self.refusal = b""
+        if head.method != b"POST":
+            self.refusal = http_error(405)
+        elif not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
+            self.refusal = http_error(415)
+        else:
+            try:
+                self._check(head, fields)
+            except CallError as error:
+                self.refusal = error.response()
+
+    def _check(self, head: RequestHead, fields: dict[bytes, bytes]) -> None:
+        if head.size_bytes > ADVERTISED_HEADER_LIST_BYTES:
+            raise CallError(Status.RESOURCE_EXHAUSTED, "received metadata size exceeds the limit")
+        if self.handler is None:
+            raise CallError(Status.UNIMPLEMENTED, f"unknown method {head.path.decode('latin-1')}")
+        if self.encoding not in ENCODINGS:
+            raise CallError(Status.UNIMPLEMENTED, f"unknown compression '{self.encoding}'")
+        timeout = fields.get(b"grpc-timeout")
+        if timeout is not None:
+            self.timeout_s = _seconds(timeout)
+
+
+def _seconds(timeout: bytes) -> float:
+    match = _TIMEOUT.fullmatch(timeout)
+    if match is None:
+        raise CallError(Status.INTERNAL, "malformed grpc-timeout")
+    return int(match[1]) * _UNIT_S[match[2]]

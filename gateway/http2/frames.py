@@ -1,0 +1,142 @@
+"""The frames of HTTP/2 as bytes (RFC 9113, sections 4 and 6): read from a byte stream, and written.
+
+Reading checks nothing but the size of a frame: what a frame may say, and when, is the connection's business.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum, IntFlag
+
+from gateway.http2.faults import ConnectionFault, FaultCode
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends before its first frame (section 3.4)."""
+
+MAX_FRAME_BYTES = 16_384
+"""The largest payload we accept: the protocol's own default, and the least a peer must accept (section 4.2)."""
+
+MAX_WINDOW = 2**31 - 1
+"""The largest flow-control window, and the largest stream identifier (sections 6.9.1 and 5.1.1)."""
+
+_HEAD = struct.Struct(">IBI")  # length and type share the first word
+_HEAD_BYTES = 9
+_SETTING = struct.Struct(">HI")
+_WORD = struct.Struct(">I")
+_COPY_LIMIT_BYTES = 2048
+
+
+class FrameType(IntEnum):
+    """The frame types of RFC 9113, section 6."""
+
+    DATA = 0x0
+    HEADERS = 0x1
+    PRIORITY = 0x2
+    RST_STREAM = 0x3
+    SETTINGS = 0x4
+    PUSH_PROMISE = 0x5
+    PING = 0x6
+    GOAWAY = 0x7
+    WINDOW_UPDATE = 0x8
+    CONTINUATION = 0x9
+
+
+class Flag(IntFlag):
+    """Frame flags; END_STREAM (of DATA and HEADERS) and ACK (of SETTINGS and PING) are the same bit."""
+
+    NONE = 0x0
+    ACK = 0x1
+    END_STREAM = 0x1
+    END_HEADERS = 0x4
+    PADDED = 0x8
+    PRIORITY = 0x20
+
+
+class Setting(IntEnum):
+    """The settings of RFC 9113, section 6.5.2."""
+
+    HEADER_TABLE_SIZE = 0x1
+    ENABLE_PUSH = 0x2
+    MAX_CONCURRENT_STREAMS = 0x3
+    INITIAL_WINDOW_SIZE = 0x4
+    MAX_FRAME_SIZE = 0x5
+    MAX_HEADER_LIST_SIZE = 0x6
+
+
+Frame = tuple[int, int, int, bytes | memoryview]
+"""Type, flags, stream identifier, payload; large payloads are views."""
+
+
+class FrameReader:
+    """Cuts what is received into frames; keeps the start of a frame until its rest comes (at most one frame's bytes)."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that `data` completes. Raises ConnectionFault (FRAME_SIZE_ERROR) for one that is too large."""
+        if self._rest:
+            data = self._rest + data
+        position, end = 0, len(data)
+        while end - position >= _HEAD_BYTES:
+            word, flags, stream_id = _HEAD.unpack_from(data, position)
+            length = word >> 8
+            if length > MAX_FRAME_BYTES:
+                raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+            start = position + _HEAD_BYTES
+            if start + length > end:
+                break
+            position = start + length
+            payload = data[start:position] if length <= _COPY_LIMIT_BYTES else memoryview(data)[start:position]
+            yield word & 0xFF, flags, stream_id & MAX_WINDOW, payload
+        self._rest = data[position:]
+
+
+def frame_head(length: int, frame_type: int, flags: int, stream_id: int) -> bytes:
+    """The nine bytes before a payload of `length` bytes."""
+    return _HEAD.pack(length << 8 | frame_type, flags, stream_id)
+
+
+def settings(values: dict[Setting, int]) -> bytes:
+    """A SETTINGS frame."""
+    payload = b"".join(_SETTING.pack(setting, value) for setting, value in values.items())
+    return frame_head(len(payload), FrameType.SETTINGS, Flag.NONE, 0) + payload
+
+
+SETTINGS_ACK = frame_head(0, FrameType.SETTINGS, Flag.ACK, 0)
+"""The acknowledgement of a SETTINGS frame."""
+
+
+def read_settings(payload: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """(identifier, value) of each setting of a SETTINGS payload whose length is a multiple of six."""
+    return _SETTING.iter_unpack(payload)
+
+
+def read_word(payload: bytes | memoryview) -> int:
+    """The 31 bits of a four-byte payload (the error code of RST_STREAM is taken for one: larger ones don't exist)."""
+    return int.from_bytes(payload, "big") & MAX_WINDOW
+
+
+def ping(payload: bytes, flags: Flag = Flag.NONE) -> bytes:
+    """A PING frame; `payload` has eight bytes."""
+    return frame_head(8, FrameType.PING, flags, 0) + payload
+
+
+def rst_stream(stream_id: int, code: FaultCode) -> bytes:
+    """A RST_STREAM frame."""
+    return frame_head(4, FrameType.RST_STREAM, Flag.NONE, stream_id) + _WORD.pack(code)
+
+
+def window_update(stream_id: int, increment: int) -> bytes:
+    """A WINDOW_UPDATE frame; stream 0 is the connection."""
+    return frame_head(4, FrameType.WINDOW_UPDATE, Flag.NONE, stream_id) + _WORD.pack(increment)
+
+
+def goaway(last_stream_id: int, code: FaultCode, reason: str = "") -> bytes:
+    """A GOAWAY frame: streams above `last_stream_id` were not looked at."""
+    debug = reason.encode()
+    head = frame_head(8 + len(debug), FrameType.GOAWAY, Flag.NONE, 0)
+    return head + _WORD.pack(last_stream_id) + _WORD.pack(code) + debug

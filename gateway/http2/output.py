@@ -1,0 +1,110 @@
+"""`Output`: what is on its way to the peer, within the windows it grants (RFC 9113, sections 5.2 and 6.9)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gateway.http2.faults import ConnectionFault, FaultCode
+from gateway.http2.frames import MAX_FRAME_BYTES, MAX_WINDOW
+
+if TYPE_CHECKING:
+    from gateway.http2.stream import Stream
+
+DEFAULT_WINDOW_BYTES = 65_535
+"""The windows before anybody has changed them (section 6.9.2)."""
+
+_TURN_BYTES = 256 * 1024
+"""Data that is taken at once: more would only wait in the transport, where it can't be withdrawn."""
+
+
+class Output:
+    """See the module. `on_output` is called when there is something to take, once until it is taken.
+
+    `window` is what the peer takes on all streams together, `frame_bytes` its largest frame, `unsent_bytes` the data
+    that had to be kept.
+    """
+
+    __slots__ = (
+        "_is_announced",
+        "_is_paused",
+        "_on_output",
+        "_pieces",
+        "_ready",
+        "frame_bytes",
+        "unsent_bytes",
+        "window",
+    )
+
+    def __init__(self, on_output: Callable[[], None]) -> None:
+        self._on_output = on_output
+        self._is_announced = False
+        self._is_paused = False
+        self._pieces: list[bytes | memoryview] = []
+        self._ready: deque[Stream] = deque()
+        self.frame_bytes = MAX_FRAME_BYTES
+        self.unsent_bytes = 0
+        self.window = DEFAULT_WINDOW_BYTES
+
+    def write(self, *pieces: bytes | memoryview) -> None:
+        """Puts `pieces` out, whatever the windows."""
+        self._pieces += pieces
+        if not self._is_announced:
+            self._announce()
+
+    def take(self) -> list[bytes | memoryview]:
+        """What is to be sent now; `on_output` is called again if there is more."""
+        self._send_kept()
+        self._is_announced = False
+        pieces, self._pieces = self._pieces, []
+        self._announce_kept()
+        return pieces
+
+    def pause(self) -> None:
+        """The transport takes no more for now: data is kept."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """The transport takes more again."""
+        self._is_paused = False
+        self._announce_kept()
+
+    def takes(self, size: int) -> bool:
+        """Whether `size` bytes of data may be written at once, in one frame."""
+        return size <= self.window and size <= self.frame_bytes and not self._is_paused
+
+    def widen(self, increment: int) -> None:
+        """The peer takes `increment` more bytes. Raises ConnectionFault where that is more than there can be."""
+        self.window += increment
+        if self.window > MAX_WINDOW:
+            raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "the window of the connection is too large")
+        self._announce_kept()
+
+    def enqueue(self, stream: Stream) -> None:
+        """`stream` has kept data that its own window lets through."""
+        if not stream.is_queued:
+            stream.is_queued = True
+            self._ready.append(stream)
+            self._announce_kept()
+
+    def _announce(self) -> None:
+        self._is_announced = True
+        self._on_output()
+
+    def _announce_kept(self) -> None:
+        if not self._is_announced and self._can_send_kept():
+            self._announce()
+
+    def _can_send_kept(self) -> bool:
+        return bool(self._ready) and self.window > 0 and not self._is_paused
+
+    def _send_kept(self) -> None:
+        # A frame of each stream in turn: a large response does not hold up the others.
+        budget = _TURN_BYTES
+        while budget > 0 and self._can_send_kept():
+            stream = self._ready.popleft()
+            stream.is_queued = False
+            budget -= stream.send_kept(min(self.window, self.frame_bytes))
+            if stream.unsent_bytes and stream.window > 0:
+                self.enqueue(stream)

@@ -1,0 +1,81 @@
+"""`Http2Protocol`: a connection on a transport.
+
+What is written in one turn of the event loop leaves together. While the transport can't send, nothing is read: a peer
+that does not take its answers gets no further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.http2.connection import Connection
+from gateway.http2.lifetime import Lifetime
+from gateway.http2.options import Http2Options
+from gateway.http2.output import Output
+from gateway.http2.stream import Application
+
+_HIGH_WATER_BYTES = 512 * 1024
+_LAST_WORDS_S = 5.0
+
+
+class Http2Protocol(asyncio.Protocol):
+    """One connection; it is in `open_ones` for as long as its transport is."""
+
+    connection: Connection
+    _lifetime: Lifetime
+    _transport: Any
+
+    def __init__(self, application: Application, options: Http2Options, open_ones: set[Http2Protocol]) -> None:
+        self._application = application
+        self._loop = asyncio.get_running_loop()
+        self._open_ones = open_ones
+        self._options = options
+        self._output = Output(self._schedule_flush)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self._open_ones.add(self)
+        self.connection = Connection(self._application, self._options, self._loop.time, self._output)
+        self._lifetime = Lifetime(self.connection, self._options, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._lifetime.heard_s = self._loop.time()
+        self.connection.receive(data)
+
+    def pause_writing(self) -> None:
+        """See asyncio."""
+        self._output.pause()
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """See asyncio."""
+        self._output.resume()
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._open_ones.discard(self)
+        self._lifetime.end()
+        self.connection.lose()
+
+    def abort(self) -> None:
+        """Ends the connection without a word."""
+        self._transport.abort()
+
+    def _schedule_flush(self) -> None:
+        self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        pieces = self._output.take()
+        if self._transport.is_closing():
+            return
+        self._transport.writelines(pieces)
+        if self.connection.is_closed:
+            self._transport.close()
+            self._loop.call_later(_LAST_WORDS_S, self.abort)

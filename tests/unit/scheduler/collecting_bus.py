@@ -1,0 +1,44 @@
+"""A bus without a broker: what is published is kept, what is delivered goes to its subscribers in the same turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bus.connection import Message
+
+Callback = Callable[[Message], None]
+
+
+class CollectingBus:
+    """Stands in for `bus.connection.Bus`; each `deliver` is one turn of the event loop."""
+
+    is_connected = True
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes, str]] = []
+        self._callbacks: dict[str, Callback] = {}
+        self._deferred: list[Callable[[], None]] = []
+
+    async def subscribe(self, subject: str, callback: Callback) -> None:
+        self._callbacks[subject] = callback
+
+    def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        self.published.append((subject, data, reply))
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        self._deferred.append(callback)
+
+    def deliver(self, subject: str, data: bytes, reply: str = "", status: str = "") -> None:
+        callback = self._callbacks.get(subject) or self._callbacks[subject.rsplit(".", 1)[0] + ".*"]
+        callback(Message(subject, reply, data, status))
+        self.turn()
+
+    def turn(self) -> None:
+        while self._deferred:
+            self._deferred.pop(0)()
+
+    def taken(self, prefix: str) -> list[bytes]:
+        """What was published on subjects that begin so, which are then forgotten."""
+        found = [data for subject, data, _ in self.published if subject.startswith(prefix)]
+        self.published = [message for message in self.published if not message[0].startswith(prefix)]
+        return found

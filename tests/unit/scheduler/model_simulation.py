@@ -1,0 +1,294 @@
+"""A model's life as a list of events that can be replayed: `Simulation().replay([("arrive", …), ("lose", "a"), …])`.
+
+Plays gateways, workers and the clock around one `ModelScheduler`, carries out what it decides, and checks after every
+event what must hold after any. Events choose by number among what there is at that moment, so any list of them is a
+possible life, a shrunken one too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from queued import LATEST, CountingFrame, part
+
+from scheduler.model_scheduler import ModelScheduler
+from scheduler.placement import SLOTS
+from scheduler.queued_request import QueuedRequest, arrival, requests_of
+from scheduler.retry import MAX_ATTEMPTS
+from scheduler.version_scheduler import Batch, Ended, Failure
+from schemas.errors import ErrorCode
+from schemas.messages import BatchOutcome
+from schemas.model_config import ModelConfig
+
+Event = tuple[Any, ...]
+
+MAX_QUEUE_SIZE = 12
+UNAVAILABLE_TIMEOUT_US = 1_000
+MAX_BATCH_SIZE = 4
+
+
+def config(delay_us: int = 0, preferred: tuple[int, ...] = ()) -> ModelConfig:
+    return ModelConfig.model_validate(
+        {
+            "name": "model",
+            "max_batch_size": MAX_BATCH_SIZE,
+            "dynamic_batching": {
+                "max_queue_delay_microseconds": delay_us,
+                "preferred_batch_size": list(preferred),
+                "default_queue_policy": {"max_queue_size": MAX_QUEUE_SIZE},
+            },
+        }
+    )
+
+
+CONFIGS = [
+    config(),
+    config(delay_us=100),
+    config(delay_us=100, preferred=(2, 4)),
+    ModelConfig.model_validate({"name": "model", "max_batch_size": MAX_BATCH_SIZE}),
+]
+
+
+class Simulation:
+    """See the module. `events_played` counts what was replayed."""
+
+    def __init__(self) -> None:
+        self.model = ModelScheduler("model", unavailable_timeout_us=UNAVAILABLE_TIMEOUT_US)
+        self.now_us = 1_000_000
+        self.events_played = 0
+        self.frames: list[CountingFrame] = []
+        self.live: dict[tuple[str, int], QueuedRequest] = {}
+        self.batches: dict[int, Batch] = {}
+        self.abandoned: list[int] = []  # ids of batches that ended otherwise, whose end may still come
+        self.configs: dict[int, ModelConfig] = {}
+        self.instances: dict[str, dict[int, int]] = defaultdict(dict)
+        self.wake_at_us: int | None = None
+        self._next_key = 1
+
+    def replay(self, events: list[Event]) -> None:
+        """Plays the events, then lets workers serve until nothing is left, and checks that every request has ended."""
+        for name, *arguments in events:
+            getattr(self, name)(*arguments)
+            self._pump()
+            self._check()
+            self.events_played += 1
+        self._run_out()
+
+    # Events
+
+    def configure(self, version: int, number: int) -> None:
+        self.configs[version] = CONFIGS[number]
+        self.model.configure(version, CONFIGS[number])
+
+    def serve(self, worker: str, version: int, count: int) -> None:
+        if version in self.configs:
+            self.instances[worker][version] = count
+            self._ended(self.model.set_instances(worker, dict(self.instances[worker])))
+
+    def arrive(self, gateway: str, requests: list[tuple[int, int, str]]) -> None:
+        rows = []
+        for version, batch_size, shape_key in requests:
+            rows.append(part(self._next_key, version, batch_size, shape_key))
+            self._next_key += 1
+        self._enqueue(gateway, rows)
+
+    def send_again(self, number: int) -> None:
+        """A gateway sends a request it still waits for once more, as after the broker came back."""
+        if self.live:
+            (gateway, key), known = list(self.live.items())[number % len(self.live)]
+            self._enqueue(gateway, [part(key, known.version, known.batch_size, "")])
+
+    def advance(self, time_us: int) -> None:
+        self.now_us += time_us
+
+    def wake(self) -> None:
+        """The timer that was asked for goes off."""
+        if self.wake_at_us is not None:
+            self.now_us = max(self.now_us, self.wake_at_us)
+
+    def complete(self, number: int, outcome: int, busy_us: int) -> None:
+        if self.batches:
+            batch_id = list(self.batches)[number % len(self.batches)]
+            batch = self.batches.pop(batch_id)
+            answered, failures = self.model.complete(self.now_us, batch_id, outcome, busy_us)
+            if outcome == BatchOutcome.ANSWERED:
+                assert list(answered) == batch.requests
+                assert not failures
+            self._ended((answered, failures), batch_id)
+
+    def complete_abandoned(self, number: int) -> None:
+        """The end of a batch arrives late: it was taken for lost, and its requests went elsewhere."""
+        if self.abandoned:
+            batch_id = self.abandoned[number % len(self.abandoned)]
+            assert self.model.complete(self.now_us, batch_id, BatchOutcome.ANSWERED, 5) == ((), ())
+
+    def miss(self, numbers: list[int]) -> None:
+        ids = {list(self.batches)[number % len(self.batches)] for number in numbers if self.batches}
+        self._abandon(ids)
+        self._ended(self.model.batches_missing(self.now_us, sorted(ids)))
+
+    def lose(self, worker: str) -> None:
+        ids = self.model.in_flight_on(worker)
+        assert sorted(ids) == [batch.id for batch in self.batches.values() if batch.instance.worker == worker]
+        self._abandon(ids)
+        self.instances[worker].clear()
+        self._ended(self.model.worker_lost(self.now_us, worker))
+        assert worker not in self.model.workers()
+
+    def cancel(self, numbers: list[int]) -> None:
+        chosen = [list(self.live)[number % len(self.live)] for number in numbers if self.live]
+        by_gateway: dict[str, list[int]] = defaultdict(list)
+        for gateway, key in chosen:
+            by_gateway[gateway].append(key)
+        running = self._running()
+        for gateway, keys in by_gateway.items():
+            waiting = {self.live[gateway, key] for key in keys} - running
+            answered, failures = self.model.cancel(gateway, [*keys, 999_999_999])
+            assert set(answered) == waiting
+            self._ended((answered, failures))
+
+    def expire(self) -> None:
+        self._ended(self.model.expire(self.now_us))
+
+    # What follows from them
+
+    def _enqueue(self, gateway: str, rows: list[Any]) -> None:
+        frame = CountingFrame(len(rows))
+        self.frames.append(frame)
+        requests = requests_of(gateway, rows, self.now_us, frame)
+        for request in requests:
+            self.live.setdefault((gateway, request.key), request)
+        self._ended(((), self.model.enqueue(requests)))
+
+    def _abandon(self, ids: Any) -> None:
+        for batch_id in ids:
+            del self.batches[batch_id]
+            self.abandoned.append(batch_id)
+
+    def _ended(self, ended: Ended, batch_id: int = 0) -> None:
+        answered, failures = ended
+        for request in answered:
+            assert batch_id or request.cancelled
+            self._end(request, batch_id)
+        for failure in failures:
+            self._check_failure(failure)
+            self._end(failure.request, 0)
+
+    def _end(self, request: QueuedRequest, batch_id: int) -> None:
+        assert self.live.pop((request.gateway, request.key)) is request, "ended twice, or never taken in"
+        request.frame.requests_ended(1, batch_id)
+
+    def _pump(self) -> None:
+        batches, self.wake_at_us = self.model.dispatch(self.now_us)
+        for batch in batches:
+            self._check_batch(batch)
+            self.batches[batch.id] = batch
+
+    def _running(self) -> set[QueuedRequest]:
+        return {request for batch in self.batches.values() for request in batch.requests}
+
+    def _waiting(self) -> list[QueuedRequest]:
+        running = self._running()
+        return [request for request in self.live.values() if request not in running]
+
+    # What must hold
+
+    def _check_batch(self, batch: Batch) -> None:
+        requests, instance = batch.requests, batch.instance
+        assert batch.id not in self.batches
+        assert requests
+        assert not self._running() & set(requests), "sent twice"
+        assert all(self.live[r.gateway, r.key] is r and not r.cancelled for r in requests)
+        assert all(request.version in (LATEST, batch.version) for request in requests)
+        assert len({request.shape_key for request in requests}) == 1
+        if self.configs[batch.version].dynamic_batching is None:
+            assert len(requests) == 1
+        else:
+            assert len(requests) == 1 or sum(request.batch_size for request in requests) <= MAX_BATCH_SIZE
+        assert all(request.attempts < 2 for request in requests) or len(requests) == 1
+        assert instance.number < self.instances[instance.worker].get(batch.version, 0)
+        held = Counter((b.instance.worker, b.version, b.instance.number) for b in self.batches.values())
+        assert held[instance.worker, batch.version, instance.number] < SLOTS
+        assert requests == sorted(requests, key=arrival)
+        self._check_order(batch)
+
+    def _check_order(self, batch: Batch) -> None:
+        """Nobody older waits for the very same version. (Those for the latest may wait at one that was the latest.)"""
+        several = len(self.configs) > 1
+        for wanted in {request.version for request in batch.requests} - ({LATEST} if several else set()):
+            newest = max(arrival(request) for request in batch.requests if request.version == wanted)
+            sent = set(batch.requests)
+            assert not [r for r in self._waiting() if r.version == wanted and arrival(r) < newest and r not in sent]
+
+    def _check_failure(self, failure: Failure) -> None:
+        request, error = failure
+        if error.code is ErrorCode.INTERNAL:
+            assert request.attempts == MAX_ATTEMPTS
+        elif error.code is ErrorCode.NOT_FOUND:
+            assert request.version not in (LATEST, *self.configs)
+            assert self._served()
+        elif error.message == "Exceeds maximum queue size":
+            assert len(self._waiting()) > MAX_QUEUE_SIZE
+        else:
+            assert error.code is ErrorCode.UNAVAILABLE
+            assert not self._served(None if request.version == LATEST else request.version)
+
+    def _served(self, version: int | None = None) -> bool:
+        return any(
+            count
+            for counts in self.instances.values()
+            for number, count in counts.items()
+            if version is None or number == version
+        )
+
+    def _check(self) -> None:
+        assert len(self.model) == len(self.live)
+        waiting = self._waiting()
+        assert self.model.waiting == len(waiting)
+        assert self.wake_at_us is None or self.wake_at_us > self.now_us, "asks to be woken for ever"
+        for version in self.configs:
+            self._check_delay(version, [request for request in waiting if request.version == version])
+        if len(self.configs) == 1:
+            self._check_delay(next(iter(self.configs)), [r for r in waiting if r.version == LATEST])
+
+    def _check_delay(self, version: int, waiting: list[QueuedRequest]) -> None:
+        """While an instance is idle, nobody waits longer than the delay, and the end of the delay is waited for."""
+        held = {(b.instance.worker, b.instance.number) for b in self.batches.values() if b.version == version}
+        idle = [
+            (worker, number)
+            for worker, counts in self.instances.items()
+            for number in range(counts.get(version, 0))
+            if (worker, number) not in held
+        ]
+        if not idle or not waiting:
+            return
+        dynamic = self.configs[version].dynamic_batching
+        assert dynamic is not None, "an instance is idle and a request waits"
+        due_us = min(request.enqueued_us for request in waiting) + dynamic.max_queue_delay_microseconds
+        assert self.now_us < due_us
+        assert self.wake_at_us is not None
+        assert self.wake_at_us <= due_us
+
+    def _run_out(self) -> None:
+        """One version gets a worker that stays; whatever it can run it runs, and everything ends."""
+        if self.configs:
+            self.serve("last", min(self.configs), 1)
+        limit = 10 * (len(self.live) + len(self.batches) + 2)
+        for _ in range(limit):
+            self._pump()
+            self._check()
+            if not self.live:
+                break
+            if self.batches:
+                self.complete(0, BatchOutcome.ANSWERED, 5)
+            elif self.wake_at_us is not None:
+                self.wake()
+            else:
+                # Only what nobody can run is left: its patience runs out.
+                self.expire()
+                self.advance(UNAVAILABLE_TIMEOUT_US)
+        assert not self.live, "requests that never end"
+        assert not self.batches
+        assert len(self.model) == self.model.waiting == 0
+        assert [frame.ended for frame in self.frames] == [frame.size for frame in self.frames]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from model_simulation import CONFIGS, config
+from queued import CountingFrame, part, request
+
+from scheduler.batcher_choice import DEFAULT_MAX_QUEUE_SIZE, batcher_for
+from scheduler.model_scheduler import ModelScheduler
+from scheduler.queued_request import requests_of
+from schemas.errors import ErrorCode
+from schemas.messages import BatchOutcome
+from schemas.model_config import ModelConfig
+
+TIMEOUT_US = 1_000
+
+
+def model_with(*versions: int, served: tuple[int, ...] = ()) -> ModelScheduler:
+    model = ModelScheduler("model", unavailable_timeout_us=TIMEOUT_US)
+    for version in versions:
+        model.configure(version, CONFIGS[0])
+    model.set_instances("a", dict.fromkeys(served, 1))
+    return model
+
+
+def sent(model: ModelScheduler, now_us: int = 0) -> list[tuple[int, list[int]]]:
+    """(version, keys) of each batch that is dispatched now."""
+    return [(batch.version, [r.key for r in batch.requests]) for batch in model.dispatch(now_us)[0]]
+
+
+def test_requests_for_the_latest_version_run_on_the_latest_that_is_served():
+    model = model_with(1, 2, 3, served=(1, 2))
+    model.enqueue([request(key=1), request(key=2, version=1)])
+    assert sent(model) == [(1, [2]), (2, [1])]
+
+
+def test_a_version_that_is_not_served_refuses_only_if_it_is_unknown():
+    model = model_with(1, 2, served=(1,))
+    (refused,) = model.enqueue([request(key=1, version=2), request(key=2, version=7)])
+    assert (refused.request.key, refused.error.code) == (2, ErrorCode.NOT_FOUND)
+    assert refused.error.message == "Request for unknown model: 'model' version 7 is not found"
+    assert len(model) == model.waiting == 1
+
+
+def test_requests_that_came_before_any_version_run_when_there_is_one():
+    model = model_with()
+    assert model.enqueue([request(1, key=1), request(1, key=2, version=1), request(1, key=3, version=9)]) == []
+    assert model.waiting == 3
+    model.configure(1, CONFIGS[0])
+    answered, failures = model.set_instances("a", {1: 1})
+    assert (answered, [failure.request.key for failure in failures]) == ((), [3])
+    assert sent(model, 1) == [(1, [1, 2])]
+
+
+def test_what_waits_for_the_latest_version_moves_when_another_one_is_served():
+    model = model_with(1, 2, served=(2,))
+    model.enqueue([request(now, key=now) for now in range(1, 14)])
+    assert sent(model) == [(2, [1, 2, 3, 4]), (2, [5, 6, 7, 8])]
+    model.worker_lost(20, "a")
+    model.set_instances("b", {1: 1})
+    assert sent(model, 20) == [(1, [1, 2, 3, 4]), (1, [5, 6, 7, 8])]
+    assert model.expire(10**9) == ((), [])
+
+
+def test_a_version_whose_last_instance_went_fails_what_asked_for_it_while_others_go_on():
+    model = model_with(1, 2, served=(1, 2))
+    model.set_instances("a", {1: 1})
+    model.enqueue([request(key=1, version=2), request(key=2)])
+    assert sent(model) == [(1, [2])]
+    assert model.expire(5_000) == ((), [])
+    _, (failure,) = model.expire(5_000 + TIMEOUT_US)
+    assert (failure.request.key, failure.error.code) == (1, ErrorCode.UNAVAILABLE)
+    assert len(model) == 1
+
+
+def test_a_model_without_versions_fails_what_waits_after_the_timeout_not_at_the_first_look():
+    model = model_with()
+    model.enqueue([request(10**9, key=1)])
+    assert model.expire(10**9) == ((), [])
+    _, (failure,) = model.expire(10**9 + TIMEOUT_US)
+    assert failure.error.message == "Request for unknown model: 'model' has no available versions"
+    assert len(model) == 0
+
+
+def test_a_request_that_is_sent_again_is_run_once_and_ends_both_frames():
+    model = model_with(1, served=(1,))
+    frames = [CountingFrame(), CountingFrame()]
+    for frame in frames:
+        assert model.enqueue(requests_of("g", [part(1)], 0, frame)) == []
+    (batch,), _ = model.dispatch(0)
+    (ended,), _ = model.complete(5, batch.id, BatchOutcome.ANSWERED, 5)
+    ended.frame.requests_ended(1, batch.id)
+    assert [frame.ended for frame in frames] == [1, 1]
+    assert len(model) == 0
+
+
+def test_keys_belong_to_their_gateway():
+    model = model_with(1, served=(1,))
+    model.enqueue([request(key=1, gateway="g")])
+    model.enqueue([request(key=1, gateway="h")])
+    assert len(model) == 2
+    answered, _ = model.cancel("g", [1, 1])
+    assert [(r.gateway, r.key) for r in answered] == [("g", 1)]
+    assert model.cancel("nobody", [1]) == ((), ())
+    assert len(model) == 1
+
+
+def test_a_cancelled_request_that_runs_is_left_to_end():
+    model = model_with(1, served=(1,))
+    model.enqueue([request(key=1, gateway="g")])
+    (batch,), _ = model.dispatch(0)
+    assert model.cancel("g", [1]) == ([], ())
+    assert len(model) == 1
+    answered, _ = model.complete(5, batch.id, BatchOutcome.ANSWERED, 5)
+    assert answered == batch.requests
+    assert len(model) == 0
+
+
+def test_another_configuration_of_a_version_changes_how_its_queue_is_batched():
+    model = model_with(1)
+    model.enqueue([request(key=key) for key in (1, 2)])
+    model.configure(1, CONFIGS[3])
+    model.set_instances("a", {1: 1})
+    assert sent(model) == [(1, [1]), (1, [2])]
+
+
+def test_it_is_woken_for_the_version_that_is_due_first():
+    model = ModelScheduler("model")
+    for version, delay_us in ((1, 500), (2, 200), (3, 900)):
+        model.configure(version, config(delay_us))
+    model.set_instances("a", {1: 1, 2: 1, 3: 1})
+    model.enqueue([request(1_000, version=version) for version in (1, 2, 3)])
+    assert model.dispatch(1_000) == ([], 1_200)
+
+
+def test_the_configuration_chooses_the_batcher():
+    model_config = ModelConfig.model_validate(
+        {
+            "name": "model",
+            "max_batch_size": 8,
+            "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": 70},
+        }
+    )
+    batcher = batcher_for(model_config)
+    batcher.enqueue([request(0, key=key) for key in range(1, 6)])
+    assert [r.key for r in batcher.next_batch(0) or []] == [1, 2, 3, 4]
+    assert batcher.next_batch(69) is None
+    assert batcher.ready_at_us() == 70
+    assert batcher.enqueue([request() for _ in range(DEFAULT_MAX_QUEUE_SIZE)]) != []
+    default = batcher_for(ModelConfig.model_validate({"name": "model", "max_batch_size": 8}))
+    default.enqueue([request(key=1), request(key=2)])
+    assert [r.key for r in default.next_batch(0) or []] == [1]

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.placement import SLOTS, STAGING_LEAD_US, Instance, Placement
+
+
+def named(instance: Instance | None) -> tuple[str, int] | None:
+    return None if instance is None else (instance.worker, instance.number)
+
+
+def occupied(placement: Placement, now_us: int = 0) -> tuple[str, int] | None:
+    """Puts a batch on the next slot."""
+    instance = placement.next_slot()
+    if instance is not None:
+        placement.occupy(instance, now_us)
+    return named(instance)
+
+
+def test_idle_instances_come_first_then_each_is_staged_one():
+    placement = Placement()
+    placement.set_instances("a", 2)
+    placement.set_instances("b", 1)
+    given_out = [occupied(placement, now) for now in range(7)]
+    everyone = [("a", 0), ("a", 1), ("b", 0)]
+    assert given_out == [*everyone, *everyone, None]
+
+
+def test_the_instance_idle_for_longest_comes_first():
+    placement = Placement()
+    placement.set_instances("a", 2)
+    first = placement.next_slot()
+    placement.occupy(first, 0)
+    second = placement.next_slot()
+    placement.occupy(second, 0)
+    placement.free(second, 10, 10)
+    placement.free(first, 20, 20)
+    assert placement.next_slot() is second
+
+
+def test_a_batch_is_staged_behind_the_one_that_began_first():
+    placement = Placement()
+    placement.set_instances("a", 2)
+    assert [occupied(placement, now) for now in (0, 5)] == [("a", 0), ("a", 1)]
+    assert named(placement.next_slot()) == ("a", 0)
+
+
+def test_an_instance_that_is_taken_away_gets_nothing_more_and_its_slots_stay_taken_if_it_returns():
+    placement = Placement()
+    placement.set_instances("a", 1)
+    instance = placement.next_slot()
+    placement.occupy(instance, 0)
+    placement.set_instances("a", 0)
+    assert placement.next_slot() is None
+    assert len(placement) == 0
+    placement.set_instances("a", 1)
+    assert placement.next_slot() is instance
+    placement.occupy(instance, 1)
+    assert placement.next_slot() is None
+
+
+def test_an_instance_that_was_taken_away_is_forgotten_with_its_last_batch():
+    placement = Placement()
+    placement.set_instances("a", 1)
+    instance = placement.next_slot()
+    placement.occupy(instance, 0)
+    placement.set_instances("a", 0)
+    placement.free(instance, 10, 10)
+    placement.set_instances("a", 1)
+    assert placement.next_slot() is not instance
+    assert occupied(placement) == ("a", 0)
+
+
+def test_a_partial_batch_is_staged_shortly_before_the_expected_end():
+    placement = Placement()
+    placement.set_instances("a", 1)
+    instance = placement.next_slot()
+    placement.occupy(instance, 0)
+    assert placement.stage_partial_at_us(instance) is None
+    placement.free(instance, 10_000, 10_000)
+    placement.occupy(instance, 20_000)
+    assert placement.stage_partial_at_us(instance) == 30_000 - STAGING_LEAD_US
+
+
+def test_a_partial_batch_is_never_staged_behind_short_ones():
+    placement = Placement()
+    placement.set_instances("a", 1)
+    instance = placement.next_slot()
+    placement.occupy(instance, 0)
+    placement.free(instance, 10, 2 * STAGING_LEAD_US - 1)
+    placement.occupy(instance, 20)
+    assert placement.stage_partial_at_us(instance) is None
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("set"), st.sampled_from("abc"), st.integers(0, 3)),
+            st.tuples(st.just("occupy"), st.integers(1, 4), st.just(0)),
+            st.tuples(st.just("free"), st.integers(0, 20), st.integers(0, 3000)),
+        ),
+        max_size=60,
+    )
+)
+def test_slots_are_never_exceeded_and_idle_instances_never_passed_over(events: list[tuple[str, object, int]]):
+    placement = Placement()
+    counts: dict[str, int] = defaultdict(int)
+    held: list[Instance] = []
+
+    def batches_on(name: tuple[str, int]) -> int:
+        return sum(named(instance) == name for instance in held)
+
+    for now_us, (name, what, number) in enumerate(events):
+        if name == "set":
+            placement.set_instances(what, number)
+            counts[what] = number
+        elif name == "occupy":
+            for _ in range(what):
+                present = [(worker, i) for worker, count in counts.items() for i in range(count)]
+                free = [instance for instance in present if batches_on(instance) < SLOTS]
+                idle = [instance for instance in free if batches_on(instance) == 0]
+                instance = placement.next_slot()
+                assert (instance is None) == (not free)
+                if instance is not None:
+                    assert named(instance) in (idle or free)
+                    assert instance.held == batches_on(named(instance))
+                    placement.occupy(instance, now_us)
+                    held.append(instance)
+        elif held:
+            instance = held.pop(what % len(held))
+            placement.free(instance, now_us, number)
+        assert len(placement) == sum(counts.values())
+        assert placement.workers() == {worker for worker, count in counts.items() if count}
+        assert all(batches_on(named(instance)) <= SLOTS for instance in held)

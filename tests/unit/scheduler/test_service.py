@@ -1,0 +1,238 @@
+"""The shell with the bytes of real messages: what goes out for what comes in, and what garbage does to it (nothing)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgpack
+import pytest
+from collecting_bus import CollectingBus
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from queued import BODY, part
+
+from scheduler.owned_model import OwnedModel
+from scheduler.service import SchedulerService
+from schemas.errors import ErrorCode
+from schemas.messages import (
+    BatchMessage,
+    BatchOutcome,
+    Done,
+    pack_cancel,
+    pack_done,
+    pack_frame,
+    unpack_answers,
+    unpack_batch,
+)
+from schemas.model_config import ModelConfig
+
+INBOX, DONE, CANCEL, WORK = "inbox.scheduler.model", "done.scheduler", "cancel.model", "work.worker"
+CONFIG = {
+    "name": "model",
+    "max_batch_size": 4,
+    "dynamic_batching": {"default_queue_policy": {"max_queue_size": 6}},
+}
+
+
+class Served:
+    """A scheduler that owns one model, with one instance on one worker."""
+
+    def __init__(self, bus: CollectingBus, service: SchedulerService, owned: OwnedModel) -> None:
+        self.bus = bus
+        self.service = service
+        self.owned = owned
+
+    def frame(self, *keys: int, ack: str = "ack.1", version: int = -1) -> None:
+        self.bus.deliver(INBOX, pack_frame("gateway", [part(key, version) for key in keys]), ack)
+
+    def done(self, batch_id: int, outcome: int = BatchOutcome.ANSWERED) -> None:
+        self.bus.deliver(DONE, pack_done("worker", [Done(batch_id, outcome, 10)]))
+
+    def batches(self) -> list[BatchMessage]:
+        return [unpack_batch(data) for data in self.bus.taken("work.")]
+
+    def acks(self) -> list[str]:
+        return [subject for subject, data, _ in self.bus.published if data == b"+ACK"]
+
+
+async def serve() -> Served:
+    bus = CollectingBus()
+    service = SchedulerService(bus, "scheduler", None)
+    await service.listen()
+    owned = await service.own("model", "live-model")
+    owned.scheduler.configure(1, ModelConfig.model_validate(CONFIG))
+    owned.scheduler.set_instances("worker", {1: 1})
+    bus.published.clear()
+    return Served(bus, service, owned)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    served = await serve()
+    yield served
+    served.owned.alarm.close()
+
+
+def test_the_requests_of_a_frame_leave_as_one_batch_which_ends_the_frame(served: Served):
+    served.frame(1, 2, ack="ack.1")
+    assert served.bus.published[0][::2] == (WORK, "lost.scheduler.worker")
+    (batch,) = served.batches()
+    assert (batch.scheduler, batch.model, batch.version, batch.instance) == ("scheduler", "model", 1, 0)
+    assert [(entry.gateway, entry.key, entry.body) for entry in batch.entries] == [
+        ("gateway", 1, BODY),
+        ("gateway", 2, BODY),
+    ]
+    assert batch.acks == ["ack.1"]
+    served.done(batch.batch_id)
+    assert served.service.unanswered == 0
+    assert served.acks() == []
+
+
+def test_a_frame_that_ends_with_several_batches_is_acknowledged_by_the_scheduler(served: Served):
+    served.frame(1, 2, 3, 4, 5, ack="ack.1")
+    first, second = *served.batches(), None
+    assert first.acks == []
+    assert second is None
+    served.done(first.batch_id)
+    (second,) = served.batches()
+    assert second.acks == ["ack.1"]
+    assert served.acks() == []
+    served.done(second.batch_id)
+    assert served.service.unanswered == 0
+
+
+def test_a_batch_that_was_not_run_is_sent_again_with_its_acknowledgement(served: Served):
+    served.frame(1, ack="ack.1")
+    (first,) = served.batches()
+    served.done(first.batch_id, BatchOutcome.UNANSWERED)
+    (second,) = served.batches()
+    assert second.entries[0].key == 1
+    assert second.acks == ["ack.1"]
+    served.done(second.batch_id)
+    assert served.acks() == []
+    assert served.service.unanswered == 0
+
+
+def test_a_worker_that_is_gone_loses_nothing(served: Served):
+    served.frame(1)
+    (first,) = served.batches()
+    served.bus.deliver("lost.scheduler.worker", b"", status="503")
+    assert served.batches() == []
+    served.owned.scheduler.set_instances("other", {1: 1})
+    served.frame(2, ack="ack.2")
+    (again,) = served.batches()
+    assert [entry.key for entry in again.entries] == [1, 2]
+    assert again.acks == ["ack.1", "ack.2"]
+    served.done(first.batch_id)
+    assert served.service.unanswered == 2
+
+
+def test_a_frame_that_came_twice_is_run_once_and_acknowledged_twice(served: Served):
+    served.frame(1, ack="ack.1")
+    served.frame(1, ack="ack.2")
+    (batch,) = served.batches()
+    served.done(batch.batch_id)
+    assert served.service.unanswered == 0
+    assert served.acks() == ["ack.2"]
+
+
+def test_cancelled_requests_end_their_frame_and_are_not_sent(served: Served):
+    served.frame(1, 2, 3, 4)
+    served.frame(5, 6, ack="ack.2")
+    (batch,) = served.batches()
+    served.bus.deliver(CANCEL, pack_cancel("gateway", [5, 6, 7, 1]))
+    assert served.acks() == ["ack.2"]
+    assert served.service.unanswered == 4
+    served.done(batch.batch_id)
+    assert served.batches() == []
+    assert served.service.unanswered == 0
+
+
+def test_what_a_full_queue_refuses_is_answered_at_once_in_one_message(served: Served):
+    served.frame(*range(1, 11))
+    (answers,) = served.bus.taken("reply.gateway")
+    version, refused = unpack_answers(answers)
+    assert version == 0
+    assert [answer.key for answer in refused] == [7, 8, 9, 10]
+    assert {(answer.error.code, answer.error.message) for answer in refused} == {
+        (ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
+    }
+    assert served.service.unanswered == 6
+
+
+def test_a_version_that_is_not_there_is_refused(served: Served):
+    served.frame(1, version=9, ack="ack.1")
+    (answers,) = served.bus.taken("reply.gateway")
+    assert unpack_answers(answers)[1][0].error.code is ErrorCode.NOT_FOUND
+    assert served.acks() == ["ack.1"]
+
+
+def test_an_empty_frame_is_acknowledged(served: Served):
+    served.bus.deliver(INBOX, pack_frame("gateway", []), "ack.1")
+    assert served.acks() == ["ack.1"]
+
+
+def test_a_frame_that_is_none_is_never_delivered_again(served: Served):
+    served.bus.deliver(INBOX, b"nonsense", "ack.1")
+    assert served.bus.published == [("ack.1", b"+TERM", "")]
+    assert served.service.malformed_messages == 1
+
+
+@pytest.mark.parametrize("gateway", ["", "a b", "a\r\nPUB x 0\r\n", "*", "a.>", "\x7f", "ä", 7, None])
+def test_a_gateway_that_could_be_no_subject_is_malformed(served: Served, gateway: Any):
+    served.bus.deliver(INBOX, pack_frame(gateway, [part(1)]), "ack.1")
+    assert served.bus.published == [("ack.1", b"+TERM", "")]
+
+
+def test_a_message_to_the_inbox_that_is_not_from_the_stream_is_left_unanswered(served: Served):
+    served.bus.deliver(INBOX, b"nonsense")
+    served.bus.deliver(INBOX, pack_frame("gateway", [part(1)]))
+    assert served.bus.published == []
+    assert served.service.unanswered == 0
+
+
+def strange(draw: random.Random, message: bytes) -> bytes:
+    """The message cut, with bytes changed, or with one of its values replaced by what does not belong there."""
+    kind = draw.randrange(3)
+    if kind == 0:
+        return message[: draw.randrange(len(message) + 1)]
+    if kind == 1:
+        position = draw.randrange(len(message))
+        return message[:position] + draw.randbytes(2) + message[position + 2 :]
+    tree = msgpack.unpackb(message)
+    branch = tree
+    while True:
+        index = draw.randrange(len(branch))
+        if not isinstance(branch[index], list) or not branch[index] or draw.random() < 0.2:
+            break
+        branch = branch[index]
+    branch[index] = draw.choice([None, True, -1, 2**63, 1.5, "", "x", "\r\n", b"x", [], [[]], {}, {"a": 1}])
+    return msgpack.packb(tree)
+
+
+garbage = st.one_of(st.binary(max_size=40), st.integers(0, 2**32), st.integers(0, 2**32), st.integers(0, 2**32))
+
+
+@given(st.lists(st.tuples(st.sampled_from([INBOX, DONE, CANCEL]), garbage), max_size=30))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+async def test_garbage_neither_raises_nor_keeps_good_requests_from_their_end(messages: list[tuple[str, bytes | int]]):
+    served = await serve()
+    good = {
+        INBOX: pack_frame("somebody", [part(8), part(9)]),
+        DONE: pack_done("worker", [Done(10_000, 0, 5), Done(10_001, 0, 5)]),
+        CANCEL: pack_cancel("somebody", [8, 9]),
+    }
+    for subject, what in messages:
+        data = what if isinstance(what, bytes) else strange(random.Random(what), good[subject])
+        served.bus.deliver(subject, data, "ack.garbage")
+    served.frame(1, 2, ack="ack.good")
+    seen: list[int] = []
+    while batches := served.batches():
+        for batch in batches:
+            seen += [entry.key for entry in batch.entries if entry.gateway == "gateway"]
+            served.done(batch.batch_id)
+    assert seen == [1, 2]
+    assert served.service.unanswered == 0
+    served.owned.alarm.close()

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from queued import keys, request
+
+from scheduler.batcher import DefaultBatcher
+from scheduler.dynamic_batcher import DynamicBatcher
+from scheduler.placement import STAGING_LEAD_US
+from scheduler.version_scheduler import VersionScheduler
+from schemas.errors import ErrorCode
+from schemas.messages import BatchOutcome
+
+ANSWERED, UNANSWERED = BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED
+
+
+def version_with(*workers: str, instances: int = 1, **options: int) -> VersionScheduler:
+    version = VersionScheduler(1, DynamicBatcher(4, **options))
+    for worker in workers:
+        version.set_instances(worker, instances)
+    return version
+
+
+def sent(version: VersionScheduler, now_us: int = 0) -> list[tuple[str, list[int]]]:
+    """(worker, keys) of each batch that is dispatched now."""
+    return [(batch.instance.worker, [r.key for r in batch.requests]) for batch in version.dispatch(now_us)[0]]
+
+
+def test_batches_go_to_idle_instances_then_full_ones_are_staged():
+    version = version_with("a", "b")
+    version.enqueue([request(key=key) for key in range(1, 19)])
+    assert sent(version) == [("a", [1, 2, 3, 4]), ("b", [5, 6, 7, 8]), ("a", [9, 10, 11, 12]), ("b", [13, 14, 15, 16])]
+    assert version.waiting == 2
+    assert [r.key for r in version.running()] == list(range(1, 17))
+
+
+def test_a_batch_that_can_grow_is_staged_only_shortly_before_the_instance_is_free():
+    version = version_with("a")
+    version.enqueue([request(0, key=1)])
+    (first,), _ = version.dispatch(0)
+    version.complete(10_000, first.id, ANSWERED, 10_000)
+    version.enqueue([request(10_000, key=2)])
+    version.dispatch(20_000)
+    version.enqueue([request(21_000, key=3)])
+    expected_end_us = 20_000 + 10_000
+    assert version.dispatch(22_000) == ([], expected_end_us - STAGING_LEAD_US)
+    assert sent(version, expected_end_us - STAGING_LEAD_US) == [("a", [3])]
+
+
+def test_it_wants_to_be_woken_when_the_delay_of_the_oldest_is_over():
+    version = version_with("a", max_queue_delay_us=100)
+    version.enqueue([request(1_000, key=1)])
+    version.enqueue([request(1_050, key=2)])
+    assert version.dispatch(1_060) == ([], 1_100)
+    batches, wake_at_us = version.dispatch(1_100)
+    assert keys(batches[0].requests) == [1, 2]
+    assert wake_at_us is None
+
+
+def test_with_nobody_to_run_there_is_nothing_to_be_woken_for():
+    version = version_with()
+    version.enqueue([request()])
+    assert version.dispatch(0) == ([], None)
+
+
+def test_an_answered_batch_is_over_once():
+    version = version_with("a")
+    version.enqueue([request(key=1)])
+    (batch,), _ = version.dispatch(0)
+    assert version.in_flight_on("a") == [batch.id]
+    assert version.complete(5, batch.id, ANSWERED, 5) == (batch.requests, ())
+    assert version.complete(5, batch.id, ANSWERED, 5) is None
+    assert version.in_flight_on("a") == []
+
+
+def test_what_a_lost_worker_had_comes_first_again_in_its_order():
+    version = version_with("a")
+    version.enqueue([request(now, key=now) for now in range(1, 11)])
+    assert sent(version) == [("a", [1, 2, 3, 4]), ("a", [5, 6, 7, 8])]
+    assert version.worker_lost(20, "a") == ([], [])
+    version.set_instances("b", 1)
+    assert sent(version, 20) == [("b", [1, 2, 3, 4]), ("b", [5, 6, 7, 8])]
+
+
+def test_batches_lost_one_after_the_other_stand_in_the_order_they_came():
+    version = version_with("a")
+    version.enqueue([request(now, key=now) for now in range(1, 10)])
+    (first, second), _ = version.dispatch(10)
+    version.complete(20, first.id, UNANSWERED, 0)
+    version.complete(20, second.id, UNANSWERED, 0)
+    assert sent(version, 20) == [("a", [1, 2, 3, 4]), ("a", [5, 6, 7, 8])]
+
+
+def test_a_request_that_kills_workers_is_given_up_and_its_mates_are_not():
+    version = version_with()
+    version.enqueue([request(key=1), request(key=2)])
+    lost_with: list[list[int]] = []
+    failed: list[int] = []
+    for attempt in range(4):
+        worker = f"w{attempt}"
+        version.set_instances(worker, 1)
+        lost_with += [keys_of for _, keys_of in sent(version, attempt)]
+        _, failures = version.worker_lost(attempt, worker)
+        failed += [failure.request.key for failure in failures]
+        assert all(failure.error.code is ErrorCode.INTERNAL for failure in failures)
+    assert lost_with == [[1, 2], [1, 2], [1], [1]]
+    assert failed == [1]
+    version.set_instances("b", 1)
+    assert sent(version, 9) == [("b", [2])]
+
+
+def test_a_cancelled_request_is_over_when_its_batch_is_lost():
+    version = version_with("a")
+    version.enqueue([request(key=1), request(key=2)])
+    (batch,), _ = version.dispatch(0)
+    batch.requests[0].cancelled = True
+    answered, failures = version.batches_lost(1, [batch.id])
+    assert (keys(answered), failures) == ([1], [])
+    assert sent(version, 1) == [("a", [2])]
+
+
+def test_another_batcher_takes_over_the_queue():
+    version = version_with("a")
+    version.enqueue([request(key=1), request(key=2)])
+    version.use(DefaultBatcher(10))
+    assert sent(version) == [("a", [1]), ("a", [2])]
+
+
+def test_requests_over_the_queue_size_are_refused():
+    version = VersionScheduler(1, DefaultBatcher(2))
+    failures = version.enqueue([request(key=1), request(key=2), request(key=3)])
+    assert [(f.request.key, f.error.message) for f in failures] == [(3, "Exceeds maximum queue size")]
+
+
+def test_what_nobody_serves_expires_but_not_what_somebody_does():
+    version = VersionScheduler(1, DefaultBatcher(10), unavailable_timeout_us=100)
+    version.enqueue([request(key=1)])
+    assert version.expire(1_000) == []
+    assert keys(version.expire(1_100)) == [1]
+    version.enqueue([request(key=2)])
+    version.set_instances("a", 1)
+    assert version.expire(9_000) == []
+    version.set_instances("a", 0)
+    assert version.expire(9_050) == []
+    assert keys(version.expire(9_150)) == [2]
