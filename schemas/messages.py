@@ -10,6 +10,7 @@ Everything that arrives is untrusted: each `unpack_*` raises `MalformedMessage` 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -22,6 +23,8 @@ from schemas.requests import InferRequest, Parameters, RequestedOutput
 from schemas.tensors import PayloadRef, Tensor
 
 WIRE_VERSION = 1
+
+_is_name = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # safe in a subject: printable, and neither `*` nor `>`
 
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
 _pack = _packer.pack
@@ -185,8 +188,15 @@ def unpack_batch(data: bytes) -> BatchMessage:
     scheduler, batch_id, model, version, instance, rows, acks = _unpack(data, 7)
     try:
         entries = [BatchEntry(*row) for row in rows]
-        return BatchMessage(_text(scheduler), batch_id, _text(model), version, instance, entries, acks)
-    except TypeError as error:
+        for gateway, key, queued_us, body in entries:
+            if not (_is_name(gateway) and type(key) is int and type(queued_us) is int and type(body) is bytes):
+                raise MalformedMessage("not an entry of a batch")
+        if not (type(batch_id) is type(version) is type(instance) is int and _is_name(scheduler)):
+            raise MalformedMessage("not a batch")
+        if not all(ack.startswith("$JS.ACK.") and _is_name(ack) for ack in acks):
+            raise MalformedMessage("not the acks of a batch")
+        return BatchMessage(scheduler, batch_id, _text(model), version, instance, entries, acks)
+    except (TypeError, AttributeError) as error:
         raise MalformedMessage(f"not a batch: {error}") from error
 
 

@@ -123,10 +123,20 @@ class ModelInstance:
                 if isinstance(item, _Release):
                     self._leases.give_back(*item)
                 else:
-                    self._on_finished(self._execute(instance, *item))
+                    self._on_finished(self._execute_or_fail(instance, *item))
         finally:
             instance.close()
             self._arena.close()
+
+    def _execute_or_fail(self, instance: Instance, batch: BatchMessage, received_ns: int) -> FinishedBatch:
+        try:
+            return self._execute(instance, batch, received_ns)
+        except Exception:
+            # A fault of ours in one batch must not end the thread that all later ones wait for.
+            logger.exception("%s: a batch could not be handled", self._device.name)
+            error = Result(error=internal("the batch could not be handled"))
+            done = Done(batch.batch_id, BatchOutcome.ANSWERED, 0)
+            return FinishedBatch(batch.scheduler, done, self._encode(batch, [error] * len(batch.entries)), batch.acks)
 
     def _execute(self, instance: Instance, batch: BatchMessage, received_ns: int) -> FinishedBatch:
         execution = Execution(self._reader)
