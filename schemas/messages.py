@@ -18,17 +18,21 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError
 from schemas.requests import InferRequest, Parameters, RequestedOutput
 from schemas.tensors import PayloadRef, Tensor
 
 WIRE_VERSION = 1
 
-_is_name = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # safe in a subject: printable, and neither `*` nor `>`
-
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
 _pack = _packer.pack
 _pack_array_header = _packer.pack_array_header
+
+_MAX_QUEUED_US = 1 << 40  # twelve days: sums of it stay far within 64 bits
+
+_is_subject = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and neither `*` nor `>`
+_is_ack = re.compile(r"\$JS\.ACK\.[!-)+-=?-~]+", re.ASCII).fullmatch
 
 
 _BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven
@@ -153,9 +157,11 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     """The request whose body this is, with tensors over the unpacked bytes. Raises MalformedMessage."""
     try:
         id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *_ = msgpack.unpackb(body)
-        request = InferRequest(model, str(version), id, parameters=parameters)
+        request = InferRequest(model, str(version), _text(id), parameters=_parameters(parameters))
         request.inputs = _unpack_tensors(inputs)
-        request.outputs = [RequestedOutput(name) for name in outputs]
+        request.outputs = [RequestedOutput(_text(name)) for name in outputs]
+        if not (isinstance(correlation_id, (int, str)) and type(sequence_flags) is type(timeout_us) is int):
+            raise TypeError("wrong types")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a request body: {error}") from error
     request.correlation_id = correlation_id
@@ -189,14 +195,16 @@ def unpack_batch(data: bytes) -> BatchMessage:
     try:
         entries = [BatchEntry(*row) for row in rows]
         for gateway, key, queued_us, body in entries:
-            if not (_is_name(gateway) and type(key) is int and type(queued_us) is int and type(body) is bytes):
-                raise MalformedMessage("not an entry of a batch")
-        if not (type(batch_id) is type(version) is type(instance) is int and _is_name(scheduler)):
-            raise MalformedMessage("not a batch")
-        if not all(ack.startswith("$JS.ACK.") and _is_name(ack) for ack in acks):
-            raise MalformedMessage("not the acks of a batch")
+            if not (_is_subject(gateway) and type(key) is type(queued_us) is int and type(body) is bytes):
+                raise TypeError("an entry of wrong types")
+            if not 0 <= queued_us < _MAX_QUEUED_US:
+                raise TypeError("a time that can't be")
+        if not (_is_subject(scheduler) and all(map(_is_ack, acks))):
+            raise TypeError("names that can't be part of a subject")
+        if not type(batch_id) is type(version) is type(instance) is int:
+            raise TypeError("expected integers")
         return BatchMessage(scheduler, batch_id, _text(model), version, instance, entries, acks)
-    except (TypeError, AttributeError) as error:
+    except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
 
 
@@ -230,10 +238,12 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
     answers: list[Answer] = []
     try:
         for key, outcome, detail in rows:
-            if isinstance(outcome, int):
+            if type(key) is not int or type(version) is not int:
+                raise TypeError("expected integers")
+            if type(outcome) is int:
                 answers.append(Answer(key, [], None, WeirError(ErrorCode.from_number(outcome), _text(detail))))
             else:
-                answers.append(Answer(key, _unpack_tensors(outcome), detail, None))
+                answers.append(Answer(key, _unpack_tensors(outcome), _parameters(detail), None))
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not answers: {error}") from error
     return version, answers
@@ -261,7 +271,7 @@ def pack_cancel(gateway: str, keys: Sequence[int]) -> bytes:
 def unpack_cancel(data: bytes) -> tuple[str, list[int]]:
     """(gateway, keys of the abandoned requests). Raises MalformedMessage."""
     gateway, keys = _unpack(data, 2)
-    if not isinstance(keys, list) or not all(isinstance(key, int) for key in keys):
+    if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise MalformedMessage("not a cancel message")
     return _text(gateway), keys
 
@@ -304,8 +314,26 @@ def _unpack(data: bytes, fields: int) -> list[Any]:
 def _unpack_tensors(rows: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     for name, datatype, shape, data in rows:
-        tensors.append(Tensor(name, datatype, shape, PayloadRef(*data) if isinstance(data, list) else data))
+        if type(name) is not str or datatype not in DATATYPES or not all(type(dim) is int for dim in shape):
+            raise TypeError("not a tensor")
+        if isinstance(data, list):
+            data = _payload_ref(*data)
+        elif type(data) is not bytes:
+            raise TypeError("not the content of a tensor")
+        tensors.append(Tensor(name, datatype, shape, data))
     return tensors
+
+
+def _payload_ref(segment: Any, slot: Any, generation: Any, offset: Any, size: Any) -> PayloadRef:
+    if not type(slot) is type(generation) is type(offset) is type(size) is int:
+        raise TypeError("not a reference to a payload")
+    return PayloadRef(_text(segment), slot, generation, offset, size)
+
+
+def _parameters(value: Any) -> Parameters | None:
+    if value is None or (type(value) is dict and all(type(key) is str for key in value)):
+        return value
+    raise MalformedMessage("not parameters")
 
 
 def _text(value: Any) -> str:

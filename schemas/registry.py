@@ -9,6 +9,10 @@ from typing import Any
 import msgpack
 
 from schemas.messages import WIRE_VERSION, MalformedMessage
+from schemas.model_config import ModelConfig
+
+MAX_INSTANCES = 4096
+"""Instances of one version on one worker; a record that tells of more is not believed."""
 
 
 class ModelState(StrEnum):
@@ -72,32 +76,60 @@ def unpack_model_record(data: bytes) -> ModelRecord:
     """The record in a message. Raises MalformedMessage."""
     fields = _fields(data)
     try:
-        versions = {
-            int(version): VersionRecord(ModelState(row["state"]), row["reason"], row["instances"])
-            for version, row in fields.pop("versions").items()
-        }
-        return ModelRecord(versions=versions, **fields)
+        rows = fields.pop("versions").items()
+        record = ModelRecord(versions={int(version): _unpack_version(row) for version, row in rows}, **fields)
+        if record.config is not None:
+            ModelConfig.model_validate(record.config)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedMessage(f"not a model record: {error}") from error
+        raise MalformedMessage(f"not a model record: {type(error).__name__}") from error
+    labels = record.labels
+    if not (
+        _are(str, record.name, record.reason)
+        and _are(int, record.written_ns)
+        and isinstance(labels, dict)
+        and all(isinstance(names, list) and _are(str, output, *names) for output, names in labels.items())
+    ):
+        raise MalformedMessage("not a model record: wrong types")
+    return record
+
+
+def _unpack_version(row: dict[str, Any]) -> VersionRecord:
+    version = VersionRecord(ModelState(row["state"]), row["reason"], row["instances"])
+    if not (_are(str, version.reason) and _are(int, version.instances) and 0 <= version.instances <= MAX_INSTANCES):
+        raise TypeError("wrong types")
+    return version
 
 
 def unpack_worker_record(data: bytes) -> WorkerRecord:
     """The record in a message. Raises MalformedMessage."""
     try:
-        return WorkerRecord(**_fields(data))
+        record = WorkerRecord(**_fields(data))
     except TypeError as error:
         raise MalformedMessage(f"not a worker record: {error}") from error
+    if not (
+        _are(str, record.worker)
+        and _are(int, record.pid, record.written_ns)
+        and _are(bool, record.settled, record.draining)
+    ):
+        raise MalformedMessage("not a worker record: wrong types")
+    return record
 
 
 def unpack_heartbeat(data: bytes) -> Heartbeat:
     """The heartbeat in a message. Raises MalformedMessage."""
     try:
         heartbeat = Heartbeat(**_fields(data))
-        if not isinstance(heartbeat.worker, str) or not isinstance(heartbeat.batches, dict):
+        if not all(_are(str, scheduler) and _are(int, *ids) for scheduler, ids in heartbeat.batches.items()):
+            raise TypeError("wrong types")
+        if not _are(str, heartbeat.worker):
             raise TypeError("wrong types")
         return heartbeat
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise MalformedMessage(f"not a heartbeat: {error}") from error
+
+
+def _are(kind: type, *values: object) -> bool:
+    return all(type(value) is kind for value in values)
 
 
 def _fields(data: bytes) -> dict[str, Any]:
@@ -105,6 +137,6 @@ def _fields(data: bytes) -> dict[str, Any]:
         version, fields = msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a record: {error}") from error
-    if version != WIRE_VERSION or not isinstance(fields, dict):
+    if version != WIRE_VERSION or not isinstance(fields, dict) or not _are(str, *fields):
         raise MalformedMessage("not a record of this wire version")
     return fields

@@ -123,20 +123,20 @@ class ModelInstance:
                 if isinstance(item, _Release):
                     self._leases.give_back(*item)
                 else:
-                    self._on_finished(self._execute_or_fail(instance, *item))
+                    self._on_finished(self._attempt(instance, *item))
         finally:
             instance.close()
             self._arena.close()
 
-    def _execute_or_fail(self, instance: Instance, batch: BatchMessage, received_ns: int) -> FinishedBatch:
+    def _attempt(self, instance: Instance, batch: BatchMessage, received_ns: int) -> FinishedBatch:
         try:
             return self._execute(instance, batch, received_ns)
-        except Exception:
-            # A fault of ours in one batch must not end the thread that all later ones wait for.
-            logger.exception("%s: a batch could not be handled", self._device.name)
-            error = Result(error=internal("the batch could not be handled"))
-            done = Done(batch.batch_id, BatchOutcome.ANSWERED, 0)
-            return FinishedBatch(batch.scheduler, done, self._encode(batch, [error] * len(batch.entries)), batch.acks)
+        except Exception as error:
+            # Whatever went wrong, also in our own code: an instance whose thread has ended would never be noticed.
+            logger.exception("%s: a batch could not be run", self._device.name)
+            failure = Result(error=internal(f"{type(error).__name__}: {error}"))
+            answers = self._encode(batch, [failure] * len(batch.entries))
+            return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.ANSWERED, 0), answers, batch.acks)
 
     def _execute(self, instance: Instance, batch: BatchMessage, received_ns: int) -> FinishedBatch:
         execution = Execution(self._reader)

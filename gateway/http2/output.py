@@ -18,6 +18,8 @@ DEFAULT_WINDOW_BYTES = 65_535
 _TURN_BYTES = 256 * 1024
 """Data that is taken at once: more would only wait in the transport, where it can't be withdrawn."""
 
+_BACKLOG_BYTES = 16 * 1024 * 1024
+
 
 class Output:
     """See the module. `on_output` is called when there is something to take, once until it is taken.
@@ -69,6 +71,11 @@ class Output:
         """The transport takes more again."""
         self._is_paused = False
         self._announce_kept()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether so much waits for the transport alone that the peer should not be listened to until it has gone."""
+        return self._is_paused or (self.unsent_bytes > _BACKLOG_BYTES and self._can_send_kept())
 
     def takes(self, size: int) -> bool:
         """Whether `size` bytes of data may be written at once, in one frame."""

@@ -1,7 +1,7 @@
 """`Http2Protocol`: a connection on a transport.
 
-What is written in one turn of the event loop leaves together. While the transport can't send, nothing is read: a peer
-that does not take its answers gets no further.
+What is written in one turn of the event loop leaves together. While the transport can't keep up, nothing is read: a
+peer that does not take its answers gets no further.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Http2Protocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._open_ones = open_ones
         self._options = options
+        self._is_listening = True
         self._output = Output(self._schedule_flush)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,18 +46,17 @@ class Http2Protocol(asyncio.Protocol):
         """See asyncio."""
         self._lifetime.heard_s = self._loop.time()
         self.connection.receive(data)
+        self._govern_reading()
 
     def pause_writing(self) -> None:
         """See asyncio."""
         self._output.pause()
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
+        self._govern_reading()
 
     def resume_writing(self) -> None:
         """See asyncio."""
         self._output.resume()
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._govern_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
@@ -76,6 +76,17 @@ class Http2Protocol(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._transport.writelines(pieces)
+        self._govern_reading()
         if self.connection.is_closed:
             self._transport.close()
             self._loop.call_later(_LAST_WORDS_S, self.abort)
+
+    def _govern_reading(self) -> None:
+        listens = not self._output.is_behind
+        if listens == self._is_listening or self._transport.is_closing():
+            return
+        self._is_listening = listens
+        if listens:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()

@@ -1,7 +1,7 @@
 """Windows both ways (RFC 9113, sections 5.2 and 6.9): nothing is sent that a peer does not take, everything else is."""
 
 from http2_peer import Peer, data, frame, headers, settings_frame, window_update, word
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http2.connection import CONNECTION_WINDOW_BYTES
@@ -113,6 +113,7 @@ SIZES = st.lists(st.integers(1, 60_000), min_size=1, max_size=5)
 GRANTS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40_000)))
 
 
+@settings(deadline=None)
 @given(SIZES, GRANTS)
 def test_windows_are_never_exceeded_and_everything_arrives(sizes: list[int], grants: list[tuple[int, int]]) -> None:
     peer = Peer()

@@ -4,17 +4,19 @@ from itertools import pairwise
 
 import pytest
 from http2_peer import frame
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.http2 import frames as wire_format
 from gateway.http2.faults import ConnectionFault, FaultCode
-from gateway.http2.frames import MAX_FRAME_BYTES, FrameReader, Setting, read_settings, settings
+from gateway.http2.frames import MAX_FRAME_BYTES, FrameReader, Setting, read_settings
 
 FRAMES = st.lists(
     st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=40))
 )
 
 
+@settings(deadline=None)
 @given(FRAMES, st.lists(st.integers(0, 400), max_size=8))
 def test_frames_are_the_same_however_they_are_cut(frames: list[tuple[int, int, int, bytes]], cuts: list[int]) -> None:
     wire = b"".join(frame(*one) for one in frames)
@@ -37,4 +39,4 @@ def test_the_reserved_bit_of_a_stream_is_ignored() -> None:
 
 def test_settings_are_read_as_they_are_written() -> None:
     values = {Setting.INITIAL_WINDOW_SIZE: 2**31 - 1, Setting.MAX_FRAME_SIZE: 16384}
-    assert dict(read_settings(settings(values)[9:])) == values
+    assert dict(read_settings(wire_format.settings(values)[9:])) == values

@@ -3,7 +3,7 @@
 import random
 
 from http2_peer import GREETING, REQUEST, Peer, data, frame, headers, settings_frame, window_update, word
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http2.frames import FrameType, Setting
@@ -38,6 +38,7 @@ def check_no_leak(peer: Peer) -> None:
     assert peer.output.unsent_bytes == 0
 
 
+@settings(deadline=None)
 @given(st.lists(FRAMES, max_size=30))
 def test_frames_in_any_order(frames: list[bytes]) -> None:
     peer = Peer()
@@ -48,6 +49,7 @@ def test_frames_in_any_order(frames: list[bytes]) -> None:
     check_no_leak(peer)
 
 
+@settings(deadline=None)
 @given(st.lists(FRAMES, min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_sessions_with_bytes_changed_lost_and_repeated(frames: list[bytes], chance: random.Random) -> None:
     session = bytearray(GREETING + b"".join(frames))
@@ -73,6 +75,7 @@ def test_sessions_with_bytes_changed_lost_and_repeated(frames: list[bytes], chan
     check_no_leak(peer)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_after_the_greeting(noise: bytes) -> None:
     peer = Peer()

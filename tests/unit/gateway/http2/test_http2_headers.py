@@ -3,7 +3,7 @@
 import pytest
 from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from http2_peer import REQUEST
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http2.faults import ConnectionFault, FaultCode, StreamFault
@@ -13,6 +13,7 @@ VALUES = st.sampled_from([b"a", b"b", b"a long value" * 200, b"\xc3\xa4"])
 FIELDS = st.lists(st.tuples(st.sampled_from([b"x-a", b"x-b", b"user-agent"]), VALUES, st.booleans()), max_size=3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(FIELDS, st.sampled_from([None, None, 0, 64, 4096])), max_size=12))
 def test_what_is_remembered_is_what_is_meant(
     requests: list[tuple[list[tuple[bytes, bytes, bool]], int | None]],

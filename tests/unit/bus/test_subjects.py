@@ -1,0 +1,40 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus import subjects
+
+
+@pytest.mark.parametrize("name", ["resnet50", "a-b_c", "X"])
+def test_plain_names_stay(name: str) -> None:
+    assert subjects.token(name) == name
+    assert subjects.live(name) == f"live.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "token"), [("a.b", "a=2Eb"), ("a b", "a=20b"), ("*", "=2A"), (">", "=3E"), ("=", "=3D"), ("é", "=C3=A9")]
+)
+def test_what_nats_has_no_tokens_for_is_escaped(name: str, token: str) -> None:
+    assert subjects.token(name) == token
+
+
+@given(st.text(min_size=1))
+def test_a_token_is_one_plain_token_and_gives_the_name_back(name: str) -> None:
+    encodable = name.encode(errors="ignore").decode()
+    token = subjects.token(encodable)
+    assert not set(token) & set(".*> \r\n\t")
+    assert token.isascii()
+    assert subjects.untoken(token) == encodable
+
+
+@given(st.text(), st.text())
+def test_different_names_have_different_tokens(first: str, second: str) -> None:
+    a, b = (name.encode(errors="ignore").decode() for name in (first, second))
+    assert (subjects.token(a) == subjects.token(b)) == (a == b)
+
+
+def test_registry_keys_and_their_subjects_fit_together() -> None:
+    key = subjects.registry_key("worker-1", "a.b")
+    assert key == "worker-1.a=2Eb"
+    assert subjects.registry_subject(key).removeprefix(subjects.registry_subject("")) == key
+    assert subjects.registry_key("worker-1") == "worker-1"

@@ -1,0 +1,192 @@
+"""What a gateway knows of models, told by workers through a real registry."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bus.connection import Bus
+from bus.embedded import EmbeddedNats
+from bus.registry import RegistryView, RegistryWriter
+from bus.streams import ensure_streams
+from gateway.catalog import RECOVERY_GRACE_S, Catalog
+from schemas.errors import ErrorCode, WeirError
+from schemas.model_config import ModelConfig, ModelInput, ModelOutput
+from schemas.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
+
+CONFIG = ModelConfig(
+    name="m",
+    backend="python",
+    input=[ModelInput(name="IN", data_type="TYPE_FP32", dims=[1])],
+    output=[ModelOutput(name="OUT", data_type="TYPE_FP32", dims=[1])],
+).model_dump(exclude_defaults=True)
+
+
+class Cluster:
+    """A catalog, the workers that write to its registry, and the catalog's clock."""
+
+    def __init__(self, bus: Bus, strict: bool) -> None:
+        self._bus = bus
+        self.now_s = 0.0
+        self.registry = RegistryView(bus)
+        self.catalog = Catalog(self.registry, strict, clock=lambda: self.now_s)
+        self._writers: dict[str, RegistryWriter] = {}
+
+    async def settle(self, worker: str, draining: bool = False) -> None:
+        record = WorkerRecord(worker, 1, settled=True, draining=draining, written_ns=time.time_ns())
+        await self._writer(worker).write_worker(record)
+        await self._bus.flush()
+
+    async def load(self, worker: str, name: str = "m", reason: str = "", **states: ModelState) -> None:
+        """`worker` has versions ("v1") of the model in these states."""
+        versions = {int(v[1:]): VersionRecord(state, instances=1) for v, state in states.items()}
+        config = None if reason else {**CONFIG, "name": name}
+        record = ModelRecord(name, versions, config, {"OUT": ["cat"]}, reason, time.time_ns())
+        await self._writer(worker).write_model(record)
+        await self._bus.flush()
+
+    async def leave(self, worker: str) -> None:
+        await self._writer(worker).remove_all()
+        await self._bus.flush()
+
+    def refusal(self, name: str, version: str = "") -> tuple[ErrorCode, str]:
+        with pytest.raises(WeirError) as refused:
+            self.catalog.resolve(name, version)
+        return refused.value.code, refused.value.message
+
+    def _writer(self, worker: str) -> RegistryWriter:
+        return self._writers.setdefault(worker, RegistryWriter(self._bus, worker))
+
+
+@pytest.fixture(scope="module")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = EmbeddedNats(Path(tmp_path_factory.mktemp("nats")))
+    yield server.start()
+    server.stop()
+
+
+@asynccontextmanager
+async def cluster(nats_url: str, strict: bool = True) -> AsyncIterator[Cluster]:
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(nats_url, "test", background)
+        await ensure_streams(bus)
+        opened = Cluster(bus, strict)
+        await opened.registry.start(background)
+        try:
+            yield opened
+        finally:
+            for worker in list(opened.registry.workers):
+                await opened.registry.erase(worker)
+            await bus.close()
+
+
+async def test_versions_that_are_ready_are_served(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.load("w1", v1=ModelState.READY, v2=ModelState.LOADING, v3=ModelState.READY)
+        served = c.catalog.resolve("m", "")
+        assert (served.versions, served.latest, served.labels) == ([1, 3], "3", {"OUT": ["cat"]})
+        assert c.catalog.resolve("m", "1") is served
+        assert [c.catalog.is_ready("m", v) for v in ("", "1", "2", "3", "4")] == [True, True, False, True, False]
+        assert not c.catalog.is_ready("other", "")
+
+
+async def test_refusals_are_worded_as_tritons(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        assert c.refusal("m") == (ErrorCode.NOT_FOUND, "Request for unknown model: 'm' is not found")
+        await c.load("w1", v2=ModelState.LOADING)
+        assert c.refusal("m") == (ErrorCode.NOT_FOUND, "Request for unknown model: 'm' has no available versions")
+        assert c.refusal("m", "2") == (
+            ErrorCode.UNAVAILABLE,
+            "Request for unknown model: 'm' version 2 is not at ready state",
+        )
+        assert c.refusal("m", "9") == (
+            ErrorCode.NOT_FOUND,
+            "Request for unknown model: 'm' version 9 is not found",
+        )
+        for version in ("x", "-1", "１"):
+            assert c.refusal("m", version)[0] is ErrorCode.INVALID_ARG
+
+
+async def test_versions_of_all_workers_count(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.load("w1", v1=ModelState.READY)
+        await c.load("w2", v2=ModelState.READY)
+        assert c.catalog.resolve("m", "").versions == [1, 2]
+        await c.leave("w2")
+        assert c.catalog.resolve("m", "").versions == [1]
+
+
+async def test_a_model_that_lost_its_last_worker_is_accepted_for_a_while_but_not_ready(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.load("w1", v1=ModelState.READY)
+        await c.leave("w1")
+        await c.settle("w2")
+        assert c.catalog.resolve("m", "").versions == [1]
+        assert not c.catalog.is_ready("m", "")
+        assert not c.catalog.server_ready()
+        await c.load("w2", v1=ModelState.LOADING)
+        assert not c.catalog.is_ready("m", "")
+        await c.load("w2", v1=ModelState.READY)
+        assert c.catalog.is_ready("m", "")
+        assert c.catalog.server_ready()
+
+
+async def test_a_model_that_nobody_brings_back_is_forgotten(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w2")
+        await c.load("w1", v1=ModelState.READY)
+        await c.leave("w1")
+        c.now_s = RECOVERY_GRACE_S + 1
+        # Without anybody having asked for it, it keeps the server from being ready no longer.
+        assert c.catalog.server_ready()
+        assert c.catalog.names() == []
+        assert c.refusal("m")[0] is ErrorCode.NOT_FOUND
+
+
+async def test_a_model_that_fails_to_load_again_is_refused_at_once(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.load("w1", v1=ModelState.READY)
+        await c.load("w1", v1=ModelState.UNAVAILABLE)
+        assert c.refusal("m")[1] == "Request for unknown model: 'm' has no available versions"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_broken_model_is_in_the_way_of_strict_readiness_only(nats_url: str, strict: bool) -> None:
+    async with cluster(nats_url, strict) as c:
+        await c.load("w1", v1=ModelState.READY)
+        assert not c.catalog.server_ready(), "nobody has settled"
+        await c.settle("w1")
+        assert c.catalog.server_ready()
+        await c.load("w1", "broken", reason="INVALID_ARG: why")
+        assert c.catalog.server_ready() is not strict
+        assert [(row["name"], row["state"], row["reason"]) for row in c.catalog.index()] == [
+            ("broken", "UNAVAILABLE", "INVALID_ARG: why"),
+            ("m", "READY", ""),
+        ]
+
+
+async def test_a_draining_worker_s_models_are_others_business(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.load("w1", v1=ModelState.READY)
+        await c.load("w2", v1=ModelState.READY)
+        await c.settle("w1", draining=True)
+        assert c.catalog.is_ready("m", "")
+        assert not c.catalog.server_ready(), "the other has not settled"
+        await c.settle("w2")
+        assert c.catalog.server_ready()
+
+
+async def test_a_change_of_the_configuration_is_seen(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.load("w1", v1=ModelState.READY)
+        before: Any = c.catalog.resolve("m", "")
+        await c.load("w1", v1=ModelState.READY, v2=ModelState.READY)
+        after = c.catalog.resolve("m", "")
+        assert (before.versions, after.versions) == ([1], [1, 2])
+        assert after.prepared is not before.prepared

@@ -1,0 +1,174 @@
+"""From a repository's folders to versions that run."""
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from repository.layout import ModelRepository
+from schemas.errors import ErrorCode, WeirError
+from schemas.messages import BatchEntry, BatchMessage, pack_body, unpack_answers
+from schemas.model_config import InstanceGroup, ModelConfig
+from schemas.registry import ModelState
+from schemas.requests import InferRequest
+from schemas.tensors import Tensor
+from worker.model_instance import FinishedBatch
+from worker.model_loader import LoadedResult, ModelLoader, backend_for
+from worker.served_version import instance_devices
+
+Finished = queue.SimpleQueue[FinishedBatch]
+
+CONFIG = """
+name: "{name}"
+backend: "onnxruntime"
+max_batch_size: 4
+input {{ name: "IN" data_type: TYPE_FP32 dims: [-1] }}
+output {{ name: "OUT" data_type: TYPE_FP32 dims: [-1] {output} }}
+instance_group [{{ count: 2 kind: KIND_CPU }}]
+{more}
+"""
+
+
+def write_model(root: Path, name: str, versions: tuple[int, ...] = (1,), output: str = "", more: str = "") -> Path:
+    folder = root / name
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(CONFIG.format(name=name, output=output, more=more))
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["IN"], ["OUT"])],
+        "graph",
+        [helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["batch", "width"])],
+        [helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["batch", "width"])],
+    )
+    for version in versions:
+        (folder / str(version)).mkdir()
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        onnx.save(model, folder / str(version) / "model.onnx")
+    return folder
+
+
+class Loading:
+    """A loader over `root`; what it has loaded is unloaded in the end."""
+
+    def __init__(self, root: Path) -> None:
+        self.finished: Finished = queue.SimpleQueue()
+        self._loader = ModelLoader(ModelRepository([root]), True, "worker-test", self.finished.put)
+        self._loaded: list[LoadedResult] = []
+
+    def load(self, name: str) -> LoadedResult:
+        self._loaded.append(self._loader.load(self._loader.scan()[name]))
+        return self._loaded[-1]
+
+    def close(self) -> None:
+        for result in self._loaded:
+            for served in result.served.values():
+                served.unload()
+
+
+@pytest.fixture
+def loading(tmp_path: Path) -> Iterator[Loading]:
+    opened = Loading(tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_every_instance_of_a_loaded_version_runs_batches(loading: Loading, tmp_path: Path) -> None:
+    write_model(tmp_path, "neg")
+    result = loading.load("neg")
+    assert result.reason == ""
+    assert (result.records[1].state, result.records[1].instances) == (ModelState.READY, 2)
+    array = np.ones((1, 3), np.float32)
+    body = pack_body(InferRequest("neg", inputs=[Tensor.from_numpy("IN", array, "FP32")]))
+    for number, instance in enumerate(result.served[1].instances):
+        entries = [BatchEntry("gateway-x", 7, 0, body), BatchEntry("gateway-y", 8, 0, body)]
+        instance.submit(BatchMessage("scheduler-x", number, "neg", 1, number, entries, []))
+        finished = loading.finished.get(timeout=10)
+        assert finished.done.batch_id == number
+        for (gateway, message), key in zip(finished.answers, (7, 8), strict=True):
+            version, (answer,) = unpack_answers(message)
+            assert (gateway, version, answer.key) == (f"gateway-{'xy'[key - 7]}", 1, key)
+            np.testing.assert_array_equal(answer.outputs[0].to_numpy(), -array)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("", [3]),
+        ("version_policy { latest { num_versions: 2 } }", [2, 3]),
+        ("version_policy { all { } }", [1, 2, 3]),
+        ("version_policy { specific { versions: [1, 3] } }", [1, 3]),
+    ],
+)
+def test_the_version_policy_chooses(loading: Loading, tmp_path: Path, policy: str, expected: list[int]) -> None:
+    write_model(tmp_path, "neg", (1, 2, 3), more=policy)
+    result = loading.load("neg")
+    assert sorted(result.served) == sorted(result.records) == expected
+
+
+def test_a_broken_version_leaves_the_others_alone(loading: Loading, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "neg", (1, 2), more="version_policy { all { } }")
+    (folder / "2" / "model.onnx").write_bytes(b"not a model")
+    result = loading.load("neg")
+    assert sorted(result.served) == [1]
+    assert result.records[1].state == ModelState.READY
+    assert result.records[2].state == ModelState.UNAVAILABLE
+    assert result.records[2].reason.startswith("INTERNAL: onnx runtime error: ")
+    assert str(tmp_path) not in result.records[2].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("onnxruntime", "tensorflow"), "INVALID_ARG: unable to find backend 'tensorflow' for model 'neg'"),
+        (('name: "OUT"', 'name: "X"'), "X"),
+        (("KIND_CPU", "KIND_GPU"), "GPU"),
+        (("max_batch_size: 4", "max_batch_size: four"), "neg/config.pbtxt:4"),
+    ],
+)
+def test_what_can_t_be_served_has_a_reason(
+    loading: Loading, tmp_path: Path, change: tuple[str, str], reason: str
+) -> None:
+    folder = write_model(tmp_path, "neg")
+    text = (folder / "config.pbtxt").read_text()
+    (folder / "config.pbtxt").write_text(text.replace(*change))
+    result = loading.load("neg")
+    assert result.served == {}
+    assert reason in result.reason + "".join(record.reason for record in result.records.values())
+
+
+def test_labels_are_read(loading: Loading, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "neg", output='label_filename: "labels.txt"')
+    (folder / "labels.txt").write_text("cat\ndog\n")
+    assert loading.load("neg").labels == {"OUT": ["cat", "dog"]}
+
+
+def test_a_missing_label_file_is_a_reason(loading: Loading, tmp_path: Path) -> None:
+    write_model(tmp_path, "neg", output='label_filename: "labels.txt"')
+    result = loading.load("neg")
+    assert result.served == {}
+    assert "labels.txt" in result.reason
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(WeirError, match="unable to find backend 'x' for model 'm'") as refused:
+        backend_for(ModelConfig(name="m", backend="x"))
+    assert refused.value.code is ErrorCode.INVALID_ARG
+
+
+def test_instances_are_named_and_placed_as_in_triton() -> None:
+    groups = [
+        InstanceGroup(name="cpu", kind="KIND_CPU", count=2),
+        InstanceGroup(name="gpu", kind="KIND_GPU", count=1, gpus=[0, 2]),
+        InstanceGroup(name="idle", kind="KIND_CPU", count=3, passive=True),
+    ]
+    devices = instance_devices(ModelConfig(name="m", instance_group=groups))
+    assert [(device.kind, device.device_id) for device in devices] == [
+        ("KIND_CPU", 0),
+        ("KIND_CPU", 0),
+        ("KIND_GPU", 0),
+        ("KIND_GPU", 2),
+    ]
+    assert [device.name for device in devices[:2]] == ["cpu_0", "cpu_1"]
