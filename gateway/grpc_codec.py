@@ -56,7 +56,7 @@ def parse_message(message_type: Any, data: bytes | memoryview) -> Any:
         raise internal("Unable to parse request") from error
 
 
-def decode_request(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
+def decode_request(data: bytes | memoryview) -> tuple[Any, Sequence[bytes | memoryview]]:
     """(ModelInferRequest without its raw contents, raw contents as views over `data`).
 
     Raises WeirError (INTERNAL) for bytes that are not the message.
@@ -119,7 +119,7 @@ def encode_response(
     return _join_raw_contents(message.SerializeToString(), raw_contents)
 
 
-def _split_raw_contents(data: bytes) -> tuple[bytes, list[memoryview]] | None:
+def _split_raw_contents(data: bytes | memoryview) -> tuple[bytes, list[memoryview]] | None:
     """(the message without its raw contents, their views); None for what isn't a plain run of its known fields.
 
     Every field of ModelInferRequest is length-delimited and has a one-byte tag. Whatever else is found, unknown fields
@@ -151,7 +151,7 @@ def _split_raw_contents(data: bytes) -> tuple[bytes, list[memoryview]] | None:
     return b"".join(kept), raw_contents
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """(value, position after it) of the varint at `position`; IndexError where the data ends within it."""
     value = shift = 0
     while True:

@@ -79,25 +79,6 @@ class GrpcOptions:
             max_age_grace_s=self.max_connection_age_grace / 1000,
         )
 
-    def channel_arguments(self) -> list[tuple[str, int]]:
-        """The options as grpcio takes them."""
-        arguments = [
-            ("grpc.max_receive_message_length", self.max_receive_bytes),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.keepalive_time_ms", self.keepalive_time),
-            ("grpc.keepalive_timeout_ms", self.keepalive_timeout),
-            ("grpc.keepalive_permit_without_calls", int(self.keepalive_permit_without_calls)),
-            ("grpc.http2.max_pings_without_data", self.http2_max_pings_without_data),
-            ("grpc.http2.min_ping_interval_without_data_ms", self.http2_min_recv_ping_interval_without_data),
-            ("grpc.http2.max_ping_strikes", self.http2_max_ping_strikes),
-            ("grpc.so_reuseport", int(self.reuse_port)),
-        ]
-        if self.max_connection_age:
-            arguments.append(("grpc.max_connection_age_ms", self.max_connection_age))
-        if self.max_connection_age_grace:
-            arguments.append(("grpc.max_connection_age_grace_ms", self.max_connection_age_grace))
-        return arguments
-
 
 class GrpcServer:
     """One gRPC server on one port, on the running event loop.
@@ -215,7 +196,7 @@ class GrpcServer:
     def _model_infer(self, call: UnaryCall, data: Message) -> None:
         if isinstance(data, bytes) and not call.head.traceparent and self._infer_prepared(call, data):
             return
-        message, raw_contents = decode_request(data)  # type: ignore[arg-type]
+        message, raw_contents = decode_request(data)
         served = self._catalog.resolve(message.model_name, message.model_version)
         if served.config.is_decoupled:
             raise WeirError(

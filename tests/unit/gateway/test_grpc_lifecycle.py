@@ -77,11 +77,8 @@ def test_calls_still_open_after_the_grace_are_cancelled_and_abandoned(own_door: 
     assert [request.id for request in own_door.inference.abandoned] == ["open"]
 
 
-def test_options_become_channel_arguments() -> None:
-    plain = dict(GrpcOptions().channel_arguments())
-    assert plain["grpc.max_receive_message_length"] == 2**31 - 1
-    assert plain["grpc.keepalive_time_ms"] == 7_200_000
-    assert plain["grpc.so_reuseport"] == 0
-    assert "grpc.max_connection_age_ms" not in plain
-    aged = dict(GrpcOptions(max_connection_age=5000, max_connection_age_grace=100).channel_arguments())
-    assert (aged["grpc.max_connection_age_ms"], aged["grpc.max_connection_age_grace_ms"]) == (5000, 100)
+def test_options_reach_the_connections_in_seconds() -> None:
+    plain = GrpcOptions().http2()
+    assert (plain.keepalive_time_s, plain.keepalive_timeout_s, plain.max_age_s) == (7200, 20, 0)
+    aged = GrpcOptions(max_connection_age=5000, max_connection_age_grace=100).http2()
+    assert (aged.max_age_s, aged.max_age_grace_s) == (5, 0.1)
