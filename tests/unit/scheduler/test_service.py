@@ -44,7 +44,7 @@ class Served:
         self.service = service
         self.owned = owned
 
-    def frame(self, *keys: int, ack: str = "ack.1", version: int = -1) -> None:
+    def frame(self, *keys: int, ack: str = "$JS.ACK.1", version: int = -1) -> None:
         self.bus.deliver(INBOX, pack_frame("gateway", [part(key, version) for key in keys]), ack)
 
     def done(self, batch_id: int, outcome: int = BatchOutcome.ANSWERED) -> None:
@@ -76,7 +76,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 def test_the_requests_of_a_frame_leave_as_one_batch_which_ends_the_frame(served: Served):
-    served.frame(1, 2, ack="ack.1")
+    served.frame(1, 2, ack="$JS.ACK.1")
     assert served.bus.published[0][::2] == (WORK, "lost.scheduler.worker")
     (batch,) = served.batches()
     assert (batch.scheduler, batch.model, batch.version, batch.instance) == ("scheduler", "model", 1, 0)
@@ -84,32 +84,32 @@ def test_the_requests_of_a_frame_leave_as_one_batch_which_ends_the_frame(served:
         ("gateway", 1, BODY),
         ("gateway", 2, BODY),
     ]
-    assert batch.acks == ["ack.1"]
+    assert batch.acks == ["$JS.ACK.1"]
     served.done(batch.batch_id)
     assert served.service.unanswered == 0
     assert served.acks() == []
 
 
 def test_a_frame_that_ends_with_several_batches_is_acknowledged_by_the_scheduler(served: Served):
-    served.frame(1, 2, 3, 4, 5, ack="ack.1")
+    served.frame(1, 2, 3, 4, 5, ack="$JS.ACK.1")
     first, second = *served.batches(), None
     assert first.acks == []
     assert second is None
     served.done(first.batch_id)
     (second,) = served.batches()
-    assert second.acks == ["ack.1"]
+    assert second.acks == ["$JS.ACK.1"]
     assert served.acks() == []
     served.done(second.batch_id)
     assert served.service.unanswered == 0
 
 
 def test_a_batch_that_was_not_run_is_sent_again_with_its_acknowledgement(served: Served):
-    served.frame(1, ack="ack.1")
+    served.frame(1, ack="$JS.ACK.1")
     (first,) = served.batches()
     served.done(first.batch_id, BatchOutcome.UNANSWERED)
     (second,) = served.batches()
     assert second.entries[0].key == 1
-    assert second.acks == ["ack.1"]
+    assert second.acks == ["$JS.ACK.1"]
     served.done(second.batch_id)
     assert served.acks() == []
     assert served.service.unanswered == 0
@@ -121,29 +121,29 @@ def test_a_worker_that_is_gone_loses_nothing(served: Served):
     served.bus.deliver("lost.scheduler.worker", b"", status="503")
     assert served.batches() == []
     served.owned.scheduler.set_instances("other", {1: 1})
-    served.frame(2, ack="ack.2")
+    served.frame(2, ack="$JS.ACK.2")
     (again,) = served.batches()
     assert [entry.key for entry in again.entries] == [1, 2]
-    assert again.acks == ["ack.1", "ack.2"]
+    assert again.acks == ["$JS.ACK.1", "$JS.ACK.2"]
     served.done(first.batch_id)
     assert served.service.unanswered == 2
 
 
 def test_a_frame_that_came_twice_is_run_once_and_acknowledged_twice(served: Served):
-    served.frame(1, ack="ack.1")
-    served.frame(1, ack="ack.2")
+    served.frame(1, ack="$JS.ACK.1")
+    served.frame(1, ack="$JS.ACK.2")
     (batch,) = served.batches()
     served.done(batch.batch_id)
     assert served.service.unanswered == 0
-    assert served.acks() == ["ack.2"]
+    assert served.acks() == ["$JS.ACK.2"]
 
 
 def test_cancelled_requests_end_their_frame_and_are_not_sent(served: Served):
     served.frame(1, 2, 3, 4)
-    served.frame(5, 6, ack="ack.2")
+    served.frame(5, 6, ack="$JS.ACK.2")
     (batch,) = served.batches()
     served.bus.deliver(CANCEL, pack_cancel("gateway", [5, 6, 7, 1]))
-    assert served.acks() == ["ack.2"]
+    assert served.acks() == ["$JS.ACK.2"]
     assert served.service.unanswered == 4
     served.done(batch.batch_id)
     assert served.batches() == []
@@ -163,27 +163,27 @@ def test_what_a_full_queue_refuses_is_answered_at_once_in_one_message(served: Se
 
 
 def test_a_version_that_is_not_there_is_refused(served: Served):
-    served.frame(1, version=9, ack="ack.1")
+    served.frame(1, version=9, ack="$JS.ACK.1")
     (answers,) = served.bus.taken("reply.gateway")
     assert unpack_answers(answers)[1][0].error.code is ErrorCode.NOT_FOUND
-    assert served.acks() == ["ack.1"]
+    assert served.acks() == ["$JS.ACK.1"]
 
 
 def test_an_empty_frame_is_acknowledged(served: Served):
-    served.bus.deliver(INBOX, pack_frame("gateway", []), "ack.1")
-    assert served.acks() == ["ack.1"]
+    served.bus.deliver(INBOX, pack_frame("gateway", []), "$JS.ACK.1")
+    assert served.acks() == ["$JS.ACK.1"]
 
 
 def test_a_frame_that_is_none_is_never_delivered_again(served: Served):
-    served.bus.deliver(INBOX, b"nonsense", "ack.1")
-    assert served.bus.published == [("ack.1", b"+TERM", "")]
+    served.bus.deliver(INBOX, b"nonsense", "$JS.ACK.1")
+    assert served.bus.published == [("$JS.ACK.1", b"+TERM", "")]
     assert served.service.malformed_messages == 1
 
 
 @pytest.mark.parametrize("gateway", ["", "a b", "a\r\nPUB x 0\r\n", "*", "a.>", "\x7f", "ä", 7, None])
 def test_a_gateway_that_could_be_no_subject_is_malformed(served: Served, gateway: Any):
-    served.bus.deliver(INBOX, pack_frame(gateway, [part(1)]), "ack.1")
-    assert served.bus.published == [("ack.1", b"+TERM", "")]
+    served.bus.deliver(INBOX, pack_frame(gateway, [part(1)]), "$JS.ACK.1")
+    assert served.bus.published == [("$JS.ACK.1", b"+TERM", "")]
 
 
 def test_a_message_to_the_inbox_that_is_not_from_the_stream_is_left_unanswered(served: Served):
@@ -226,8 +226,8 @@ async def test_garbage_neither_raises_nor_keeps_good_requests_from_their_end(mes
     }
     for subject, what in messages:
         data = what if isinstance(what, bytes) else strange(random.Random(what), good[subject])
-        served.bus.deliver(subject, data, "ack.garbage")
-    served.frame(1, 2, ack="ack.good")
+        served.bus.deliver(subject, data, "$JS.ACK.garbage")
+    served.frame(1, 2, ack="$JS.ACK.good")
     seen: list[int] = []
     while batches := served.batches():
         for batch in batches:
