@@ -105,8 +105,10 @@ class Metrics:
     def _on_statistics(self, message: Message) -> None:
         try:
             answer = msgpack.unpackb(message.data, strict_map_key=False)
-            self._by_worker[answer["worker"]] = answer["models"]
-            self._answered.add(answer["worker"])
+            # Only of workers that the registry knows: anybody may publish here.
+            if answer["worker"] in self._registry.workers:
+                self._by_worker[answer["worker"]] = answer["models"]
+                self._answered.add(answer["worker"])
         except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
             logger.warning("dropped a message that holds no counters: %s", error)
         if self._answered >= self._registry.workers.keys():

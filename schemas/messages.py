@@ -175,15 +175,6 @@ def pack_frame(gateway: str, parts: Sequence[Part]) -> bytes:
     return bytes(_pack((WIRE_VERSION, gateway, parts)))
 
 
-def unpack_frame(data: bytes) -> tuple[str, list[Part]]:
-    """(gateway, parts) of a frame. Raises MalformedMessage."""
-    gateway, parts = _unpack(data, 2)
-    try:
-        return _text(gateway), [Part(*part) for part in parts]
-    except TypeError as error:
-        raise MalformedMessage(f"not a frame: {error}") from error
-
-
 def pack_batch(batch: BatchMessage) -> bytes:
     """The message that hands `batch` to its worker."""
     return bytes(_pack((WIRE_VERSION, *batch)))
@@ -252,15 +243,6 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
 def pack_done(worker: str, dones: Sequence[Done]) -> bytes:
     """The message that tells a scheduler which batches of `worker` have ended."""
     return bytes(_pack((WIRE_VERSION, worker, dones)))
-
-
-def unpack_done(data: bytes) -> tuple[str, list[Done]]:
-    """(worker, ended batches) of a done message. Raises MalformedMessage."""
-    worker, dones = _unpack(data, 2)
-    try:
-        return _text(worker), [Done(*done) for done in dones]
-    except TypeError as error:
-        raise MalformedMessage(f"not a done message: {error}") from error
 
 
 def pack_cancel(gateway: str, keys: Sequence[int]) -> bytes:
