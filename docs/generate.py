@@ -48,7 +48,8 @@ def message_fields() -> str:
         (
             "answers",
             "worker → gateway",
-            "version, [answer …] with answer = (key, outputs, parameters) or (key, code, text)",
+            "version, [answer …] with answer = (key, outputs, parameters) or (key, code, text), and is_final, moments "
+            "behind it where there are several answers or a trace",
         ),
         ("done", "worker → scheduler", f"worker, [done …] with done = ({done})"),
         ("cancel", "gateway → scheduler", "gateway, keys"),
@@ -60,7 +61,7 @@ def message_fields() -> str:
 _BOUNDS = [
     ("gateway.inference", "MAX_IN_FLIGHT", "requests a gateway holds", "503"),
     ("gateway.inference", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
-    ("gateway.http_protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
+    ("gateway.http.protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
     ("gateway.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
     ("gateway.payload_store", "FRAME_INLINE_BYTES", "bodies inside a frame, where memory is shared", "by reference"),
     ("gateway.inference", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),

@@ -5,8 +5,8 @@ loop leave as one frame; a lone request leaves alone, at once. Only while severa
 the stream do later ones wait, for the next acknowledgement, and then leave together (as TCP's segments do, RFC 896).
 
 The gateway holds every request until its answer: when the broker comes back without its memory
-stream, it sends again what has no answer yet. Whatever happens, `on_answer` is called at most once, and exactly once
-for a request that was not abandoned.
+stream, it sends again what has no answer yet. Whatever happens, `on_answer` is told of an end at most once, and exactly
+once for a request that was not abandoned. Answers before the last come from decoupled models only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _DRAIN_POLL_S = 0.02
 
 _NO_SLOTS: Sequence[Freeable] = ()
 
-OnAnswer = Callable[[InferResponse | WeirError], None]
+OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
+"""Told of each answer, and whether it is the last: None is no response, but the end of them alone."""
 
 
 class Pending:
@@ -133,7 +134,7 @@ class Inference:
         return len(self._pending)
 
     def submit(self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None) -> Pending:
-        """Publishes the request; `on_answer` is called later, from the event loop, with its answer.
+        """Publishes the request; `on_answer` is called later, from the event loop, with its answer or answers.
 
         `body_slot` is the payload slot over which the request's tensors are views, if there is one; it is owned by the
         request from now on. Raises WeirError for what is refused at the door: then nothing was sent or taken over.
@@ -281,18 +282,18 @@ class Inference:
             logger.warning("dropped a message that is no answer: %s", error)
             return
         for answer in answers:
-            pending = self._take(answer.key)
+            pending = self._take(answer.key) if answer.is_final else self._pending.get(answer.key)
             if pending is None:
-                self.duplicate_answers += 1
-                self._release(tensor.data for tensor in answer.outputs)
+                self.duplicate_answers += answer.is_final
+                self._release(tensor.data for tensor in answer.outputs or ())
                 continue
             outcome = self._outcome(pending, version, answer)
-            if pending.slots:
+            if pending.slots and answer.is_final:
                 _free(pending.slots)
-            pending.on_answer(outcome)
+            pending.on_answer(outcome, answer.is_final)
 
-    def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError:
-        if answer.error is not None:
+    def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
+        if answer.error is not None or answer.outputs is None:
             return answer.error
         try:
             for tensor in answer.outputs:
@@ -322,7 +323,7 @@ class Inference:
             pending = self._take(key)
             if pending is not None:
                 _free(pending.slots)
-                pending.on_answer(error)
+                pending.on_answer(error, True)
 
     async def _resend_all(self) -> None:
         """The broker came back, perhaps without its memory: a request that it still has is recognised by its key."""

@@ -23,9 +23,9 @@ from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
 from gateway.catalog import Catalog
 from gateway.doors import Doors
-from gateway.grpc_server import GrpcServer
-from gateway.http_app import make_app
-from gateway.http_protocol import HttpProtocol
+from gateway.grpc.server import GrpcServer
+from gateway.http.app import make_app
+from gateway.http.protocol import HttpProtocol
 from gateway.inference import Inference
 from gateway.metrics import Metrics
 from gateway.payload_store import PayloadStore
@@ -85,7 +85,7 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     await inference.start(background)
     await registry.start(background)
     await metrics.start()
-    grpc_server = GrpcServer(catalog, inference, settings.server_id)
+    grpc_server = GrpcServer(doors)
     try:
         grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
     except OSError as error:

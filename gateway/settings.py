@@ -1,4 +1,7 @@
-"""What a gateway is told at its start; `weir gateway` fills it in from the command line."""
+"""What a gateway is told at its start; `weir gateway` fills it in from the command line.
+
+Fields have the names of Triton's options, in their units; what an option means is told where it is declared.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,56 @@ class GatewaySettings:
     ready (`http_port`, `grpc_port`, `metrics_port`). `server_id` is the server's name in its metadata, as Triton's
     `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With `strict_readiness`
     the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests after SIGTERM.
+    Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
     nats_url: str
     gateway_id: str | None = None
     server_id: str = "triton"
-    http_address: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_address: str = "127.0.0.1"
-    grpc_port: int = 8001
-    metrics_address: str = "127.0.0.1"
-    metrics_port: int = 8002
-    http_max_input_size: int = 64 * 1024 * 1024
     strict_readiness: bool = True
     exit_timeout_secs: float = 30.0
-    log_format: str = "text"
+
+    allow_http: bool = True
+    http_address: str = "127.0.0.1"
+    http_port: int = 8000
+    reuse_http_port: bool = False
+    http_max_input_size: int = 64 * 1024 * 1024
+    http_header_forward_pattern: str = ""
+    http_restricted_api: tuple[str, ...] = ()
+
+    allow_grpc: bool = True
+    grpc_address: str = "127.0.0.1"
+    grpc_port: int = 8001
+    reuse_grpc_port: bool = False
+    grpc_header_forward_pattern: str = ""
+    grpc_restricted_protocol: tuple[str, ...] = ()
+    grpc_use_ssl: bool = False
+    grpc_use_ssl_mutual: bool = False
+    grpc_server_cert: str = ""
+    grpc_server_key: str = ""
+    grpc_root_cert: str = ""
+    grpc_infer_response_compression_level: str = "none"
+    grpc_keepalive_time: int = 7_200_000
+    grpc_keepalive_timeout: int = 20_000
+    grpc_keepalive_permit_without_calls: bool = False
+    grpc_http2_max_pings_without_data: int = 2
+    grpc_http2_min_recv_ping_interval_without_data: int = 300_000
+    grpc_http2_max_ping_strikes: int = 2
+    grpc_max_connection_age: int = 0
+    grpc_max_connection_age_grace: int = 0
+
+    allow_metrics: bool = True
+    metrics_address: str = "127.0.0.1"
+    metrics_port: int = 8002
+    metrics_config: tuple[str, ...] = ()
+
+    model_control_mode: str = "none"
+    allow_client_shm: bool = False
+
+    trace_config: tuple[str, ...] = ()
+    log_format: str = "default"
+    log_file: str = ""
     log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True

@@ -16,5 +16,9 @@ class SchedulerSettings:
     nats_url: str
     scheduler_id: str | None = None
     exit_timeout_secs: float = 30.0
-    log_format: str = "text"
+    log_format: str = "default"
+    log_file: str = ""
     log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True

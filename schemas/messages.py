@@ -35,7 +35,7 @@ _is_subject = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and 
 _is_ack = re.compile(r"\$JS\.ACK\.[!-)+-=?-~]+", re.ASCII).fullmatch
 
 
-_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven
+_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven or eight
 
 
 class MalformedMessage(ValueError):
@@ -114,6 +114,7 @@ def pack_body(request: InferRequest) -> bytes:
                 request.correlation_id,
                 request.sequence_flags,
                 request.timeout_us,
+                *([request.traceparent] if request.traceparent else ()),
             )
         )
     )
@@ -156,7 +157,7 @@ def body_ref(body: bytes) -> PayloadRef | None:
 def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequest:
     """The request whose body this is, with tensors over the unpacked bytes. Raises MalformedMessage."""
     try:
-        id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *_ = msgpack.unpackb(body)
+        id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *more = msgpack.unpackb(body)
         request = InferRequest(model, str(version), _text(id), parameters=_parameters(parameters))
         request.inputs = _unpack_tensors(inputs)
         request.outputs = [RequestedOutput(_text(name)) for name in outputs]
@@ -167,6 +168,8 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     request.correlation_id = correlation_id
     request.sequence_flags = sequence_flags
     request.timeout_us = timeout_us
+    if more:
+        request.traceparent = _text(more[0])
     return request
 
 
@@ -199,23 +202,46 @@ def unpack_batch(data: bytes) -> BatchMessage:
         raise MalformedMessage(f"not a batch: {error}") from error
 
 
+Moments = dict[str, int]
+"""When a traced request passed the points of its way, by the names of Triton's trace timestamps; unix nanoseconds."""
+
+
 class Answer(NamedTuple):
-    """The terminal answer to the request `key`: outputs and response parameters, or an error."""
+    """An answer to the request `key`: outputs and response parameters, or an error.
+
+    `is_final` is False while others follow, as a decoupled model may send any number; `outputs` None is no response at
+    all, but the end of them alone. `moments` are there where the request was traced.
+    """
 
     key: int
-    outputs: list[Tensor]
+    outputs: list[Tensor] | None
     parameters: Parameters | None
     error: WeirError | None
+    is_final: bool = True
+    moments: Moments | None = None
 
 
-def pack_answer(key: int, outputs: Iterable[Tensor], parameters: Parameters | None = None) -> tuple[Any, ...]:
+def pack_answer(
+    key: int,
+    outputs: Iterable[Tensor],
+    parameters: Parameters | None = None,
+    is_final: bool = True,
+    moments: Moments | None = None,
+) -> tuple[Any, ...]:
     """A successful answer, to be sent by `pack_answers`."""
-    return (key, [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in outputs], parameters)
+    rows = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in outputs]
+    return (key, rows, parameters) if is_final and moments is None else (key, rows, parameters, is_final, moments)
 
 
-def pack_error(key: int, error: WeirError) -> tuple[Any, ...]:
+def pack_end(key: int, moments: Moments | None = None) -> tuple[Any, ...]:
+    """The end of a request's answers, to be sent by `pack_answers` where no response comes with it."""
+    return (key, None, None, True, moments)
+
+
+def pack_error(key: int, error: WeirError, is_final: bool = True, moments: Moments | None = None) -> tuple[Any, ...]:
     """An answer that is an error, to be sent by `pack_answers`."""
-    return (key, error.code.number, error.message)
+    row = (key, error.code.number, error.message)
+    return row if is_final and moments is None else (*row, is_final, moments)
 
 
 def pack_answers(version: int, answers: Sequence[tuple[Any, ...]]) -> bytes:
@@ -228,13 +254,16 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
     version, rows = _unpack(data, 2)
     answers: list[Answer] = []
     try:
-        for key, outcome, detail in rows:
+        for key, outcome, detail, *more in rows:
             if type(key) is not int or type(version) is not int:
                 raise TypeError("expected integers")
+            ending = _unpack_ending(*more) if more else (True, None)
             if type(outcome) is int:
-                answers.append(Answer(key, [], None, WeirError(ErrorCode.from_number(outcome), _text(detail))))
+                error = WeirError(ErrorCode.from_number(outcome), _text(detail))
+                answers.append(Answer(key, [], None, error, *ending))
             else:
-                answers.append(Answer(key, _unpack_tensors(outcome), _parameters(detail), None))
+                outputs = None if outcome is None else _unpack_tensors(outcome)
+                answers.append(Answer(key, outputs, _parameters(detail), None, *ending))
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not answers: {error}") from error
     return version, answers
@@ -304,6 +333,15 @@ def _unpack_tensors(rows: Any) -> list[Tensor]:
             raise TypeError("not the content of a tensor")
         tensors.append(Tensor(name, datatype, shape, data))
     return tensors
+
+
+def _unpack_ending(is_final: Any, moments: Any) -> tuple[bool, Moments | None]:
+    known = moments is None or (
+        type(moments) is dict and all(type(name) is str and type(ns) is int for name, ns in moments.items())
+    )
+    if type(is_final) is not bool or not known:
+        raise TypeError("not the end of an answer")
+    return is_final, moments
 
 
 def _payload_ref(segment: Any, slot: Any, generation: Any, offset: Any, size: Any) -> PayloadRef:

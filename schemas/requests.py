@@ -32,7 +32,9 @@ class InferRequest:
 
     `model_version` is "" for the latest. `parameters` holds the caller's own ones only: the reserved ones are the
     attributes below. `timeout_us` and `priority` are 0 when not given, `correlation_id` 0 when there is no sequence.
-    `binary_default` says how outputs not listed in `outputs` are to be encoded.
+    `binary_default` says how outputs not listed in `outputs` are to be encoded. `wants_empty_final` asks a stream for a
+    last response even where the model has nothing more to say (`triton_enable_empty_final_response`). `traceparent` is
+    W3C's, "" where the request is not traced.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -53,6 +55,7 @@ class InferRequest:
         "shape_key",
         "timeout_us",
         "traceparent",
+        "wants_empty_final",
     )
 
     def __init__(
@@ -76,6 +79,7 @@ class InferRequest:
         self.correlation_id: int | str = 0
         self.sequence_flags = 0
         self.traceparent = ""
+        self.wants_empty_final = False
         self.batch_size = 1
         self.shape_key = ""
 

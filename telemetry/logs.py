@@ -19,16 +19,17 @@ _LETTERS = {logging.DEBUG: "D", logging.INFO: "I", logging.WARNING: "W", logging
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
-def configure_logging(role: str, format: str = "text", verbose: int = 0) -> None:
-    """Send this process's log to stderr as `role`, in `format` ("text" or "json"), replacing earlier handlers.
+def configure_logging(role: str, format: str = "default", verbose: int = 0) -> None:
+    """Send this process's log to stderr as `role`, replacing earlier handlers.
 
-    `verbose` 0 shows informational entries and up, 1 and more shows debugging ones too. Python warnings join the log.
-    Fields given as `extra` are kept in JSON. Raises ValueError for another format.
+    `format` is "default" (also called "text") or "json". `verbose` 0 shows informational entries and up, 1 and more
+    shows debugging ones too. Python warnings join the log. Fields given as `extra` are kept in JSON. Raises ValueError
+    for another format.
     """
-    if format not in ("text", "json"):
-        raise ValueError(f"log format must be text or json, not {format!r}")
+    if format not in ("default", "text", "json"):
+        raise ValueError(f"log format must be default, text or json, not {format!r}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TextFormatter(role) if format == "text" else JsonFormatter(role))
+    handler.setFormatter(TextFormatter(role) if format != "json" else JsonFormatter(role))
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
 

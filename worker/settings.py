@@ -8,12 +8,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Settings of one worker.
+    """Settings of one worker; fields have the names of Triton's options, in their units.
 
     `model_repositories` exist when the worker is started. `worker_id` None lets the worker draw one.
     `model_config_name` NAME reads `configs/NAME.pbtxt` of a model instead of its `config.pbtxt`, where it exists.
-    With `exit_on_error` a model that fails to load at the start ends the worker (`announce_failure`); without it the
-    others serve. `exit_timeout_secs` is the time for running batches after SIGTERM.
+    `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
+    explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
+    (`announce_failure`); without it the others serve. `backend_config` holds values of the form `<backend>,<key>=<value>`,
+    the backend "" for all. `exit_timeout_secs` is the time for running batches after SIGTERM.
     """
 
     nats_url: str
@@ -21,8 +23,22 @@ class WorkerSettings:
     worker_id: str | None = None
     model_config_name: str | None = None
     disable_auto_complete_config: bool = False
+    model_control_mode: str = "none"
+    repository_poll_secs: float = 15.0
+    load_model: tuple[str, ...] = ()
     model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
+    backend_config: tuple[str, ...] = ()
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
-    log_format: str = "text"
+    metrics_config: tuple[str, ...] = ()
+    allow_gpu_metrics: bool = True
+    allow_cpu_metrics: bool = True
+    metrics_interval_ms: int = 2000
+    allow_client_shm: bool = False
+    log_format: str = "default"
+    log_file: str = ""
     log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True

@@ -14,13 +14,16 @@ import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.catalog import ServedModel
-from gateway.grpc_codec import MAX_MESSAGE_BYTES
-from gateway.grpc_server import GrpcOptions, GrpcServer
+from gateway.doors import Doors
+from gateway.grpc.codec import MAX_MESSAGE_BYTES
+from gateway.grpc.server import GrpcOptions, GrpcServer
+from gateway.inference import OnAnswer
 from gateway.prepared import PreparedRequest
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found
 from schemas.messages import unpack_body
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from schemas.request_limits import DEFAULT_LIMITS
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
 
@@ -82,16 +85,16 @@ class Calculator:
         self.abandoned: list[InferRequest] = []
         self.held: list[Callable[[], None]] = []
 
-    def submit(self, request: InferRequest, on_answer: Callable[[InferResponse | WeirError], None]) -> InferRequest:
+    def submit(self, request: InferRequest, on_answer: OnAnswer) -> InferRequest:
         if request.model_name == "failing" and not isinstance(self.failure, WeirError):
             raise self.failure
         MODELS[request.model_name].normalizer.normalize(request)
         self.requests.append(request)
         answer = self._answer(request)
         if request.model_name == "silent":
-            self.held.append(lambda: on_answer(answer))
+            self.held.append(lambda: on_answer(answer, True))
         else:
-            asyncio.get_running_loop().call_soon(on_answer, answer)
+            asyncio.get_running_loop().call_soon(on_answer, answer, True)
         return request
 
     def submit_prepared(
@@ -99,7 +102,7 @@ class Calculator:
         model: ServedModel,
         prepared: PreparedRequest,
         body: bytes,
-        on_answer: Callable[[InferResponse | WeirError], None],
+        on_answer: OnAnswer,
     ) -> InferRequest:
         return self.submit(unpack_body(body, model.name, prepared.request.model_version), on_answer)
 
@@ -150,6 +153,7 @@ class Door:
         self.loop = loop
         self.catalog = Models()
         self.inference = Calculator()
+        self.doors = Doors(self.catalog, self.inference, None, DEFAULT_LIMITS, "test-server")  # type: ignore[arg-type]
         self.server: GrpcServer = loop.run(self._make(options))
         self.port: int = loop.run(self.server.start("127.0.0.1", 0))
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self.port}")
@@ -159,7 +163,7 @@ class Door:
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     async def _make(self, options: GrpcOptions | None) -> GrpcServer:
-        return GrpcServer(self.catalog, self.inference, "test-server", options)  # type: ignore[arg-type]
+        return GrpcServer(self.doors, options)
 
     def close(self) -> None:
         self.client.close()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.grpc_head import CallHead
-from gateway.grpc_messages import PREFIX_BYTES, Message, MessageReader, message_prefix
-from gateway.grpc_status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status
+from gateway.grpc.head import CallHead
+from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_prefix
+from gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status
 from gateway.http2.stream import Stream
 
 _LEAST_BUFFER_BYTES = 64 * 1024 * 1024

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gateway.grpc_messages import ENCODINGS
-from gateway.grpc_status import CallError, Status, http_error
+from gateway.grpc.messages import ENCODINGS
+from gateway.grpc.status import CallError, Status, http_error
 from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
 from gateway.http2.headers import RequestHead
 

@@ -15,7 +15,7 @@ from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.inference import Pending
-from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.errors import ErrorCode, WeirError, internal, invalid
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request
 from schemas.kserve_response import build_infer_response, error_body
@@ -221,11 +221,13 @@ class InferExchange:
             return parse_raw_request(self._model, self._version, body, served.config, limits)
         return parse_infer_request(self._model, self._version, body, header_length, limits)
 
-    def _on_answer(self, outcome: InferResponse | WeirError) -> None:
+    def _on_answer(self, outcome: InferResponse | WeirError | None, _is_final: bool) -> None:
         pending = self._pending
         self._pending = None
         if self.disconnected or pending is None:
             return
+        if outcome is None:
+            outcome = internal("expected a single response, got 0")
         if isinstance(outcome, WeirError):
             self.respond_error(outcome)
             return

@@ -91,8 +91,7 @@ def _timeout(parameter: Any, request: InferRequest) -> None:
 
 
 def _empty_final_response(parameter: Any, request: InferRequest) -> None:
-    # Means something only to streams; elsewhere its type is checked and that is all.
-    _expect(parameter, _EMPTY_FINAL_RESPONSE, "bool_param")
+    request.wants_empty_final = _expect(parameter, _EMPTY_FINAL_RESPONSE, "bool_param")
 
 
 _RESERVED: dict[str, Callable[[Any, InferRequest], None]] = {

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from typed_contents import TYPED
 
-from gateway.grpc_codec import decode_request, encode_response, request_from_message
+from gateway.grpc.codec import decode_request, encode_response, request_from_message
 from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError
 from schemas.request_limits import RequestLimits

@@ -18,7 +18,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc_parameters import read_parameters, write_parameters
+from gateway.grpc.parameters import read_parameters, write_parameters
 from schemas.classification import classify
 from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError, internal, invalid

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from gateway.catalog import ServedModel
-from gateway.grpc_codec import decode_request, request_from_message
-from gateway.grpc_prepared import PreparedCalls
+from gateway.grpc.codec import decode_request, request_from_message
+from gateway.grpc.prepared import PreparedCalls
 from schemas.messages import pack_body
 from schemas.requests import InferRequest
 

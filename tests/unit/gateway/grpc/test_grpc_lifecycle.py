@@ -7,7 +7,7 @@ from grpc_door import TIMEOUT_S, Door, failure_of, raw_request, tensor, wait_unt
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from gateway.grpc_server import GrpcOptions, GrpcServer
+from gateway.grpc.server import GrpcOptions, GrpcServer
 
 # Cancellation
 
@@ -44,7 +44,7 @@ def test_a_lost_connection_abandons_all_its_requests(door: Door) -> None:
 
 def test_a_taken_port_is_an_error(door: Door) -> None:
     async def start_another() -> None:
-        await GrpcServer(door.catalog, door.inference).start("127.0.0.1", door.port)  # type: ignore[arg-type]
+        await GrpcServer(door.doors).start("127.0.0.1", door.port)
 
     with pytest.raises(OSError, match=f"gRPC can't listen on 127.0.0.1:{door.port}"):
         door.loop.run(start_another())

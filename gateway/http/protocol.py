@@ -13,7 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.doors import Doors
-from gateway.http_exchange import InferExchange
+from gateway.http.exchange import InferExchange
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 _MAX_CACHED_ROUTES = 4096

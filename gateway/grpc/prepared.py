@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bus.payloads import INLINE_LIMIT_BYTES
-from gateway.grpc_codec import decode_request
+from gateway.grpc.codec import decode_request
 from gateway.prepared import MAX_HEADER_BYTES, MAX_HEADERS, PreparedRequest
 from schemas.errors import WeirError
 from schemas.requests import InferRequest

@@ -13,34 +13,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tritonclient.grpc import service_pb2
-
-from gateway.grpc_call import UnaryCall
-from gateway.grpc_codec import MAX_MESSAGE_BYTES, decode_request, encode_response, parse_message, request_from_message
-from gateway.grpc_head import CallHead
-from gateway.grpc_messages import Message
-from gateway.grpc_prepared import PreparedCalls
-from gateway.grpc_status import CallError, Status
+from gateway.doors import Doors
+from gateway.grpc.call import UnaryCall
+from gateway.grpc.codec import MAX_MESSAGE_BYTES
+from gateway.grpc.head import CallHead
+from gateway.grpc.infer_methods import infer_methods
+from gateway.grpc.messages import Message
+from gateway.grpc.metadata_methods import metadata_methods
+from gateway.grpc.rpc import Handler
+from gateway.grpc.status import CallError, Status
 from gateway.http2.headers import RequestHead
 from gateway.http2.options import Http2Options
 from gateway.http2.protocol import Http2Protocol
 from gateway.http2.stream import Stream
-from gateway.server_info import model_metadata, server_metadata
-from schemas.errors import ErrorCode, WeirError, unavailable
-from schemas.requests import InferRequest, InferResponse
+from schemas.errors import WeirError, unavailable
 
-if TYPE_CHECKING:
-    from gateway.catalog import Catalog, ServedModel
-    from gateway.inference import Inference
-
-log = logging.getLogger(__name__)
-
-_Handler = Callable[[UnaryCall, Message], None]
+logger = logging.getLogger("weir.gateway")
 
 _BACKLOG = 2048
 _POLL_S = 0.01
@@ -81,20 +73,12 @@ class GrpcOptions:
 
 
 class GrpcServer:
-    """One gRPC server on one port, on the running event loop.
+    """One gRPC server on one port, on the running event loop. It is the `Application` of its connections."""
 
-    `server_id` is the server's name in its metadata (Triton's `--id`). It is the `Application` of its connections.
-    """
-
-    def __init__(
-        self, catalog: Catalog, inference: Inference, server_id: str = "triton", options: GrpcOptions | None = None
-    ) -> None:
-        self._catalog = catalog
-        self._inference = inference
-        self._metadata = service_pb2.ServerMetadataResponse(**server_metadata(server_id))
+    def __init__(self, doors: Doors, options: GrpcOptions | None = None) -> None:
+        self._catalog = doors.catalog
         self._options = options or GrpcOptions()
-        self._handlers = self._make_handlers()
-        self._prepared = PreparedCalls()
+        self._handlers = self._make_handlers(doors)
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Protocol] = set()
         self._open_calls: set[UnaryCall] = set()
@@ -126,7 +110,7 @@ class GrpcServer:
         await _wait_until_empty(self._open_calls, grace_s)
         self._listener.close()
         if self._open_calls:
-            log.warning("closing gRPC with %d calls open", len(self._open_calls))
+            logger.warning("closing gRPC with %d calls open", len(self._open_calls))
         for call in list(self._open_calls):
             call.fail(CallError.of(_shutting_down()))
         for protocol in list(self._connections):
@@ -155,104 +139,18 @@ class GrpcServer:
         except WeirError as error:
             call.fail(CallError.of(error))
         except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            log.exception("a gRPC call failed")
+            logger.exception("a gRPC call failed")
             call.fail(CallError(Status.INTERNAL, "internal server error"))
 
-    def _make_handlers(self) -> dict[bytes, _Handler]:
-        inference: dict[str, _Handler] = {
-            "ServerLive": _unary(service_pb2.ServerLiveRequest, self._server_live),
-            "ServerReady": _unary(service_pb2.ServerReadyRequest, self._server_ready),
-            "ModelReady": _unary(service_pb2.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": _unary(service_pb2.ServerMetadataRequest, self._server_metadata),
-            "ModelMetadata": _unary(service_pb2.ModelMetadataRequest, self._model_metadata),
-            "ModelConfig": _unary(service_pb2.ModelConfigRequest, self._model_config),
-            "ModelInfer": self._model_infer,
-        }
-        handlers = {f"/inference.GRPCInferenceService/{name}".encode(): rpc for name, rpc in inference.items()}
+    def _make_handlers(self, doors: Doors) -> dict[bytes, Handler]:
+        methods = {**metadata_methods(doors), **infer_methods(doors)}
+        handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
         return {**handlers, b"/grpc.health.v1.Health/Check": self._check_health}
-
-    # The methods
-
-    def _server_live(self, _request: Any) -> Any:
-        return service_pb2.ServerLiveResponse(live=True)
-
-    def _server_ready(self, _request: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=self._catalog.server_ready())
-
-    def _model_ready(self, request: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=self._catalog.is_ready(request.name, request.version))
-
-    def _server_metadata(self, _request: Any) -> Any:
-        return self._metadata
-
-    def _model_metadata(self, request: Any) -> Any:
-        served = self._catalog.resolve(request.name, request.version)
-        return service_pb2.ModelMetadataResponse(**model_metadata(served, request.version))
-
-    def _model_config(self, request: Any) -> Any:
-        served = self._catalog.resolve(request.name, request.version)
-        return service_pb2.ModelConfigResponse(config=served.config_message)
-
-    def _model_infer(self, call: UnaryCall, data: Message) -> None:
-        if isinstance(data, bytes) and not call.head.traceparent and self._infer_prepared(call, data):
-            return
-        message, raw_contents = decode_request(data)
-        served = self._catalog.resolve(message.model_name, message.model_version)
-        if served.config.is_decoupled:
-            raise WeirError(
-                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
-        request = request_from_message(message, raw_contents)
-        request.traceparent = call.head.traceparent
-        pending = self._inference.submit(request, partial(self._answer, call, served, request))
-        call.on_cancel = partial(self._inference.abandon, pending)
-        if isinstance(data, bytes):
-            self._prepared.keep(request, served, data, raw_contents)
-
-    def _infer_prepared(self, call: UnaryCall, data: bytes) -> bool:
-        """Submits a request of which all but the tensors is known; False for another."""
-        prepared = self._prepared.find(data)
-        if prepared is None:
-            return False
-        request = prepared.request
-        served = self._catalog.resolve(request.model_name, request.model_version)
-        if served is not prepared.served:
-            self._prepared.forget(prepared)
-            return False
-        on_answer = partial(self._answer, call, served, request)
-        pending = self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer)
-        call.on_cancel = partial(self._inference.abandon, pending)
-        return True
-
-    def _answer(
-        self, call: UnaryCall, served: ServedModel, request: InferRequest, answer: InferResponse | WeirError
-    ) -> None:
-        call.on_cancel = None
-        try:
-            if isinstance(answer, WeirError):
-                raise answer
-            message = encode_response(request, answer, served.labels, served.config.max_batch_size > 0)
-        except WeirError as error:
-            call.fail(CallError.of(error))
-        except Exception:  # as in `_serve`
-            log.exception("a gRPC call could not be answered")
-            call.fail(CallError(Status.INTERNAL, "internal server error"))
-        else:
-            call.send(message, is_last=True)
 
     def _check_health(self, call: UnaryCall, _message: Message) -> None:
         # HealthCheckResponse has one field, the enum `status`: 1 is SERVING, 2 NOT_SERVING. Any service is this one.
         serving = self._catalog.server_ready() and not self._is_stopping
         call.send(b"\x08\x01" if serving else b"\x08\x02", is_last=True)
-
-
-def _unary(request_type: Any, answer: Callable[[Any], Any]) -> _Handler:
-    """The handler of a method whose `answer` is a function from request message to response message."""
-
-    def handle(call: UnaryCall, data: Message) -> None:
-        call.send(answer(parse_message(request_type, data)).SerializeToString(), is_last=True)
-
-    return handle
 
 
 def _shutting_down() -> WeirError:

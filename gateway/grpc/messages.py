@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from gateway.grpc_status import CallError, Status
+from gateway.grpc.status import CallError, Status
 
 PREFIX_BYTES = 5
 """One byte that tells whether the message is compressed, and four with its length."""

@@ -1,0 +1,1 @@
+"""The gRPC front door: `inference.GRPCInferenceService`, as Triton's clients speak it, on `gateway.http2`."""

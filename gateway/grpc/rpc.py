@@ -1,0 +1,59 @@
+"""What a gRPC method is to the server: a handler of calls. Each room of methods makes a dictionary of them by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gateway.grpc.call import UnaryCall
+from gateway.grpc.codec import parse_message
+from gateway.grpc.messages import Message
+from gateway.grpc.status import CallError, Status
+from schemas.errors import WeirError
+
+logger = logging.getLogger("weir.gateway")
+
+Handler = Callable[[UnaryCall, Message], None]
+"""Serves one call whose request is this message. Raises WeirError for what is refused."""
+
+Methods = dict[str, Handler]
+"""Handlers by the method's name in its service."""
+
+
+def unary(request_type: Any, answer: Callable[[Any], Any]) -> Handler:
+    """The handler of a method whose `answer` is a function from request message to response message."""
+
+    def handle(call: UnaryCall, data: Message) -> None:
+        call.send(answer(parse_message(request_type, data)).SerializeToString(), is_last=True)
+
+    return handle
+
+
+def unary_async(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> Handler:
+    """As `unary`, for an `answer` that takes its time; it is cancelled when its caller gives up."""
+
+    def handle(call: UnaryCall, data: Message) -> None:
+        task = asyncio.get_running_loop().create_task(_answer(call, answer(parse_message(request_type, data))))
+        call.on_cancel = lambda: _cancel(task)
+
+    return handle
+
+
+async def _answer(call: UnaryCall, answering: Awaitable[Any]) -> None:
+    try:
+        message = await answering
+    except WeirError as error:
+        call.on_cancel = None
+        call.fail(CallError.of(error))
+    except Exception:  # a bug of ours: the log gets the traceback, the client no internals
+        logger.exception("a gRPC call failed")
+        call.on_cancel = None
+        call.fail(CallError(Status.INTERNAL, "internal server error"))
+    else:
+        call.send(message.SerializeToString(), is_last=True)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

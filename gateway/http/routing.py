@@ -1,0 +1,44 @@
+"""What the rooms of HTTP routes share: how a route is made, what it is asked with, and the form of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from schemas.kserve_response import error_body
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}")
+"""Where a model's routes begin: without and with a version."""
+
+
+def get(path: str, handler: Handler) -> Route:
+    """A route for GET alone."""
+    return Route(path, handler, methods=["GET"])
+
+
+def post(path: str, handler: Handler) -> Route:
+    """A route for POST alone."""
+    return Route(path, handler, methods=["POST"])
+
+
+def named(request: Request) -> tuple[str, str]:
+    """(model, version) of the URL; "" for a version that it does not name."""
+    version = request.path_params.get("version")
+    return request.path_params["model"], "" if version is None else str(version)
+
+
+def json_answer(content: Any) -> Response:
+    """200 with a JSON body."""
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+def error_answer(status: int, message: str) -> Response:
+    """Triton's form of an error."""
+    return Response(error_body(message), status_code=status, media_type="application/json")
