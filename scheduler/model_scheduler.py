@@ -18,6 +18,7 @@ from operator import attrgetter
 from scheduler.batcher_choice import batcher_for
 from scheduler.patience import Patience
 from scheduler.queued_request import BothFrames, QueuedRequest
+from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import (
     NOTHING_ENDED,
     UNAVAILABLE_TIMEOUT_US,
@@ -30,6 +31,9 @@ from schemas.errors import WeirError, not_found, unavailable
 from schemas.model_config import ModelConfig
 
 LATEST = -1
+
+AnyVersion = VersionScheduler | SequenceScheduler
+"""The scheduler of one version: with or without sequences, as its configuration says."""
 
 
 class ModelScheduler:
@@ -45,8 +49,8 @@ class ModelScheduler:
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
         self._configs: dict[int, ModelConfig] = {}
-        self._versions: dict[int, VersionScheduler] = {}
-        self._latest: VersionScheduler | None = None  # where requests for the latest version wait
+        self._versions: dict[int, AnyVersion] = {}
+        self._latest: AnyVersion | None = None  # where requests for the latest version wait
         self._unrouted: list[QueuedRequest] = []  # came before any version that could run them
         self._patience = Patience(unavailable_timeout_us)  # of those
         # Requests this scheduler is responsible for, by gateway and key.
@@ -72,19 +76,26 @@ class ModelScheduler:
         """A version exists, with this configuration. What waits for it already is kept."""
         known = self._versions.get(version)
         if known is None:
-            self._versions[version] = VersionScheduler(
-                version, batcher_for(config), self._next_batch_id, unavailable_timeout_us=self._unavailable_timeout_us
-            )
+            self._versions[version] = self._scheduler_for(version, config)
             self._latest = max(self._served() or self._versions.values(), key=_version)
-        elif config != self._configs[version]:
+        elif config != self._configs[version] and isinstance(known, VersionScheduler):
             known.use(batcher_for(config))
         self._configs[version] = config
 
+    def _scheduler_for(self, version: int, config: ModelConfig) -> AnyVersion:
+        if config.sequence_batching is not None:
+            return SequenceScheduler(version, config, self._next_batch_id, self._unavailable_timeout_us)
+        return VersionScheduler(
+            version, batcher_for(config), self._next_batch_id, unavailable_timeout_us=self._unavailable_timeout_us
+        )
+
     def set_instances(self, worker: str, instances: dict[int, int]) -> Ended:
         """`worker` holds so many instances of each version; versions not named, none. What it runs, it finishes."""
+        failures: list[Failure] = []
         for number, version in self._versions.items():
-            version.set_instances(worker, instances.get(number, 0))
-        return self._route()
+            failures += version.set_instances(worker, instances.get(number, 0))
+        routed = self._route()
+        return _joined([self._forget(((), failures)), routed]) if failures else routed
 
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone: what it had is done again elsewhere."""
@@ -128,11 +139,10 @@ class ModelScheduler:
                 cancelled.append(request)
         if not cancelled:
             return NOTHING_ENDED
-        for version in self._versions.values():
-            version.drop_cancelled()
+        failures = [failure for version in self._versions.values() for failure in version.drop_cancelled()]
         self._unrouted = [request for request in self._unrouted if not request.cancelled]
         running = {request for version in self._versions.values() for request in version.running()}
-        return self._forget(([request for request in cancelled if request not in running], ()))
+        return self._forget(([request for request in cancelled if request not in running], failures))
 
     def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
         """All batches that are to be sent now, and when there will be more if nothing else happens (None: never)."""
@@ -172,12 +182,13 @@ class ModelScheduler:
         for gateway in [gateway for gateway, live in self._live.items() if not live]:
             del self._live[gateway]
         error = unavailable(f"Request for unknown model: '{self.name}' has no available versions")
-        return self._forget(((), [Failure(request, error) for request in waiting]))
+        overdue = [failure for version in self._versions.values() for failure in version.overdue(now_us)]
+        return self._forget(((), [*overdue, *(Failure(request, error) for request in waiting)]))
 
-    def _served(self) -> list[VersionScheduler]:
+    def _served(self) -> list[AnyVersion]:
         return [version for version in self._versions.values() if version.instance_count]
 
-    def _version_for(self, wanted: int) -> VersionScheduler | None:
+    def _version_for(self, wanted: int) -> AnyVersion | None:
         """The version's scheduler; None while nobody serves any. Raises NOT_FOUND for one that others are served of."""
         version = self._latest if wanted == LATEST else self._versions.get(wanted)
         if version is None and self._served():
@@ -196,7 +207,7 @@ class ModelScheduler:
             if not version.instance_count:
                 waiting += version.drain()
         failures: list[Failure] = []
-        at: dict[VersionScheduler, list[QueuedRequest]] = defaultdict(list)
+        at: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
         for request in waiting:
             try:
                 home = self._version_for(request.version)
@@ -206,7 +217,7 @@ class ModelScheduler:
                 assert home is not None  # noqa: S101 - some version is served
                 at[home].append(request)
         for home, requests in at.items():
-            home.put_back(requests)
+            failures += home.put_back(requests)
         return self._forget(((), failures))
 
     def _forget(self, ended: Ended) -> Ended:

@@ -44,7 +44,8 @@ class QueuedRequest:
 
     `key` (unique within `gateway`), `version` (-1: the latest), `batch_size`, `shape_key` and `body` are those of
     `schemas.messages.Part`. `enqueued_us` is the policy clock when it came. `attempts` counts the batches that were lost
-    with it in them. Only requests with equal shape keys share a batch.
+    with it in them. Only requests with equal shape keys share a batch. `correlation_id`, `sequence_flags` and
+    `timeout_us` are those of the part; whoever reads them has checked nothing but their types.
     """
 
     __slots__ = (
@@ -52,11 +53,14 @@ class QueuedRequest:
         "batch_size",
         "body",
         "cancelled",
+        "correlation_id",
         "enqueued_us",
         "frame",
         "gateway",
         "key",
+        "sequence_flags",
         "shape_key",
+        "timeout_us",
         "version",
     )
 
@@ -65,6 +69,9 @@ class QueuedRequest:
     version: int
     batch_size: int
     shape_key: object
+    timeout_us: int
+    correlation_id: int | str
+    sequence_flags: int
     body: bytes
     enqueued_us: int
     frame: Frame
@@ -79,7 +86,8 @@ class QueuedRequest:
         self.shape_key = object()
 
 
-_TYPES = (int, int, int, str, bytes)
+_TYPES = (int, int, int, str, int, int, bytes)
+_CORRELATION_ID_TYPES = (int, str)
 
 
 def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Frame) -> list[QueuedRequest]:
@@ -90,10 +98,11 @@ def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Fram
     requests: list[QueuedRequest] = []
     for row in rows:
         try:
-            key, version, batch_size, shape_key, _, _, _, _, _, _, body = row
+            key, version, batch_size, shape_key, _, timeout_us, _, correlation_id, flags, _, body = row
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"not a request: {error}") from error
-        if (type(key), type(version), type(batch_size), type(shape_key), type(body)) != _TYPES or batch_size < 1:
+        types = (type(key), type(version), type(batch_size), type(shape_key), type(timeout_us), type(flags), type(body))
+        if types != _TYPES or batch_size < 1 or type(correlation_id) not in _CORRELATION_ID_TYPES:
             raise MalformedMessage("not a request: wrong types or no batch size")
         request = QueuedRequest()
         request.gateway = gateway
@@ -101,6 +110,9 @@ def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Fram
         request.version = version
         request.batch_size = batch_size
         request.shape_key = shape_key
+        request.timeout_us = timeout_us
+        request.correlation_id = correlation_id
+        request.sequence_flags = flags
         request.body = body
         request.enqueued_us = enqueued_us
         request.frame = frame

@@ -27,7 +27,7 @@ from scheduler.owned_model import LiveFrame, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
-from schemas.messages import BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
+from schemas.messages import NOBODY, BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat, ModelRecord, ModelState
 
@@ -288,6 +288,8 @@ class SchedulerService:
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         requests, instance = batch.requests, batch.instance
         rows = [(request.gateway, request.key, now_us - request.enqueued_us, request.body) for request in requests]
+        for row in batch.null_rows:
+            rows.insert(row, (NOBODY, 0, 0, requests[0].body))
         acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
         self._batches[batch.id] = owned
         self._bus.publish(

@@ -27,15 +27,20 @@ _rows_of = attrgetter("batch_size")
 
 
 class Batch:
-    """Requests that run together: of this version, on this instance."""
+    """Requests that run together: of this version, on this instance.
 
-    __slots__ = ("id", "instance", "requests", "version")
+    `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
+    each sequence at the row of its slot.
+    """
+
+    __slots__ = ("id", "instance", "null_rows", "requests", "version")
 
     def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
         self.id = id
         self.version = version
         self.instance = instance
         self.requests = requests
+        self.null_rows: Sequence[int] = ()
 
 
 class Failure(NamedTuple):
@@ -107,13 +112,15 @@ class VersionScheduler:
         refused = self._batcher.enqueue(requests)
         return [Failure(request, unavailable("Exceeds maximum queue size")) for request in refused] if refused else []
 
-    def put_back(self, requests: Iterable[QueuedRequest]) -> None:
+    def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
         """Requests have come that waited elsewhere: they are taken in where they would stand had they waited here."""
         self._batcher.put_back(requests)
+        return []
 
-    def drop_cancelled(self) -> None:
-        """Takes requests that were cancelled out of the queue."""
+    def drop_cancelled(self) -> list[Failure]:
+        """Takes requests that were cancelled out of the queue; returns others that can't be run without them."""
         self._batcher.drop_cancelled()
+        return []
 
     def drain(self) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue."""
@@ -158,17 +165,22 @@ class VersionScheduler:
                 lost.append(batch)
         return self._do_again(lost)
 
-    def set_instances(self, worker: str, instances: int) -> None:
-        """`worker` holds so many instances now."""
+    def set_instances(self, worker: str, instances: int) -> list[Failure]:
+        """`worker` holds so many instances now; returns requests that can't be run any more."""
         self._placement.set_instances(worker, instances)
         if self.instance_count:
             self._patience.renew()
+        return []
 
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone: its batches are done again elsewhere."""
         ended = self.batches_lost(now_us, self.in_flight_on(worker))
         self._placement.set_instances(worker, 0)
         return ended
+
+    def overdue(self, now_us: int) -> list[Failure]:
+        """Requests that have waited for longer than they may."""
+        return []
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue if there has been no instance for too long."""

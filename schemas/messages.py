@@ -63,8 +63,12 @@ class Part(NamedTuple):
     body: bytes
 
 
+NOBODY = ""
+"""In the place of the gateway of a null row: a copy of another row's request, which fills a batch and is not answered."""
+
+
 class BatchEntry(NamedTuple):
-    """One request of a batch: where its answer goes, how long it has queued, and its body."""
+    """One request of a batch: where its answer goes (`NOBODY`: nowhere), how long it has queued, and its body."""
 
     gateway: str
     key: int
@@ -189,7 +193,11 @@ def unpack_batch(data: bytes) -> BatchMessage:
     try:
         entries = [BatchEntry(*row) for row in rows]
         for gateway, key, queued_us, body in entries:
-            if not (_is_subject(gateway) and type(key) is type(queued_us) is int and type(body) is bytes):
+            if not (
+                (gateway == NOBODY or _is_subject(gateway))
+                and type(key) is type(queued_us) is int
+                and type(body) is bytes
+            ):
                 raise TypeError("an entry of wrong types")
             if not 0 <= queued_us < _MAX_QUEUED_US:
                 raise TypeError("a time that can't be")

@@ -41,6 +41,8 @@ class RequestNormalizer:
             self._has_optional or any(rule.keyed for rule in self._rules.values())
         )
         self._correlation_control = _correlation_control(config)
+        sequences = config.sequence_batching
+        self._has_sequences = sequences is not None and not sequences.iterative_sequence
 
     def normalize(self, request: InferRequest) -> None:
         """Check `request`, and set its `batch_size` and `shape_key`. Raises WeirError (INVALID_ARG).
@@ -61,6 +63,8 @@ class RequestNormalizer:
             self._check_names(request, inputs)
         if batch_size == 0:
             raise refused(request.id, f"inference request batch-size must be >= 1 for '{self._model}'")
+        if self._has_sequences:
+            self._check_sequence(request, batch_size)
         if self._correlation_control and request.correlation_id:
             self._check_correlation_id(request, *self._correlation_control)
         request.batch_size = batch_size
@@ -161,6 +165,19 @@ class RequestNormalizer:
             names.add(tensor.name)
         if not self._required <= names:
             raise self._wrong_inputs(request, inputs)
+
+    def _check_sequence(self, request: InferRequest, batch_size: int) -> None:
+        if not request.correlation_id:
+            raise refused(
+                request.id,
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",
+            )
+        if batch_size > 1:
+            raise refused(
+                request.id,
+                f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of "
+                "sequence batcher",
+            )
 
     def _check_correlation_id(self, request: InferRequest, name: str, wanted: str) -> None:
         given = "BYTES" if isinstance(request.correlation_id, str) else "UINT64"

@@ -12,12 +12,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from bus.identity import shares_memory
 from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena, PayloadReader, StalePayload
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.messages import (
+    NOBODY,
     BatchMessage,
     BatchOutcome,
     Done,
@@ -32,6 +34,7 @@ from schemas.tensors import Tensor
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
 from worker.batch_tensors import batch_sizes, has_gone
 from worker.reshape import Reshaper
+from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
 
 logger = logging.getLogger("weir.worker")
@@ -69,6 +72,7 @@ class ModelInstance:
         arena_name: str,
         statistics: ModelStatistics,
         reshaper: Reshaper | None,
+        controls: SequenceControls | None,
         on_finished: Callable[[FinishedBatch], None],
     ) -> None:
         self._loaded = loaded
@@ -77,6 +81,8 @@ class ModelInstance:
         self._device = device
         self._statistics = statistics
         self._reshaper = reshaper
+        self._controls = controls
+        self._has_null_rows = model.config.sequence_batching is not None
         self._on_finished = on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._arena = PayloadArena(arena_name)
@@ -158,6 +164,8 @@ class ModelInstance:
                 continue
             requests.append(request)
             positions.append(position)
+        if self._controls is not None:
+            self._controls.add_to(requests, (batch.entries[position].gateway != NOBODY for position in positions))
         try:
             outcomes = self._outcomes(instance, requests, execution) if requests else []
         except InstanceDied as death:
@@ -166,6 +174,9 @@ class ModelInstance:
             return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
         for position, outcome in zip(positions, outcomes, strict=True):
             results[position] = outcome
+        if self._has_null_rows:
+            real = [batch.entries[position].gateway != NOBODY for position in positions]
+            requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
         self._leases.expire()
         answers = self._encode(batch, results)
         end_ns = time.monotonic_ns()
@@ -196,6 +207,8 @@ class ModelInstance:
     def _encode(self, batch: BatchMessage, results: Sequence[Result | None]) -> list[tuple[str, bytes]]:
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
         for entry, result in zip(batch.entries, results, strict=True):
+            if entry.gateway == NOBODY:
+                continue
             answers = by_gateway.get(entry.gateway)
             if answers is None:
                 answers = by_gateway[entry.gateway] = []

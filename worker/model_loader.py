@@ -116,10 +116,10 @@ class ModelLoader:
 
 def check_supported(config: ModelConfig) -> None:
     """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
-    if config.sequence_batching is not None:
-        raise WeirError(
-            ErrorCode.UNSUPPORTED, f"sequence batching is not supported yet, model '{config.name}' needs it"
-        )
+    sequences = config.sequence_batching
+    if sequences is not None and (sequences.state or sequences.iterative_sequence):
+        what = "implicit state" if sequences.state else "iterative sequences"
+        raise WeirError(ErrorCode.UNSUPPORTED, f"{what} of sequences is not supported yet, '{config.name}' needs it")
     if config.is_decoupled:
         raise WeirError(ErrorCode.UNSUPPORTED, f"decoupled models are not supported yet, '{config.name}' is one")
     batching = config.dynamic_batching

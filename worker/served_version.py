@@ -9,6 +9,7 @@ from schemas.registry import ModelState, VersionRecord
 from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
 from worker.model_instance import FinishedBatch, ModelInstance
 from worker.reshape import Reshaper
+from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
 
 
@@ -26,6 +27,7 @@ class ServedVersion:
         self.instances: list[ModelInstance] = []
         self._loaded: LoadedModel = backend.load(model)
         reshaper = Reshaper(model.config)
+        controls = SequenceControls(model.config)
         try:
             for number, device in enumerate(instance_devices(model.config)):
                 instance = ModelInstance(
@@ -35,6 +37,7 @@ class ServedVersion:
                     f"{arena_name}_{number}",
                     self.statistics,
                     reshaper if reshaper.is_needed else None,
+                    controls if controls.is_needed else None,
                     on_finished,
                 )
                 instance.start()

@@ -22,6 +22,7 @@ from bus.thread_publisher import ThreadPublisher
 from repository.layout import FoundModel
 from schemas.errors import unavailable
 from schemas.messages import (
+    NOBODY,
     BatchMessage,
     BatchOutcome,
     Done,
@@ -159,7 +160,8 @@ class WorkerService:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
         error = unavailable(f"Request for unknown model: '{batch.model}' version {batch.version} is not at ready state")
         for entry in batch.entries:
-            by_gateway[entry.gateway].append(pack_error(entry.key, error))
+            if entry.gateway != NOBODY:
+                by_gateway[entry.gateway].append(pack_error(entry.key, error))
         answers = [(gateway, pack_answers(0, rows)) for gateway, rows in by_gateway.items()]
         self.finished(
             FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.ANSWERED, 0), answers, batch.acks)

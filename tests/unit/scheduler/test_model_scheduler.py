@@ -107,7 +107,7 @@ def test_a_cancelled_request_that_runs_is_left_to_end():
     model = model_with(1, served=(1,))
     model.enqueue([request(key=1, gateway="g")])
     (batch,), _ = model.dispatch(0)
-    assert model.cancel("g", [1]) == ([], ())
+    assert model.cancel("g", [1]) == ([], [])
     assert len(model) == 1
     answered, _ = model.complete(5, batch.id, BatchOutcome.ANSWERED, 5)
     assert answered == batch.requests

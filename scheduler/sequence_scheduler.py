@@ -1,0 +1,237 @@
+"""`SequenceScheduler`: the batches of a version whose model keeps state between requests.
+
+In the place of a `VersionScheduler` where the configuration has `sequence_batching`. Promises, besides its promises:
+- the requests of a sequence run on one instance, one after another, in the order they came;
+- a sequence whose instance is lost ends: each of its requests is answered with an error that names it, and what comes
+  for it later is refused as not started. It never goes on with a state that is not its own.
+
+Strategies, as in Triton: *direct* binds a sequence to one row of its instance's batch (rows of idle sequences are filled
+with null rows), *oldest* forms batches of the oldest requests of an instance's sequences. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+
+from scheduler.patience import Patience
+from scheduler.queued_request import QueuedRequest
+from scheduler.sequences import Sequence, SequenceTable, SlottedInstance
+from scheduler.version_scheduler import UNAVAILABLE_TIMEOUT_US, Batch, Ended, Failure
+from schemas.errors import ErrorCode, WeirError, invalid, unavailable
+from schemas.messages import BatchOutcome
+from schemas.model_config import ModelConfig
+from schemas.requests import SEQUENCE_END, SEQUENCE_START
+
+MAX_WAITING = 100_000
+"""Requests that may wait for one version, of all sequences together."""
+
+
+class SequenceScheduler:
+    """See the module. `config` has `sequence_batching`; the other arguments are those of `VersionScheduler`."""
+
+    def __init__(
+        self,
+        version: int,
+        config: ModelConfig,
+        next_batch_id: Callable[[], int] | None = None,
+        unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
+    ) -> None:
+        batching = config.sequence_batching
+        assert batching is not None  # noqa: S101 - that is what this class is chosen for
+        self.version = version
+        self._model = config.name
+        self._max_batch_size = max(1, config.max_batch_size)
+        self._oldest = batching.oldest
+        self._direct = batching.direct
+        if self._oldest is not None:
+            slots = self._oldest.max_candidate_sequences or self._max_batch_size
+            self._preferred = frozenset(self._oldest.preferred_batch_size or (self._max_batch_size,))
+        else:
+            slots = self._max_batch_size
+        self._table = SequenceTable(slots, batching.max_sequence_idle_microseconds)
+        self._patience = Patience(unavailable_timeout_us)
+        self._next_batch_id = next_batch_id or count(1).__next__
+        self._in_flight: dict[int, tuple[Batch, list[Sequence]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queues of all sequences."""
+        return sum(len(sequence.queue) for sequence in self._table.sequences())
+
+    @property
+    def instance_count(self) -> int:
+        """Instances of all live workers."""
+        return len(self._table.instances)
+
+    def workers(self) -> set[str]:
+        """Workers that hold an instance."""
+        return {worker for worker, _ in self._table.instances}
+
+    def in_flight_on(self, worker: str) -> list[int]:
+        """See `VersionScheduler`."""
+        return [batch.id for batch, _ in self._in_flight.values() if batch.instance.worker == worker]
+
+    def running(self) -> Iterator[QueuedRequest]:
+        """See `VersionScheduler`."""
+        for batch, _ in self._in_flight.values():
+            yield from batch.requests
+
+    def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        """Requests have come; returns those that are refused, as Triton refuses them."""
+        refused: list[Failure] = []
+        room = MAX_WAITING - self.waiting
+        for request in requests:
+            error = self._refusal(request) if room > 0 else unavailable("Exceeds maximum queue size")
+            if error is None:
+                room -= 1
+            else:
+                refused.append(Failure(request, error))
+        return refused
+
+    def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
+        """Requests have come that waited elsewhere."""
+        return self.enqueue(list(requests))
+
+    def drain(self) -> list[QueuedRequest]:
+        """Takes the requests of sequences that have not begun out of the queue; those that have are bound to stay."""
+        return self._table.drain_backlog()
+
+    def drop_cancelled(self) -> list[Failure]:
+        """A cancelled request takes the rest of its sequence with it: what would follow makes no sense without it."""
+        ended = [batch_sequence for batch_sequence in self._table.sequences() if self._is_cancelled(batch_sequence)]
+        failures: list[Failure] = []
+        for sequence in ended:
+            self._table.forget(sequence)
+            rest = [request for request in sequence.queue if not request.cancelled]
+            sequence.queue.clear()
+            error = WeirError(ErrorCode.CANCELLED, f"the sequence {sequence.id} was cancelled by an earlier request")
+            failures += [Failure(request, error) for request in rest]
+        return failures
+
+    def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
+        """See `VersionScheduler`."""
+        wake_at_us = self._table.settle(now_us)
+        batches: list[Batch] = []
+        for instance in self._table.instances.values():
+            if instance.batch_id or not instance.ready:
+                continue
+            chosen, due_us = self._choose(instance, now_us)
+            if chosen:
+                batches.append(self._batch(instance, chosen))
+            elif wake_at_us is None or due_us < wake_at_us:
+                wake_at_us = due_us
+        return batches, wake_at_us
+
+    def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
+        """See `VersionScheduler`; an instance that did not answer has lost the state of all its sequences."""
+        known = self._in_flight.pop(batch_id, None)
+        if known is None:
+            return None
+        batch, sequences = known
+        instance = batch.instance
+        assert isinstance(instance, SlottedInstance)  # noqa: S101 - no others are sent here
+        instance.batch_id = 0
+        for sequence in sequences:
+            self._table.ran(sequence, now_us)
+        if outcome == BatchOutcome.ANSWERED:
+            return batch.requests, ()
+        return self._lost(batch.requests, self._table.evict(instance))
+
+    def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
+        """Nobody knows whether these batches ran, so nobody knows the state of their sequences: those end."""
+        answered: list[QueuedRequest] = []
+        failures: list[Failure] = []
+        for batch_id in batch_ids:
+            ended = self.complete(now_us, batch_id, BatchOutcome.UNANSWERED, 0)
+            if ended is not None:
+                answered += ended[0]
+                failures += ended[1]
+        return answered, failures
+
+    def set_instances(self, worker: str, instances: int) -> list[Failure]:
+        """`worker` holds so many instances now; what ran on others may end, their sequences can't go on."""
+        failures = list(self._lost((), self._table.set_instances(worker, instances))[1])
+        if self.instance_count:
+            self._patience.renew()
+        return failures
+
+    def worker_lost(self, now_us: int, worker: str) -> Ended:
+        """`worker` is gone, and with it the state of its sequences."""
+        running = self.batches_lost(now_us, self.in_flight_on(worker))
+        waiting = self.set_instances(worker, 0)
+        return running[0], [*running[1], *waiting]
+
+    def expire(self, now_us: int) -> list[QueuedRequest]:
+        """See `VersionScheduler`."""
+        return self.drain() if self.instance_count == 0 and self._patience.is_over(now_us) else []
+
+    def overdue(self, now_us: int) -> list[Failure]:
+        """Ends sequences that have waited for a slot for longer than a request of theirs allows (`timeout`)."""
+        failures: list[Failure] = []
+        for sequence in self._table.backlog():
+            if any(r.timeout_us and now_us - r.enqueued_us >= r.timeout_us for r in sequence.queue):
+                self._table.forget(sequence)
+                error = unavailable("timeout of the corresponding sequence has been expired")
+                failures += [Failure(request, error) for request in sequence.queue]
+        return failures
+
+    def _refusal(self, request: QueuedRequest) -> WeirError | None:
+        flags = request.sequence_flags
+        if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
+            return None
+        return invalid(
+            f"inference request for sequence {request.correlation_id} to model '{self._model}' must specify the START "
+            "flag on the first request of the sequence"
+        )
+
+    def _is_cancelled(self, sequence: Sequence) -> bool:
+        return any(request.cancelled for request in sequence.queue)
+
+    def _lost(self, running: Iterable[QueuedRequest], sequences: Iterable[Sequence]) -> Ended:
+        over = list(running)
+        for sequence in sequences:
+            over += sequence.queue
+            sequence.queue.clear()
+        failures = [
+            Failure(
+                request,
+                unavailable(
+                    f"the state of sequence {request.correlation_id} of model '{self._model}' was lost with its "
+                    "instance: start the sequence again"
+                ),
+            )
+            for request in over
+            if not request.cancelled
+        ]
+        return [request for request in over if request.cancelled], failures
+
+    # Which requests run together
+
+    def _choose(self, instance: SlottedInstance, now_us: int) -> tuple[list[Sequence], int]:
+        """The sequences whose next requests run now on the idle instance; none, and when to look again."""
+        shape_key = next(iter(instance.ready)).queue[0].shape_key
+        alike = [s for s in instance.ready if s.queue[0].shape_key == shape_key][: self._max_batch_size]
+        oldest_us = min(sequence.queue[0].enqueued_us for sequence in alike)
+        if self._oldest is None:
+            wanted = (self._direct.minimum_slot_utilization if self._direct else 0.0) * len(instance.slots)
+            due_us = oldest_us + (self._direct.max_queue_delay_microseconds if self._direct else 0)
+            return (alike, 0) if len(alike) >= wanted or now_us >= due_us else ([], due_us)
+        due_us = oldest_us + self._oldest.max_queue_delay_microseconds
+        if len(alike) >= max(self._preferred) or now_us >= due_us:
+            return alike, 0
+        fitting = [size for size in self._preferred if size <= len(alike)]
+        return (alike[: max(fitting)], 0) if fitting else ([], due_us)
+
+    def _batch(self, instance: SlottedInstance, chosen: list[Sequence]) -> Batch:
+        if self._oldest is None:
+            chosen = sorted(chosen, key=lambda sequence: sequence.slot)
+        slots = [sequence.slot for sequence in chosen]
+        requests = [self._table.take(sequence) for sequence in chosen]
+        batch = Batch(self._next_batch_id(), self.version, instance, requests)
+        if self._oldest is None and self._max_batch_size > 1:
+            # A model may keep its states by row: each sequence stays at the row of its slot.
+            batch.null_rows = [row for row in range(slots[-1]) if row not in slots]
+        instance.batch_id = batch.id
+        self._in_flight[batch.id] = (batch, chosen)
+        return batch
