@@ -74,6 +74,8 @@ _BOUNDS = [
     ("scheduler.owned_model", "MAX_HELD_BYTES", "frames of one model in a scheduler", "the rest stays in the stream"),
     ("scheduler.dynamic_batcher", "MAX_BATCH_BYTES", "bodies of one batch", "the next batch takes the rest"),
     ("scheduler.batcher_choice", "DEFAULT_MAX_QUEUE_SIZE", "requests that wait for one version", "503"),
+    ("scheduler.sequence_scheduler", "MAX_WAITING", "requests of sequences that wait for one version", "503"),
+    ("scheduler.sequences", "MAX_LOST", "lost sequences that are remembered by name", "refused as not started"),
     ("worker.model_instance", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""

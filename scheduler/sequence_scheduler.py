@@ -57,7 +57,7 @@ class SequenceScheduler:
     @property
     def waiting(self) -> int:
         """Requests in the queues of all sequences."""
-        return sum(len(sequence.queue) for sequence in self._table.sequences())
+        return self._table.waiting
 
     @property
     def instance_count(self) -> int:
@@ -180,6 +180,8 @@ class SequenceScheduler:
         flags = request.sequence_flags
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
             return None
+        if self._table.is_lost(request.correlation_id):
+            return self._state_lost(request)
         return invalid(
             f"inference request for sequence {request.correlation_id} to model '{self._model}' must specify the START "
             "flag on the first request of the sequence"
@@ -193,18 +195,14 @@ class SequenceScheduler:
         for sequence in sequences:
             over += sequence.queue
             sequence.queue.clear()
-        failures = [
-            Failure(
-                request,
-                unavailable(
-                    f"the state of sequence {request.correlation_id} of model '{self._model}' was lost with its "
-                    "instance: start the sequence again"
-                ),
-            )
-            for request in over
-            if not request.cancelled
-        ]
+        failures = [Failure(request, self._state_lost(request)) for request in over if not request.cancelled]
         return [request for request in over if request.cancelled], failures
+
+    def _state_lost(self, request: QueuedRequest) -> WeirError:
+        return unavailable(
+            f"the state of sequence {request.correlation_id} of model '{self._model}' was lost with its instance: "
+            "start the sequence again"
+        )
 
     # Which requests run together
 

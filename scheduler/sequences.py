@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest
 
 CorrelationId = int | str
+
+MAX_LOST = 10_000
+"""Sequences that ended with their instances, and are remembered for the sake of what is still sent for them."""
 
 
 class Sequence:
@@ -38,20 +42,20 @@ class Sequence:
 
 
 class SlottedInstance(Instance):
-    """An instance with slots for sequences. `ready` are those with a request that could run now, oldest first."""
+    """An instance with slots for sequences: `slots` and the numbers of the `free` ones, lowest first.
 
-    __slots__ = ("batch_id", "ready", "slots")
+    `ready` are the sequences with a request that could run now, in the order in which they came to be so; `batch_id` is
+    the batch it runs, 0 when it is idle.
+    """
+
+    __slots__ = ("batch_id", "free", "ready", "slots")
 
     def __init__(self, worker: str, number: int, slots: int) -> None:
         super().__init__(worker, number)
         self.slots: list[Sequence | None] = [None] * slots
+        self.free = list(range(slots))
         self.ready: dict[Sequence, None] = {}
-        self.batch_id = 0  # of the batch it runs; 0 when idle
-
-    @property
-    def free_slots(self) -> int:
-        """How many more sequences it can take."""
-        return self.slots.count(None)
+        self.batch_id = 0
 
     def sequences(self) -> Iterator[Sequence]:
         """Those it holds."""
@@ -71,7 +75,9 @@ class SequenceTable:
         self._open: dict[CorrelationId, Sequence] = {}
         self._backlog: dict[Sequence, None] = {}
         self._idle: dict[Sequence, None] = {}  # in the order in which they became idle
+        self._lost: dict[CorrelationId, None] = {}  # ended with their instances, and their callers may not know
         self.instances: dict[tuple[str, int], SlottedInstance] = {}
+        self.waiting = 0  # requests in the queues of all sequences
 
     def set_instances(self, worker: str, count: int) -> list[Sequence]:
         """`worker` has so many instances now; returns the sequences that lost their slots, which are forgotten."""
@@ -85,8 +91,16 @@ class SequenceTable:
         """Forgets every sequence of the instance; its slots are free."""
         evicted = list(instance.sequences())
         for sequence in evicted:
+            if not sequence.is_closed:
+                self._lost[sequence.id] = None
             self.forget(sequence)
+        while len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
         return evicted
+
+    def is_lost(self, id: CorrelationId) -> bool:
+        """Whether a sequence of this id lost its instance and was not started again since."""
+        return id in self._lost
 
     def add(self, request: QueuedRequest, starts: bool, ends: bool) -> bool:
         """Takes a request into its sequence; False where that was not started (and this does not start it)."""
@@ -94,10 +108,12 @@ class SequenceTable:
         if not starts and (sequence is None or sequence.is_closed):
             return False
         if sequence is None:
+            self._lost.pop(request.correlation_id, None)
             sequence = self._open[request.correlation_id] = Sequence(request.correlation_id)
             self._backlog[sequence] = None
         self._idle.pop(sequence, None)
         sequence.queue.append(request)
+        self.waiting += 1
         sequence.last_us = request.enqueued_us
         # A new sequence of the same id, whose predecessor still has requests to run, goes on in its slot after them.
         sequence.is_closed = ends
@@ -115,12 +131,12 @@ class SequenceTable:
                 break
             self.forget(sequence)
         while self._backlog and self.instances:
-            instance = max(self.instances.values(), key=lambda instance: instance.free_slots)
-            if not instance.free_slots:
+            instance = max(self.instances.values(), key=lambda instance: len(instance.free))
+            if not instance.free:
                 break
             sequence = next(iter(self._backlog))
             del self._backlog[sequence]
-            slot = instance.slots.index(None)
+            slot = heappop(instance.free)
             instance.slots[slot] = sequence
             sequence.instance, sequence.slot = instance, slot
             instance.ready[sequence] = None
@@ -129,6 +145,7 @@ class SequenceTable:
     def take(self, sequence: Sequence) -> QueuedRequest:
         """The sequence's next request, which runs from now on. After its last one the slot is free at once."""
         request = sequence.queue.popleft()
+        self.waiting -= 1
         assert sequence.instance is not None  # noqa: S101 - only sequences with a slot are ready
         del sequence.instance.ready[sequence]
         sequence.is_busy = True
@@ -149,6 +166,7 @@ class SequenceTable:
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over: what comes for its id belongs to another. Its queue is the caller's to answer."""
+        self.waiting -= len(sequence.queue)
         if self._open.get(sequence.id) is sequence:
             del self._open[sequence.id]
         self._backlog.pop(sequence, None)
@@ -175,5 +193,6 @@ class SequenceTable:
         instance = sequence.instance
         if instance is not None:
             instance.slots[sequence.slot] = None
+            heappush(instance.free, sequence.slot)
             instance.ready.pop(sequence, None)
             sequence.instance = None

@@ -174,5 +174,8 @@ def test_a_killed_worker_ends_its_sequences_by_name(sequences: Server) -> None:
         sequences.wait_ready()
         with pytest.raises(InferenceServerException) as caught:
             ask(client, "direct", 50, 5)
-        assert "must specify the START flag on the first request" in caught.value.message()
+        assert caught.value.status() == "503"
+        assert caught.value.message() == (
+            "the state of sequence 50 of model 'direct' was lost with its instance: start the sequence again"
+        )
         assert ask(client, "direct", 50, 5, start=True, end=True) == 5
