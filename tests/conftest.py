@@ -2,5 +2,11 @@
 
 import os
 
+import hypothesis
+
 # Tests tell nobody what they run; ONNX Runtime's packages would.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+# How long an example takes says nothing on machines that do other work too.
+hypothesis.settings.register_profile("weir", deadline=None)
+hypothesis.settings.load_profile("weir")

@@ -19,6 +19,7 @@ from schemas.errors import ErrorCode, WeirError, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import ModelState, VersionRecord
 from worker.backend import Backend, ModelVersion
+from worker.config_support import check_supported
 from worker.model_instance import FinishedBatch
 from worker.served_version import ServedVersion
 
@@ -112,25 +113,6 @@ class ModelLoader:
         result.served[number] = served
         result.records[number] = served.record
         logger.info("successfully loaded '%s' version %d", found.name, number)
-
-
-def check_supported(config: ModelConfig) -> None:
-    """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
-    sequences = config.sequence_batching
-    if sequences is not None and (sequences.state or sequences.iterative_sequence):
-        what = "implicit state" if sequences.state else "iterative sequences"
-        raise WeirError(ErrorCode.UNSUPPORTED, f"{what} of sequences is not supported yet, '{config.name}' needs it")
-    if config.is_decoupled:
-        raise WeirError(ErrorCode.UNSUPPORTED, f"decoupled models are not supported yet, '{config.name}' is one")
-    batching = config.dynamic_batching
-    idle = {
-        "dynamic_batching.preserve_ordering": batching is not None and batching.preserve_ordering,
-        "dynamic_batching.priority_levels": batching is not None and batching.priority_levels > 0,
-        "response_cache": config.response_cache is not None and config.response_cache.enable,
-        "model_warmup": bool(config.model_warmup),
-    }
-    for setting in (name for name, is_set in idle.items() if is_set):
-        logger.warning("model '%s': %s is not supported yet and has no effect", config.name, setting)
 
 
 def backend_for(config: ModelConfig) -> Backend:

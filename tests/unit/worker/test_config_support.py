@@ -1,0 +1,129 @@
+"""What a worker refuses or reports at load, field by field."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from repository.config_text import parse_config
+from schemas.errors import WeirError
+from schemas.model_config import ModelConfig
+from worker.config_support import IGNORED, LIMITS, REFUSED, FieldLimit, check_supported, values_at
+
+ROOT = Path(__file__).parents[3]
+
+SNIPPETS = {
+    "input.format": 'input { name: "A" format: FORMAT_NHWC }',
+    "metric_tags": 'metric_tags { key: "a" value: "b" }',
+    "model_metrics": "model_metrics { metric_control { histogram_options { buckets: 1 } } }",
+    "runtime": 'runtime: "x"',
+    "input.is_shape_tensor": 'input { name: "A" is_shape_tensor: true }',
+    "output.is_shape_tensor": 'output { name: "A" is_shape_tensor: true }',
+    "input.is_non_linear_format_io": 'input { name: "A" is_non_linear_format_io: true }',
+    "output.is_non_linear_format_io": 'output { name: "A" is_non_linear_format_io: true }',
+    "batch_input": 'batch_input { kind: BATCH_ITEM_SHAPE target_name: "A" }',
+    "batch_output": 'batch_output { target_name: "A" }',
+    "optimization.priority": "optimization { priority: PRIORITY_MAX }",
+    "optimization.cuda": "optimization { cuda { graphs: true } }",
+    "optimization.execution_accelerators": (
+        'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
+    ),
+    "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: true } }",
+    "optimization.output_pinned_memory": "optimization { output_pinned_memory { enable: true } }",
+    "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 1 }",
+    "optimization.eager_batching": "optimization { eager_batching: true }",
+    "dynamic_batching.preserve_ordering": "dynamic_batching { preserve_ordering: true }",
+    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 2 }",
+    "dynamic_batching.default_priority_level": "dynamic_batching { default_priority_level: 2 }",
+    "dynamic_batching.priority_queue_policy": (
+        "dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }"
+    ),
+    "dynamic_batching.default_queue_policy.timeout_action": (
+        "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"
+    ),
+    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
+        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1 } }"
+    ),
+    "dynamic_batching.default_queue_policy.allow_timeout_override": (
+        "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
+    ),
+    "sequence_batching.state": 'sequence_batching { state { input_name: "A" output_name: "B" } }',
+    "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
+    "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
+    "ensemble_scheduling": 'ensemble_scheduling { step { model_name: "a" } }',
+    "instance_group.rate_limiter": "instance_group { rate_limiter { priority: 1 } }",
+    "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
+    "instance_group.profile": 'instance_group { profile: "1" }',
+    "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',
+    "cc_model_filenames": 'cc_model_filenames { key: "8.0" value: "x" }',
+    "model_warmup": 'model_warmup { name: "w" }',
+    "model_operations.op_library_filename": 'model_operations { op_library_filename: "x.so" }',
+    "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
+    "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
+    "response_cache.enable": "response_cache { enable: true }",
+}
+"""A configuration that sets each field of the table."""
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.path)
+def test_a_limited_field_is_told_at_load(limit: FieldLimit, caplog: pytest.LogCaptureFixture) -> None:
+    config = parse_config(SNIPPETS[limit.path].encode(), "m/config.pbtxt").replace(name="m")
+    with caplog.at_level(logging.WARNING):
+        if limit.effect == REFUSED:
+            with pytest.raises(WeirError, match=re.escape(limit.why)) as refused:
+                check_supported(config)
+            assert refused.value.http_status == 501
+        else:
+            check_supported(config)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ([f"model 'm': field '{limit.path}' has no effect: {limit.why}"] if limit.effect == IGNORED else [])
+
+
+def test_a_plain_configuration_is_served_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    check_supported(ModelConfig(name="m"))
+    assert not caplog.records
+
+
+def test_values_are_found_in_lists_and_absent_messages_have_none() -> None:
+    config = parse_config(b'instance_group [{ count: 1 }, { count: 2 }] output { name: "A" }', "m/config.pbtxt")
+    assert list(values_at(config, "instance_group.count")) == [1, 2]
+    assert list(values_at(config, "sequence_batching.state")) == []
+
+
+def leaves(message: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """The paths of all fields of a configuration that hold no message themselves, and the fields' names."""
+    found: dict[str, str] = {}
+    for name, field in message.model_fields.items():
+        path = f"{prefix}{name}"
+        inner = [one for one in _types(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if inner:
+            found |= leaves(inner[0], f"{path}.")
+        else:
+            found[path] = name
+    return found
+
+
+def _types(annotation: Any) -> list[Any]:
+    arguments = getattr(annotation, "__args__", ())
+    return [annotation, *(inner for argument in arguments for inner in _types(argument))]
+
+
+def test_every_field_that_nothing_reads_is_in_the_table() -> None:
+    """A field is either used somewhere behind the parser and the checks, or it is told that it isn't."""
+    sources = [
+        path.read_text()
+        for folder in ("worker", "scheduler", "gateway")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "config_support.py"
+    ]
+    sources += [(ROOT / "repository" / name).read_text() for name in ("layout.py", "completion.py", "artifacts.py")]
+    code = "\n".join(sources) + (ROOT / "schemas" / "normalizer.py").read_text()
+    limited = tuple(limit.path for limit in LIMITS)
+    read = {path: re.search(rf"\.{name}\b", code) for path, name in leaves(ModelConfig).items()}
+    unread = [path for path, found in read.items() if not found]
+    assert [path for path in unread if not any(path == one or path.startswith(f"{one}.") for one in limited)] == []

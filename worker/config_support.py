@@ -1,0 +1,111 @@
+"""Which fields of a configuration this worker can't do yet, or does otherwise than Triton: the one place that says so.
+
+A field that would make answers wrong is refused at load; one that only tunes is reported and has no effect.
+`docs/compatibility.md` is generated from this table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from schemas.errors import ErrorCode, WeirError
+from schemas.model_config import ModelConfig
+
+logger = logging.getLogger("weir.worker")
+
+REFUSED = "refused"
+IGNORED = "ignored"
+SILENT = "silent"
+
+
+class FieldLimit(NamedTuple):
+    """One field that is not as in Triton.
+
+    `path` names it from the configuration on, without indexes. `effect`: REFUSED fails the load, IGNORED warns at load,
+    SILENT does neither, where the field can't matter here. `why` goes into the message and the documentation.
+    """
+
+    path: str
+    effect: str
+    why: str
+
+
+LIMITS = (
+    FieldLimit("runtime", IGNORED, "backends are chosen by `backend` alone"),
+    FieldLimit("input.format", SILENT, "it is information for clients, in Triton too"),
+    FieldLimit("metric_tags", IGNORED, "metrics have no labels of models' own yet"),
+    FieldLimit("model_metrics", IGNORED, "there are no histograms yet"),
+    FieldLimit("input.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
+    FieldLimit("output.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
+    FieldLimit("input.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("output.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("batch_input", REFUSED, "inputs that are computed from the batch are not made yet"),
+    FieldLimit("batch_output", REFUSED, "outputs are not scattered by the shapes of inputs yet"),
+    FieldLimit("optimization.priority", IGNORED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("optimization.cuda", IGNORED, "models run on the CPU"),
+    FieldLimit("optimization.execution_accelerators", IGNORED, "models run with their backend's own kernels"),
+    FieldLimit("optimization.input_pinned_memory", SILENT, "there are no copies to a GPU that it could speed up"),
+    FieldLimit("optimization.output_pinned_memory", SILENT, "there are no copies from a GPU that it could speed up"),
+    FieldLimit("optimization.gather_kernel_buffer_threshold", IGNORED, "there are no gather kernels without a GPU"),
+    FieldLimit("optimization.eager_batching", IGNORED, "batches are put together when they run"),
+    FieldLimit("dynamic_batching.preserve_ordering", IGNORED, "answers leave as they are ready"),
+    FieldLimit("dynamic_batching.priority_levels", IGNORED, "all requests have the same priority"),
+    FieldLimit("dynamic_batching.default_priority_level", IGNORED, "all requests have the same priority"),
+    FieldLimit("dynamic_batching.priority_queue_policy", IGNORED, "all requests have the same priority"),
+    FieldLimit("dynamic_batching.default_queue_policy.timeout_action", IGNORED, "requests don't time out in the queue"),
+    FieldLimit(
+        "dynamic_batching.default_queue_policy.default_timeout_microseconds",
+        IGNORED,
+        "requests don't time out in the queue",
+    ),
+    FieldLimit(
+        "dynamic_batching.default_queue_policy.allow_timeout_override", IGNORED, "requests don't time out in the queue"
+    ),
+    FieldLimit("sequence_batching.state", REFUSED, "implicit state of sequences is not kept yet"),
+    FieldLimit("sequence_batching.iterative_sequence", REFUSED, "requests are not rescheduled yet"),
+    FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
+    FieldLimit("ensemble_scheduling", REFUSED, "ensembles are not run yet"),
+    FieldLimit("instance_group.rate_limiter", IGNORED, "an instance runs when it is free"),
+    FieldLimit("instance_group.secondary_devices", REFUSED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("instance_group.profile", REFUSED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),
+    FieldLimit("cc_model_filenames", IGNORED, "there is no GPU whose capability could choose"),
+    FieldLimit("model_warmup", IGNORED, "models are ready without warm-up"),
+    FieldLimit("model_operations.op_library_filename", REFUSED, "libraries of custom operations are not loaded yet"),
+    FieldLimit("model_transaction_policy.decoupled", REFUSED, "decoupled models are not served yet"),
+    FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
+    FieldLimit("response_cache.enable", IGNORED, "answers are not cached yet"),
+)
+
+
+def check_supported(config: ModelConfig) -> None:
+    """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
+    for limit in LIMITS:
+        if limit.effect == SILENT or not any(map(_is_set, values_at(config, limit.path))):
+            continue
+        if limit.effect == REFUSED:
+            message = f"model '{config.name}' can't be served: {limit.why} (field '{limit.path}')"
+            raise WeirError(ErrorCode.UNSUPPORTED, message)
+        logger.warning("model '%s': field '%s' has no effect: %s", config.name, limit.path, limit.why)
+
+
+def values_at(message: Any, path: str) -> Iterator[Any]:
+    """What stands at `path` in a configuration: nothing where a message on the way is absent, several in lists."""
+    if isinstance(message, (list, tuple)):
+        for element in message:
+            yield from values_at(element, path)
+    elif not path:
+        yield message
+    elif message is not None:
+        name, _, rest = path.partition(".")
+        yield from values_at(getattr(message, name), rest)
+
+
+def _is_set(value: Any) -> bool:
+    if isinstance(value, BaseModel):
+        return True
+    return bool(value) and value not in ("REJECT", "PRIORITY_DEFAULT")
