@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from schemas.messages import BatchEntry, BatchMessage, Done, Part
 from weir.cli import app
 
@@ -103,9 +104,20 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def _rows(rows: Iterable[Row], head: str) -> Callable[[], str]:
+    """A table of `rows`, made when the page is."""
+    return lambda: _table((head, "state", "how, or why not"), [(f"`{row.name}`", row.state, row.how) for row in rows])
+
+
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "serving.md": {"serve options": serve_options},
     "architecture.md": {"messages": message_fields, "bounds": bounds},
+    "compatibility.md": {
+        "endpoints": _rows(ENDPOINTS, "endpoint"),
+        "methods": _rows(METHODS, "method"),
+        "configuration fields": _rows(config_fields(), "field"),
+        "metrics": _rows(METRICS, "metric"),
+    },
 }
 """Generated parts by page and marker."""
 

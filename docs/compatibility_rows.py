@@ -1,0 +1,178 @@
+"""The rows of `compatibility.md`: what of Triton is the same here, what is different, and what is absent.
+
+Rows about endpoints, methods and metrics are asked of a running server by `tests/compat/test_compatibility_page.py`,
+those about configuration fields follow from the table by which a worker refuses them, those about options from the
+command line's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from schemas.model_config import ModelConfig
+from worker.config_support import LIMITS, REFUSED, SILENT, FieldLimit
+
+SAME = "same"
+DIFFERENT = "different"
+ABSENT = "absent"
+
+
+class Row(NamedTuple):
+    """One thing that Triton has: its name, SAME, DIFFERENT or ABSENT, and how it differs or why it is not there."""
+
+    name: str
+    state: str = SAME
+    how: str = ""
+
+
+ENDPOINTS = (
+    Row("GET /v2"),
+    Row("GET /v2/health/live"),
+    Row("GET /v2/health/ready"),
+    Row("GET /v2/models/{m}[/versions/{v}]"),
+    Row("GET /v2/models/{m}[/versions/{v}]/ready", SAME, "as the released versions; newer sources answer 404 and 503"),
+    Row("GET /v2/models/{m}[/versions/{v}]/config"),
+    Row("GET /v2/models/{m}[/versions/{v}]/stats"),
+    Row("GET /v2/models/stats"),
+    Row("POST /v2/models/{m}[/versions/{v}]/infer"),
+    Row("POST /v2/models/{m}[/versions/{v}]/generate"),
+    Row("POST /v2/models/{m}[/versions/{v}]/generate_stream"),
+    Row("GET /v2/trace/setting"),
+    Row("POST /v2/trace/setting"),
+    Row("GET /v2/models/{m}/trace/setting"),
+    Row("POST /v2/models/{m}/trace/setting"),
+    Row("GET /v2/logging"),
+    Row("POST /v2/logging"),
+    Row("POST /v2/repository/index"),
+    Row("POST /v2/repository/models/{m}/load"),
+    Row("POST /v2/repository/models/{m}/unload"),
+    Row("GET /v2/systemsharedmemory[/region/{r}]/status"),
+    Row("POST /v2/systemsharedmemory/region/{r}/register"),
+    Row("POST /v2/systemsharedmemory[/region/{r}]/unregister"),
+    Row("GET /v2/cudasharedmemory[/region/{r}]/status"),
+    Row("POST /v2/cudasharedmemory/region/{r}/register"),
+    Row("POST /v2/cudasharedmemory[/region/{r}]/unregister"),
+)
+"""HTTP endpoints; a part in brackets may be left out."""
+
+METHODS = (
+    *(
+        Row(name)
+        for name in (
+            "ServerLive",
+            "ServerReady",
+            "ModelReady",
+            "ServerMetadata",
+            "ModelMetadata",
+            "ModelInfer",
+            "ModelStreamInfer",
+            "ModelConfig",
+            "ModelStatistics",
+            "RepositoryIndex",
+            "RepositoryModelLoad",
+            "RepositoryModelUnload",
+            "SystemSharedMemoryStatus",
+            "SystemSharedMemoryRegister",
+            "SystemSharedMemoryUnregister",
+            "CudaSharedMemoryStatus",
+            "CudaSharedMemoryRegister",
+            "CudaSharedMemoryUnregister",
+            "TraceSetting",
+            "LogSettings",
+        )
+    ),
+)
+"""Methods of `inference.GRPCInferenceService`."""
+
+_NO_CACHE = "answers are not cached yet"
+
+METRICS = (
+    Row("nv_inference_request_success"),
+    Row("nv_inference_request_failure", SAME, "`reason` is REJECTED, CANCELED, BACKEND or OTHER"),
+    Row("nv_inference_count"),
+    Row("nv_inference_exec_count"),
+    Row("nv_inference_request_duration_us"),
+    Row("nv_inference_queue_duration_us"),
+    Row("nv_inference_compute_input_duration_us"),
+    Row("nv_inference_compute_infer_duration_us"),
+    Row("nv_inference_compute_output_duration_us"),
+    Row("nv_inference_pending_request_count"),
+    Row("nv_model_load_duration_secs"),
+    Row("nv_inference_first_response_histogram_ms"),
+    Row("nv_inference_request_summary_us"),
+    Row("nv_inference_queue_summary_us"),
+    Row("nv_inference_compute_input_summary_us"),
+    Row("nv_inference_compute_infer_summary_us"),
+    Row("nv_inference_compute_output_summary_us"),
+    Row("nv_cache_num_hits_per_model", ABSENT, _NO_CACHE),
+    Row("nv_cache_num_misses_per_model", ABSENT, _NO_CACHE),
+    Row("nv_cache_hit_duration_per_model", ABSENT, _NO_CACHE),
+    Row("nv_cache_miss_duration_per_model", ABSENT, _NO_CACHE),
+    Row("nv_cache_hit_summary_per_model", ABSENT, _NO_CACHE),
+    Row("nv_cache_miss_summary_per_model", ABSENT, _NO_CACHE),
+    Row("nv_gpu_utilization"),
+    Row("nv_gpu_memory_total_bytes"),
+    Row("nv_gpu_memory_used_bytes"),
+    Row("nv_gpu_power_usage"),
+    Row("nv_gpu_power_limit"),
+    Row("nv_energy_consumption"),
+    Row("nv_cpu_utilization"),
+    Row("nv_cpu_memory_total_bytes"),
+    Row("nv_cpu_memory_used_bytes"),
+    Row("nv_pinned_memory_pool_total_bytes", ABSENT, "there is no pool of pinned memory"),
+    Row("nv_pinned_memory_pool_used_bytes", ABSENT, "there is no pool of pinned memory"),
+)
+"""Metric families."""
+
+
+_DIFFERENT_FIELDS = {
+    "input.allow_ragged_batch": "Python models get such requests in one batch; for others only equal shapes share one",
+    "instance_group.kind": "KIND_GPU is a load error: models run on the CPU",
+    "instance_group.gpus": "a load error: models run on the CPU",
+    "dynamic_batching.default_queue_policy.max_queue_size": "0 is 10 000, not unlimited",
+    "sequence_batching.max_sequence_idle_microseconds": (
+        "counted from the last request or its answer, whichever is later; Triton counts from the request"
+    ),
+}
+
+
+def config_fields() -> list[Row]:
+    """Every field of `config.pbtxt`; those of a message that is limited as a whole share a row."""
+    return _fields_of(ModelConfig, "")
+
+
+def _fields_of(message: type[BaseModel], prefix: str) -> list[Row]:
+    rows: list[Row] = []
+    for name, field in message.model_fields.items():
+        path = f"{prefix}{field.alias or name}"
+        limit = next((limit for limit in LIMITS if limit.path == f"{prefix}{name}"), None)
+        inner = _message_in(field.annotation)
+        if limit is not None:
+            rows.append(_limited(path, limit))
+        elif inner is not None and inner.model_fields:
+            rows += _fields_of(inner, f"{path}.")
+        elif path in _DIFFERENT_FIELDS:
+            rows.append(Row(path, DIFFERENT, _DIFFERENT_FIELDS[path]))
+        else:
+            rows.append(Row(path))
+    return rows
+
+
+def _limited(path: str, limit: FieldLimit) -> Row:
+    if limit.effect == SILENT:
+        return Row(path, SAME, limit.why)
+    effect = "load error" if limit.effect == REFUSED else "no effect, and a warning at load"
+    return Row(path, ABSENT, f"{effect}: {limit.why}")
+
+
+def _message_in(annotation: Any) -> type[BaseModel] | None:
+    """The message type inside an annotation such as `list[ModelInput]` or `Reshape | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _message_in(argument)
+        if found is not None:
+            return found
+    return None
