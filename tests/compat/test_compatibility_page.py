@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from docs.compatibility_rows import ABSENT, ENDPOINTS, METHODS, METRICS, Row
 
-MODEL = "identity"
+MODEL = "identity_FP32"
 
 
 @pytest.fixture(scope="module")
