@@ -10,34 +10,34 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import typer
 
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from schemas.messages import BatchEntry, BatchMessage, Done, Part
-from weir.cli import app
+from weir.options import SERVE, Option, options_of
 
 DOCS = Path(__file__).parent
 
 
 def serve_options() -> str:
     """Tables of the options of `weir serve`, by group."""
-    command: Any = typer.main.get_command(app)
     groups: dict[str, list[tuple[str, ...]]] = {}
-    for option in command.commands["serve"].params:
-        names = ", ".join(f"`{name}`" for name in option.opts)
-        groups.setdefault(option.rich_help_panel or "", []).append((names, _default(option), option.help))
-    return "\n\n".join(
-        f"**{group}**\n\n{_table(('option', 'default', 'meaning'), rows)}" for group, rows in groups.items() if group
-    )
+    for option in options_of(SERVE).values():
+        names = ", ".join(f"`{name}`" for name in option.names)
+        groups.setdefault(option.panel, []).append((names, _default(option), option.help))
+    tables = []
+    for group, rows in groups.items():
+        if any(default for _, default, _ in rows):
+            table = _table(("option", "default", "meaning"), rows)
+        else:
+            table = _table(("option", "meaning"), [(names, meaning) for names, _, meaning in rows])
+        tables.append(f"**{group}**\n\n{table}")
+    return "\n\n".join(tables)
 
 
-def _default(option: Any) -> str:
-    if isinstance(option.show_default, str):
-        return f"`{option.show_default}`" if "$" in option.show_default else option.show_default
-    value = getattr(option.default, "value", option.default)
-    return "" if value is None else f"`{value}`"
+def _default(option: Option) -> str:
+    if option.shown_default is not None:
+        return f"`{option.shown_default}`" if "$" in option.shown_default else option.shown_default
+    return "" if option.default in (None, "") else f"`{option.value.write(option.default)}`"
 
 
 def message_fields() -> str:

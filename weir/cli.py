@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from weir import __version__, role_commands
-from weir.options import with_implied_values
-from weir.serve_command import serve
+from telemetry.readiness import announce_failure
+from weir import __version__, role_commands, serve_command
+from weir.commands import command, with_implied_values
+from weir.options import ROLES, SERVE, UsageError
 from weir.start_error import StartError
 
 app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(serve)
-for _role in (role_commands.gateway, role_commands.scheduler, role_commands.worker):
-    app.command(rich_help_panel="One role alone")(_role)
+app.command()(command(SERVE, serve_command.HELP, serve_command.serve))
+for _role in ROLES:
+    app.command(rich_help_panel="One role alone")(
+        command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
+    )
 
 
 def _print_version(wanted: bool) -> None:
@@ -38,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, then exit: 0 done, 1 not started or stopped by force, 2 wrong usage, 3 died too often."""
     try:
         app(with_implied_values(sys.argv[1:] if arguments is None else arguments))
-    except StartError as error:
+    except (StartError, UsageError) as error:
+        announce_failure(str(error))
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(1 if isinstance(error, StartError) else 2)

@@ -6,39 +6,55 @@ import errno
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from weir.start_error import StartError
 
+_REMOTE = ("s3://", "gs://", "as://")
 
-def check_repositories(paths: Sequence[Path] | None) -> tuple[Path, ...]:
+
+class Listener(NamedTuple):
+    """What is to be listened to, for Triton's name of a protocol; `shares` allows other servers on the same port."""
+
+    protocol: str
+    address: str
+    port: int
+    shares: bool = False
+
+
+def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path, ...]:
     """The model repositories as absolute paths. Raises StartError, in Triton's words where it has some."""
     if not paths:
         raise StartError("--model-repository must be specified")
     for path in paths:
-        if not path.is_dir():
+        if str(path).startswith(_REMOTE):
+            raise StartError(f"model repository {path} is not a folder: remote repositories are not served")
+        if not Path(path).is_dir():
             raise StartError(f"model repository {path} is not a folder")
-    return tuple(path.absolute() for path in paths)
+    return tuple(Path(path).absolute() for path in paths)
 
 
-def check_listeners(listeners: Sequence[tuple[str, str, int]]) -> None:
-    """Check that each (protocol, address, port) can be listened on. Port 0 always can. Raises StartError."""
+def check_listeners(listeners: Sequence[Listener]) -> None:
+    """Check that each can be listened on; port 0 always can. Raises StartError."""
     taken: dict[tuple[str, int], str] = {}
-    for protocol, address, port in listeners:
+    for protocol, address, port, shares in listeners:
         other = taken.setdefault((address, port), protocol)
         if port and other != protocol:
             raise StartError(
                 f"The server cannot listen to {other} requests and {protocol} requests "
                 f"at the same address and port {address}:{port}"
             )
-        _check_free(protocol, address, port)
+        _check_free(protocol, address, port, shares)
 
 
-def _check_free(protocol: str, address: str, port: int) -> None:
+def _check_free(protocol: str, address: str, port: int, shares: bool) -> None:
     try:
         family, kind, number, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, number) as probe:
             # As servers do, so that connections which have just ended don't count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             probe.bind(place)
     except OSError as error:
         reason = "the port is taken" if error.errno == errno.EADDRINUSE else error.strerror or str(error)

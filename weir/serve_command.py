@@ -10,18 +10,23 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
 from bus.embedded import EmbeddedNats
 from telemetry.logs import configure_logging
-from weir import NATS_URL_VARIABLE, options
-from weir.options import LogFormat, Switch
-from weir.preflight import check_listeners, check_repositories
+from telemetry.readiness import announce_ready
+from weir import NATS_URL_VARIABLE
+from weir.options import OPTIONS, SERVE, UsageError, options_of
+from weir.options.deprecated import replaced
+from weir.parent import parent_fd
+from weir.preflight import Listener, check_listeners, check_repositories
 from weir.role import RoleSpec
 from weir.startup_block import StartupFacts, render_startup_block
 from weir.supervisor import Supervisor
+
+HELP = "Serve model repositories: message bus, scheduler, worker and gateway in one command."
 
 logger = logging.getLogger("weir.serve")
 
@@ -30,130 +35,131 @@ _WEIR = (sys.executable, "-P", "-m", "weir")
 _DRAWN_PORTS = {"http_port": "--http-port", "grpc_port": "--grpc-port", "metrics_port": "--metrics-port"}
 
 
-def serve(
-    model_repository: options.ModelRepositories = None,
-    model_config_name: options.ModelConfigName = None,
-    disable_auto_complete_config: options.DisableAutoCompleteConfig = Switch.FALSE,
-    model_load_thread_count: options.ModelLoadThreadCount = 4,
-    exit_on_error: options.ExitOnError = Switch.FALSE,
-    http_address: options.HttpAddress = "127.0.0.1",
-    http_port: options.HttpPort = 8000,
-    http_max_input_size: options.HttpMaxInputSize = 64 * 1024 * 1024,
-    grpc_address: options.GrpcAddress = "127.0.0.1",
-    grpc_port: options.GrpcPort = 8001,
-    metrics_address: options.MetricsAddress = None,
-    metrics_port: options.MetricsPort = 8002,
-    nats: options.Nats = None,
-    nats_server: options.NatsServer = None,
-    nats_port: options.NatsPort = 0,
-    data_dir: options.DataDir = None,
-    id: options.ServerId = "triton",
-    strict_readiness: options.StrictReadiness = Switch.TRUE,
-    exit_timeout_secs: options.ExitTimeoutSecs = 30.0,
-    log_format: options.LogFormatOption = LogFormat.TEXT,
-    log_verbose: options.LogVerbose = 0,
-) -> None:
-    """Serve model repositories: message bus, scheduler, worker and gateway in one command."""
-    configure_logging("supervisor", log_format.value, log_verbose)
-    repositories = check_repositories(model_repository)
-    listeners = {
-        "http": (http_address, http_port),
-        "grpc": (grpc_address, grpc_port),
-        "metrics": (metrics_address or http_address, metrics_port),
-    }
-    check_listeners([("HTTP", *listeners["http"]), ("GRPC", *listeners["grpc"]), ("metrics", *listeners["metrics"])])
-    common = _arguments(exit_timeout_secs=exit_timeout_secs, log_format=log_format, log_verbose=log_verbose)
-    scheduler = RoleSpec(name="scheduler", argv=(*_WEIR, "scheduler", *common), drain_rank=1)
-    worker = RoleSpec(
-        name="worker",
-        argv=(
-            *_WEIR,
-            "worker",
-            *(f"--model-repository={path}" for path in repositories),
-            *_arguments(
-                model_config_name=model_config_name,
-                disable_auto_complete_config=disable_auto_complete_config,
-                model_load_thread_count=model_load_thread_count,
-                exit_on_error=exit_on_error,
-            ),
-            *common,
-        ),
-        drain_rank=2,
-    )
-    gateway = RoleSpec(
-        name="gateway",
-        argv=(
-            *_WEIR,
-            "gateway",
-            *_arguments(
-                http_address=http_address,
-                http_port=http_port,
-                http_max_input_size=http_max_input_size,
-                grpc_address=grpc_address,
-                grpc_port=grpc_port,
-                metrics_address=metrics_address,
-                metrics_port=metrics_port,
-                id=id,
-                strict_readiness=strict_readiness,
-            ),
-            *common,
-        ),
-        drain_rank=0,
-        kept_facts=_DRAWN_PORTS,
-    )
+class _Door(NamedTuple):
+    """One of the gateway's listeners: the prefix of its options, how errors call it, and how the log does."""
+
+    prefix: str
+    protocol: str
+    service: str
+
+
+_DOORS = (
+    _Door("grpc", "GRPC", "GRPCInferenceService"),
+    _Door("http", "HTTP", "HTTPService"),
+    _Door("metrics", "metrics", "Metrics Service"),
+)
+
+
+def serve(values: dict[str, Any]) -> None:
+    """Serve with the values of the options, by key, until told to stop. Raises StartError, UsageError."""
+    values, warnings = replaced(values)
+    configure_logging("supervisor", values["log_format"], values["log_verbose"])
+    repositories = check_repositories(values["model_repository"])
+    values["model_repository"] = tuple(map(str, repositories))
+    listeners = _listeners(values)
+    check_listeners([listeners[name] for name in ("http", "grpc", "metrics") if name in listeners])
+    for warning in warnings:
+        logger.warning("%s", warning)
+    for option in OPTIONS:
+        if option.ineffective and values[option.key] not in (None, ()):
+            logger.info("%s has no effect: %s", option.name, option.ineffective)
+    roles = [
+        RoleSpec(name="scheduler", argv=_role_command("scheduler", values), drain_rank=1),
+        RoleSpec(name="worker", argv=_role_command("worker", values), drain_rank=2),
+        RoleSpec(name="gateway", argv=_role_command("gateway", values), drain_rank=0, kept_facts=_DRAWN_PORTS),
+    ]
+    nats_url = values["nats"]
     with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(parent_fd())
         embedded = None
-        if nats is None:
-            folder = data_dir or stack.enter_context(_default_data_dir(http_port))
-            embedded = EmbeddedNats(folder, nats_server, nats_port)
+        if nats_url is None:
+            folder = stack.enter_context(_data_dir(values, temporary=parent is not None))
+            server = values["nats_server"]
+            embedded = EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
         supervisor = Supervisor(
-            [scheduler, worker, gateway],
+            roles,
             nats=embedded,
-            environment={} if nats is None else {NATS_URL_VARIABLE: nats},
-            on_ready=functools.partial(_report, listeners, nats, embedded),
-            exit_timeout_s=exit_timeout_secs,
+            environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
+            on_ready=functools.partial(_report, listeners, nats_url, embedded),
+            exit_timeout_s=values["exit_timeout_secs"],
+            parent_fd=parent,
         )
         status = supervisor.run()
     raise typer.Exit(status)
 
 
-def _arguments(**values: object) -> tuple[str, ...]:
-    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None)
+def _listeners(values: Mapping[str, Any]) -> dict[str, Listener]:
+    """The doors that are allowed, by prefix."""
+    return {
+        door.prefix: Listener(
+            door.protocol,
+            values[f"{door.prefix}_address"] or values["http_address"],
+            values[f"{door.prefix}_port"],
+            values.get(f"reuse_{door.prefix}_port", False),
+        )
+        for door in _DOORS
+        if values[f"allow_{door.prefix}"]
+    }
+
+
+def _role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The command of `role` with what it takes of our options, where that is not the default.
+
+    The broker's URL is left out: it goes by the environment.
+    """
+    ours = options_of(SERVE)
+    words = [*_WEIR, role]
+    for key, option in options_of(role).items():
+        if key in ours and key != "nats" and values[key] != option.default:
+            words += option.written(values[key])
+    return tuple(words)
 
 
 @contextlib.contextmanager
-def _default_data_dir(http_port: int) -> Iterator[Path]:
-    if http_port == 0:
+def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
+    """The folder for accepted work: the one named, one that goes with this process, or one kept for the port."""
+    named = values["data_dir"]
+    if named is not None and not named:
+        raise UsageError("--data-dir must not be empty")
+    # A server without HTTP is known by another of its ports.
+    allowed = [door for door in ("http", "grpc", "metrics") if values[f"allow_{door}"]]
+    port = values[f"{allowed[0]}_port"] if allowed else 0
+    if named:
+        yield Path(named)
+    elif temporary or port == 0:
         with tempfile.TemporaryDirectory(prefix="weir-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
     else:
         home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-        yield Path(home) / "weir" / str(http_port)
+        yield Path(home) / "weir" / str(port)
 
 
 def _report(
-    listeners: Mapping[str, tuple[str, int]],
+    listeners: Mapping[str, Listener],
     nats_url: str | None,
     embedded: EmbeddedNats | None,
     facts: Mapping[str, Mapping[str, Any]],
 ) -> None:
     announced = facts["gateway"]
-    places = {name: _place(address, announced.get(f"{name}_port", port)) for name, (address, port) in listeners.items()}
-    for service, name in (("GRPCInferenceService", "grpc"), ("HTTPService", "http"), ("Metrics Service", "metrics")):
-        logger.info("Started %s at %s", service, places[name])
-    block = render_startup_block(
-        StartupFacts(
-            http=places["http"],
-            grpc=places["grpc"],
-            metrics=places["metrics"],
-            nats_url=embedded.url if embedded else nats_url or "",
-            data_dir=str(embedded.data_dir) if embedded else None,
-            models=announced.get("models", []),
-        )
+    places = {
+        prefix: _place(listener.address, announced.get(f"{prefix}_port", listener.port))
+        for prefix, listener in listeners.items()
+    }
+    for door in _DOORS:
+        if door.prefix in places:
+            logger.info("Started %s at %s", door.service, places[door.prefix])
+    startup = StartupFacts(
+        http=places.get("http"),
+        grpc=places.get("grpc"),
+        metrics=places.get("metrics"),
+        nats_url=embedded.url if embedded else nats_url or "",
+        data_dir=str(embedded.data_dir) if embedded else None,
+        models=announced.get("models", []),
     )
+    announce_ready(**places, nats_url=startup.nats_url)
     # The server goes on when nobody reads what it prints.
     with contextlib.suppress(OSError):
-        print(f"\n{block}\n", flush=True)
+        print(f"\n{render_startup_block(startup)}\n", flush=True)
 
 
 def _place(address: str, port: int) -> str:

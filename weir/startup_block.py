@@ -9,17 +9,20 @@ from urllib.parse import urlsplit
 
 from weir import __version__
 
+_NOT_ALLOWED = "off"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartupFacts:
-    """What is known at the start: addresses as `host:port`; models as the gateway announces them.
+    """What is known at the start: addresses as `host:port`, None where there is no listener; models as the gateway
+    announces them.
 
     `data_dir` is None when the bus is somebody else's, and then nobody here knows whether it writes to disk at once.
     """
 
-    http: str
-    grpc: str
-    metrics: str
+    http: str | None
+    grpc: str | None
+    metrics: str | None
     nats_url: str
     data_dir: str | None
     models: Sequence[Mapping[str, Any]]
@@ -28,9 +31,9 @@ class StartupFacts:
 def render_startup_block(facts: StartupFacts) -> str:
     """The block as lines of plain text, without a final newline; what models say of themselves is made printable."""
     rows = [
-        ("HTTP", f"http://{facts.http}"),
-        ("gRPC", facts.grpc),
-        ("metrics", f"http://{facts.metrics}/metrics"),
+        ("HTTP", f"http://{facts.http}" if facts.http else _NOT_ALLOWED),
+        ("gRPC", facts.grpc or _NOT_ALLOWED),
+        ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
         ("NATS", _without_password(facts.nats_url)),
         ("durability", f"ack = fsync: {'yes' if facts.data_dir else 'unknown, the NATS server is not ours'}"),
         ("data", facts.data_dir or "where the NATS server keeps it"),

@@ -40,6 +40,7 @@ class Supervisor:
 
     `environment` is added to this process's own for the roles. `on_ready` gets each role's announced facts by its name,
     once, when all are ready. `exit_timeout_s` is the time a stop may take; what still runs then is killed.
+    `parent_fd`, where given, tells by becoming readable that there is nobody left to serve: that is a stop, too.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Supervisor:
         on_ready: Callable[[dict[str, dict[str, Any]]], None] = lambda facts: None,
         exit_timeout_s: float = 30.0,
         policy: RestartPolicy | None = None,
+        parent_fd: int | None = None,
     ) -> None:
         self._nats = nats
         self._environment = {**os.environ, **(environment or {})}
         self._on_ready = on_ready
         self._exit_timeout_s = exit_timeout_s
+        self._parent_fd = parent_fd
         # Roles hold the read end, and only this process the write end: it reads as ended once this process is gone.
         self._lifeline_fd, self._lifeline_held_fd = os.pipe()
         self._roles = [Role(spec, self._lifeline_fd) for spec in roles]
@@ -78,6 +81,8 @@ class Supervisor:
         """
         with self._signals, self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
+            if self._parent_fd is not None:
+                self._selector.register(self._parent_fd, selectors.EVENT_READ, self._parent_has_ended)
             try:
                 self._start_all()
                 while self._exit_status is None:
@@ -177,6 +182,12 @@ class Supervisor:
             else:
                 logger.warning("%s again: stopping at once", number.name)
                 self._at_once = True
+
+    def _parent_has_ended(self) -> None:
+        self._selector.unregister(self._parent_fd)  # type: ignore[arg-type]
+        if self._exit_status is None:
+            logger.info("the program that started this server has ended: stopping within %g s", self._exit_timeout_s)
+            self._end(EXIT_STOPPED)
 
     def _stop_was_asked(self) -> bool:
         self._take_signals()

@@ -59,3 +59,47 @@ def test_roles_run_our_packages_whatever_lies_in_the_current_folder(tmp_path: Pa
         [sys.executable, "-P", "-m", "weir", "--version"], cwd=tmp_path, capture_output=True, text=True
     )
     assert ran.stdout == f"weir {__version__}\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serve", "--http-port", "abc"], 'Bad option: "--http-port". Invalid option value. Got abc'),
+        (
+            ["serve", "--cache-config=local,size=1"],
+            "--cache-config=local,size=1 is refused: there is no response cache yet",
+        ),
+        (["gateway", "--allow-http", "maybe"], 'Bad option: "--allow-http". invalid value for bool option: maybe'),
+        (
+            ["worker", "--load-model=a"],
+            "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
+        ),
+    ],
+)
+def test_wrong_usage_is_told_in_triton_s_words(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(*arguments) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+
+
+def test_two_doors_at_one_port_are_told_in_triton_s_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"--model-repository={tmp_path}", "--http-port=39998", "--metrics-port=39998", "--allow-grpc=false"]
+    assert exit_code("serve", *words) == 1
+    assert capsys.readouterr().err == (
+        "error: The server cannot listen to HTTP requests and metrics requests "
+        "at the same address and port 127.0.0.1:39998\n"
+    )
+
+
+def test_a_repository_elsewhere_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("serve", "--model-repository=s3://bucket/models") == 1
+    assert "remote repositories are not served" in capsys.readouterr().err
+
+
+def test_help_groups_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("serve", "--help") == 0
+    told = capsys.readouterr().out
+    panels = ["Models", "HTTP", "gRPC", "Metrics", "Trace", "Message bus", "Server", "Log", "Accepted without effect"]
+    places = [told.index(f"─ {panel} ─") for panel in [*panels, "Refused", "Deprecated"]]
+    assert places == sorted(places)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.preflight import check_listeners, check_repositories
+from weir.preflight import Listener, check_listeners, check_repositories
 from weir.start_error import StartError
 
 
@@ -31,21 +31,21 @@ def test_relative_repositories_become_absolute(tmp_path: Path, monkeypatch: pyte
 
 def test_a_taken_port_is_named(taken_port: int) -> None:
     with pytest.raises(StartError, match=rf"^can't listen to GRPC requests at 127\.0\.0\.1:{taken_port}: .*taken$"):
-        check_listeners([("HTTP", "127.0.0.1", 0), ("GRPC", "127.0.0.1", taken_port)])
+        check_listeners([Listener("HTTP", "127.0.0.1", 0), Listener("GRPC", "127.0.0.1", taken_port)])
 
 
 def test_two_protocols_can_t_share_a_port() -> None:
     with pytest.raises(StartError, match="cannot listen to HTTP requests and GRPC requests at the same address and"):
-        check_listeners([("HTTP", "127.0.0.1", 39999), ("GRPC", "127.0.0.1", 39999)])
+        check_listeners([Listener("HTTP", "127.0.0.1", 39999), Listener("GRPC", "127.0.0.1", 39999)])
 
 
 def test_free_ports_may_be_asked_for_by_all() -> None:
-    check_listeners([("HTTP", "127.0.0.1", 0), ("GRPC", "127.0.0.1", 0), ("metrics", "127.0.0.1", 0)])
+    check_listeners([Listener(protocol, "127.0.0.1", 0) for protocol in ("HTTP", "GRPC", "metrics")])
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(StartError, match=r"^can't listen to HTTP requests at 203\.0\.113\.1:0: "):
-        check_listeners([("HTTP", "203.0.113.1", 0)])
+        check_listeners([Listener("HTTP", "203.0.113.1", 0)])
 
 
 def test_a_port_whose_connections_have_just_ended_is_free() -> None:
@@ -53,4 +53,20 @@ def test_a_port_whose_connections_have_just_ended_is_free() -> None:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             server.accept()[0].close()  # the server's end closes first and stays in TIME_WAIT
-    check_listeners([("HTTP", "127.0.0.1", port)])
+    check_listeners([Listener("HTTP", "127.0.0.1", port)])
+
+
+def test_a_port_that_is_shared_is_free_for_those_who_share_it() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        check_listeners([Listener("HTTP", "127.0.0.1", port, shares=True)])
+        with pytest.raises(StartError, match="taken"):
+            check_listeners([Listener("HTTP", "127.0.0.1", port)])
+
+
+def test_remote_repositories_are_refused() -> None:
+    with pytest.raises(StartError, match=r"^model repository s3://bucket/models is not a folder: remote"):
+        check_repositories(["s3://bucket/models"])

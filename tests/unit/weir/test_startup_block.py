@@ -60,3 +60,10 @@ def test_a_model_can_t_write_to_the_terminal() -> None:
     text = block(models=[{"name": "m\x1b[31m\n", "state": "READY"}])
     assert "\x1b" not in text
     assert "m?[31m?" in text
+
+
+def test_a_door_that_is_not_allowed_is_off() -> None:
+    lines = [line.split() for line in block(http=None, metrics=None).splitlines()]
+    assert ["HTTP", "off"] in lines
+    assert ["metrics", "off"] in lines
+    assert ["gRPC", "127.0.0.1:8001"] in lines

@@ -1,0 +1,87 @@
+"""Commands made from the table of options: what is typed arrives as values, by the options' keys.
+
+typer sees each option as text, so that what a text means and what is said of a wrong one is told in one place, the
+option itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from weir.options import OPTIONS, Option, UsageError, options_of
+
+_BARE = {name: option.bare for option in OPTIONS for name in option.names if option.bare is not None}
+
+
+def with_implied_values(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with the value written out behind each bare `--option` that may stand without one."""
+    completed: list[str] = []
+    for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
+        implied = _BARE.get(argument) if following.startswith("--") else None
+        completed.append(argument if implied is None else f"{argument}={implied}")
+    return completed
+
+
+def command(name: str, help: str, run: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
+    """A function from which typer makes the command `name`: it runs `run` with the value of each of its options."""
+    options = options_of(name)
+
+    def typed(**texts: Any) -> None:
+        run(read_values(options, texts))
+
+    parameters = [
+        inspect.Parameter(
+            key, inspect.Parameter.KEYWORD_ONLY, default=_typed_default(option), annotation=_typed(option)
+        )
+        for key, option in options.items()
+    ]
+    typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    typed.__name__ = name
+    typed.__doc__ = help
+    return typed
+
+
+def read_values(options: Mapping[str, Option], texts: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of each option, from its text (a list of texts where it is repeatable; None: not given).
+
+    Raises UsageError in Triton's words.
+    """
+    values: dict[str, Any] = {}
+    for key, option in options.items():
+        text = texts.get(key)
+        if option.repeatable:
+            values[key] = option.read_all(text or ())
+        else:
+            values[key] = option.default if text is None else option.read(text)
+    if values.get("load_model"):
+        _check_startup_models(values["load_model"], values["model_control_mode"])
+    return values
+
+
+def _check_startup_models(names: Sequence[str], mode: str) -> None:
+    if mode != "explicit":
+        raise UsageError("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if "*" in names and set(names) != {"*"}:
+        raise UsageError("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+
+
+def _typed(option: Option) -> Any:
+    shown = option.shown_default or option.default is not None
+    described = typer.Option(
+        *option.names,
+        help=option.help,
+        metavar=option.value.metavar,
+        envvar=option.environment,
+        show_default=shown,
+        rich_help_panel=option.panel,
+    )
+    return Annotated[list[str] | None if option.repeatable else str | None, described]
+
+
+def _typed_default(option: Option) -> str | None:
+    return None if option.default is None else option.value.write(option.default)

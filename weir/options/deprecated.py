@@ -1,0 +1,95 @@
+"""Triton's deprecated options, and what they mean in terms of those that replace them.
+
+Source: Triton's `command_line_parser.cc`: an option and its replacement may both be given, and the replacement wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from weir.options.option import Option
+from weir.options.refused import CACHE_SIZE
+from weir.options.values import Choice, Integer, Switch, Text, Value
+
+_PANEL = "Deprecated"
+
+_LEVEL = Choice(
+    ("OFF", "TIMESTAMPS", "TENSORS"),
+    "invalid value for trace level option: {text}",
+    aliases={"false": "OFF"} | dict.fromkeys(("true", "on", "min", "max"), "TIMESTAMPS"),
+)
+
+
+class _Trace(NamedTuple):
+    """A deprecated trace option: the setting of `--trace-config` it was replaced by, and that as the warning has it."""
+
+    setting: str
+    replacement: str
+    value: Value
+
+
+_TRACE = {
+    "trace_file": _Trace("triton,file", "triton,file=<filepath>", Text("FILE")),
+    "trace_level": _Trace("level", "level=<OFF|TIMESTAMPS|TENSORS>", _LEVEL),
+    "trace_rate": _Trace("rate", "rate=<rate value>", Integer()),
+    "trace_count": _Trace("count", "count=<count value>", Integer()),
+    "trace_log_frequency": _Trace("triton,log-frequency", "triton,log-frequency=<log frequency value>", Integer()),
+}
+
+DEPRECATED: tuple[Option, ...] = (
+    Option(
+        names=("--strict-model-config",),
+        value=Switch(),
+        bare="true",
+        help="Deprecated for --disable-auto-complete-config.",
+        panel=_PANEL,
+    ),
+    CACHE_SIZE,
+    *(
+        Option(
+            names=(f"--{key.replace('_', '-')}",),
+            value=trace.value,
+            repeatable=key == "trace_level",
+            help=f"Deprecated for --trace-config={trace.setting}=VALUE.",
+            panel=_PANEL,
+        )
+        for key, trace in _TRACE.items()
+    ),
+)
+
+
+def replaced(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """`values` (by option key) with the replacements in place of what is deprecated, and the warnings to log."""
+    changed, warnings = dict(values), []
+    strict = changed.pop("strict_model_config", None)
+    if strict is not None:
+        warnings.append(
+            "'--strict-model-config' has been deprecated! Please use '--disable-auto-complete-config' instead."
+        )
+        if changed["disable_auto_complete_config"] and not strict:
+            warnings.append(
+                "Overriding deprecated '--strict-model-config' from False to True "
+                "in favor of '--disable-auto-complete-config'!"
+            )
+        changed["disable_auto_complete_config"] = strict or changed["disable_auto_complete_config"]
+    given: tuple[str, ...] = changed.get("trace_config", ())
+    replacing = {setting.partition("=")[0] for setting in given}
+    older: list[str] = []
+    for key, trace in _TRACE.items():
+        value = changed.pop(key, None)
+        if value is None or value == ():
+            continue
+        option = f"--{key.replace('_', '-')}"
+        warnings.append(
+            f"'{option}' has been deprecated and will be removed in future releases. "
+            f"Please use '--trace-config {trace.replacement} instead."
+        )
+        if trace.setting in replacing:
+            name = trace.setting.rpartition(",")[2]
+            warnings.append(f"Overriding deprecated '{option}' in favor of provided {name} in --trace-config!")
+        else:
+            older += [f"{trace.setting}={one}" for one in (value if isinstance(value, tuple) else (value,))]
+    if older:
+        changed["trace_config"] = (*older, *given)
+    return changed, warnings

