@@ -1,0 +1,226 @@
+"""`Client`: what a Python program can ask of a server, over gRPC.
+
+Errors are WeirErrors, with the code and the words of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from tritonclient.grpc import service_pb2 as messages
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+from schemas.errors import ErrorCode, WeirError
+from weir.inference import InferResult, infer_request
+
+_CODES = {code.grpc_status: code for code in ErrorCode}
+
+# Tensors are as large as the server allows, so the client sets no bound of its own.
+_CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+
+# Asks for errors of a stream as the status of the call, for only that has a code.
+_STREAM_METADATA = (("triton_grpc_error", "true"),)
+
+
+class Client:
+    """The server that listens for gRPC at `grpc_url` ("host:port"). Calls block, but for those that begin with `a`."""
+
+    def __init__(self, grpc_url: str) -> None:
+        self.grpc_url = grpc_url
+        self._channel: grpc.Channel | None = None
+        self._aio_channel: grpc.aio.Channel | None = None
+        self._aio_loop: asyncio.AbstractEventLoop | None = None
+
+    def infer(self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any) -> InferResult:
+        """The answer of `model` to `inputs`, which are arrays by name, or pairs `(values, datatype)`.
+
+        `outputs` are the names wanted, all if none. `details` are `model_version`, `request_id`, `parameters`,
+        `sequence_id` with `sequence_start` and `sequence_end`, `priority`, and `timeout_us` in the queue. Raises
+        WeirError.
+        """
+        request = infer_request(model, inputs, outputs, **details)
+        with _told_as_weir_error():
+            return InferResult(self._stub().ModelInfer(request))
+
+    def stream(
+        self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any
+    ) -> Iterator[InferResult]:
+        """The answers of a model that may give any number of them (a decoupled one), as they come.
+
+        The request is that of `infer`; it is sent when the first answer is asked for. Raises WeirError.
+        """
+        request = infer_request(model, inputs, outputs, **details)
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        with _told_as_weir_error():
+            call = self._stub().ModelStreamInfer(iter([request]), metadata=_STREAM_METADATA)
+            try:
+                for answer in call:
+                    result = _streamed(answer)
+                    if result is not None:
+                        yield result
+            finally:
+                call.cancel()
+
+    async def ainfer(
+        self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any
+    ) -> InferResult:
+        """As `infer`, without blocking the running event loop."""
+        request = infer_request(model, inputs, outputs, **details)
+        with _told_as_weir_error():
+            return InferResult(await self._aio_stub().ModelInfer(request))
+
+    async def astream(
+        self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any
+    ) -> AsyncIterator[InferResult]:
+        """As `stream`, without blocking the running event loop."""
+        request = infer_request(model, inputs, outputs, **details)
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        with _told_as_weir_error():
+            call = self._aio_stub().ModelStreamInfer(iter([request]), metadata=_STREAM_METADATA)
+            try:
+                async for answer in call:
+                    result = _streamed(answer)
+                    if result is not None:
+                        yield result
+            finally:
+                call.cancel()
+
+    def ready(self, model: str | None = None, model_version: str | int = "") -> bool:
+        """Whether the server is ready, or a model of it; a model that is not there is not ready."""
+        try:
+            with _told_as_weir_error():
+                if model is None:
+                    return bool(self._stub().ServerReady(messages.ServerReadyRequest()).ready)
+                request = messages.ModelReadyRequest(name=model, version=str(model_version))
+                return bool(self._stub().ModelReady(request).ready)
+        except WeirError as error:
+            if error.code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
+                return False
+            raise
+
+    def metadata(self, model: str | None = None, model_version: str | int = "") -> dict[str, Any]:
+        """The metadata of the server, or of a model: its versions, inputs and outputs. Raises WeirError."""
+        with _told_as_weir_error():
+            if model is None:
+                return _plain(self._stub().ServerMetadata(messages.ServerMetadataRequest()))
+            request = messages.ModelMetadataRequest(name=model, version=str(model_version))
+            return _plain(self._stub().ModelMetadata(request))
+
+    def config(self, model: str, model_version: str | int = "") -> dict[str, Any]:
+        """The configuration of a model, completed. Raises WeirError."""
+        request = messages.ModelConfigRequest(name=model, version=str(model_version))
+        with _told_as_weir_error():
+            return _plain(self._stub().ModelConfig(request).config)
+
+    def statistics(self, model: str = "", model_version: str | int = "") -> list[dict[str, Any]]:
+        """What each version has done since it was loaded, of one model or of all. Raises WeirError."""
+        request = messages.ModelStatisticsRequest(name=model, version=str(model_version))
+        with _told_as_weir_error():
+            return [_plain(one) for one in self._stub().ModelStatistics(request).model_stats]
+
+    def index(self) -> list[dict[str, Any]]:
+        """The models of the repositories with their states: name, version, state, reason. Raises WeirError."""
+        with _told_as_weir_error():
+            return [_plain(one) for one in self._stub().RepositoryIndex(messages.RepositoryIndexRequest()).models]
+
+    def load(
+        self,
+        model: str,
+        config: str | Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Load a model, or load it anew; for servers with `model_control_mode="explicit"`. Returns once it serves.
+
+        `config` takes the place of its configuration, `files` (by path in the model's folder: "1/model.onnx") that of
+        its files; they need a `config`. Raises WeirError.
+        """
+        request = messages.RepositoryModelLoadRequest(model_name=model)
+        if config is not None:
+            request.parameters["config"].string_param = config if isinstance(config, str) else json.dumps(dict(config))
+        for path, content in (files or {}).items():
+            request.parameters[f"file:{path.removeprefix('file:')}"].bytes_param = content
+        with _told_as_weir_error():
+            self._stub().RepositoryModelLoad(request)
+
+    def unload(self, model: str, unload_dependents: bool = False) -> None:
+        """Unload a model, and with `unload_dependents` those an ensemble is made of. Raises WeirError."""
+        request = messages.RepositoryModelUnloadRequest(model_name=model)
+        if unload_dependents:
+            request.parameters["unload_dependents"].bool_param = True
+        with _told_as_weir_error():
+            self._stub().RepositoryModelUnload(request)
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when something is asked."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._aio_channel = None
+
+    async def aclose(self) -> None:
+        """As `close`, in the event loop that has asked."""
+        if self._aio_channel is not None:
+            await self._aio_channel.close()
+        self.close()
+
+    def _stub(self) -> GRPCInferenceServiceStub:
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(self.grpc_url, _CHANNEL)
+        return GRPCInferenceServiceStub(self._channel)
+
+    def _aio_stub(self) -> GRPCInferenceServiceStub:
+        # A channel belongs to its loop; a program may run one loop after the other.
+        loop = asyncio.get_running_loop()
+        if self._aio_channel is None or self._aio_loop is not loop:
+            self._aio_channel, self._aio_loop = grpc.aio.insecure_channel(self.grpc_url, _CHANNEL), loop
+        return GRPCInferenceServiceStub(self._aio_channel)
+
+
+@contextlib.contextmanager
+def _told_as_weir_error() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        number = error.code().value[0]
+        raise WeirError(_CODES.get(number, ErrorCode.UNKNOWN), error.details() or error.code().name) from error
+
+
+def _streamed(answer: messages.ModelStreamInferResponse) -> InferResult | None:
+    """What an answer of a stream holds; None for the bare end of a request's answers."""
+    if answer.error_message:
+        raise WeirError(ErrorCode.UNKNOWN, answer.error_message)
+    response = answer.infer_response
+    is_final = response.parameters["triton_final_response"].bool_param
+    return None if is_final and not response.outputs else InferResult(response)
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """`message` as dictionaries, lists and plain values, with all its fields but the messages it does not have."""
+    return {
+        field.name: _plain_field(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _plain_field(field: FieldDescriptor, value: Any) -> Any:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        one = kind.fields_by_name["value"]
+        return {key: _plain_value(one, entry) for key, entry in value.items()}
+    if isinstance(value, Message | str | bytes | int | float):
+        return _plain_value(field, value)
+    return [_plain_value(field, entry) for entry in value]
+
+
+def _plain_value(field: FieldDescriptor, value: Any) -> Any:
+    if field.message_type is not None:
+        return _plain(value)
+    return field.enum_type.values_by_number[value].name if field.enum_type is not None else value

@@ -1,0 +1,148 @@
+"""Inference from Python: arrays become a request of the protocol, and its answer becomes arrays.
+
+Source: `grpc_service.proto` of the KServe v2 protocol with Triton's extensions. Contents travel raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
+
+from schemas.datatypes import DATATYPES, name_of_numpy
+from schemas.errors import invalid
+from schemas.tensors import Tensor, as_array
+
+
+class InferResult(Mapping[str, np.ndarray]):
+    """The outputs of one answer by name, as read-only arrays.
+
+    BYTES are object arrays of `bytes`; BF16 comes as float32, which holds each of its values. `model_name` and
+    `model_version` are what answered, `id` is the request's, `parameters` are the answer's own.
+    """
+
+    def __init__(self, response: ModelInferResponse) -> None:
+        self.model_name: str = response.model_name
+        self.model_version: str = response.model_version
+        self.id: str = response.id
+        self.parameters = {name: parameter_value(one) for name, one in response.parameters.items()}
+        self._arrays = {
+            output.name: _received(output.datatype, list(output.shape), content)
+            for output, content in zip(response.outputs, response.raw_output_contents, strict=False)
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in self._arrays.items())
+        return f"InferResult({self.model_name!r}, {outputs})"
+
+
+def infer_request(
+    model: str,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str] = (),
+    *,
+    model_version: str | int = "",
+    request_id: str = "",
+    parameters: Mapping[str, str | bool | int | float] | None = None,
+    sequence_id: int | str = 0,
+    sequence_start: bool = False,
+    sequence_end: bool = False,
+    priority: int = 0,
+    timeout_us: int | None = None,
+) -> ModelInferRequest:
+    """A request. An input is an array, or a pair of what can become one and its datatype: `(values, "FP32")`.
+
+    `outputs` are the names wanted, all if none. Raises WeirError for an array the protocol has no datatype for.
+    """
+    request = ModelInferRequest(model_name=model, model_version=str(model_version), id=request_id)
+    for name, value in inputs.items():
+        tensor = _tensor(name, value)
+        request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
+        request.raw_input_contents.append(bytes(tensor.data))  # type: ignore[arg-type]
+    for name in outputs:
+        request.outputs.add(name=name)
+    for name, setting in (parameters or {}).items():
+        request.parameters[name].CopyFrom(_parameter(name, setting))
+    if sequence_id:
+        field = "string_param" if isinstance(sequence_id, str) else "int64_param"
+        setattr(request.parameters["sequence_id"], field, sequence_id)
+        request.parameters["sequence_start"].bool_param = sequence_start
+        request.parameters["sequence_end"].bool_param = sequence_end
+    if priority:
+        request.parameters["priority"].uint64_param = priority
+    if timeout_us is not None:
+        request.parameters["timeout"].int64_param = timeout_us
+    return request
+
+
+def parameter_value(parameter: InferParameter) -> Any:
+    """What `parameter` holds."""
+    choice = parameter.WhichOneof("parameter_choice")
+    return getattr(parameter, choice) if choice else None
+
+
+def _parameter(name: str, value: str | bool | int | float) -> InferParameter:
+    match value:
+        case bool():
+            return InferParameter(bool_param=value)
+        case int():
+            return InferParameter(int64_param=value)
+        case float():
+            return InferParameter(double_param=value)
+        case str():
+            return InferParameter(string_param=value)
+    raise invalid(f"parameter '{name}' must be a string, a boolean or a number, not {type(value).__name__}")
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
+        values, datatype = value
+        if datatype not in DATATYPES:
+            raise invalid(f"input '{name}' has unknown datatype '{datatype}'")
+    else:
+        values, datatype = np.asarray(value), None
+    try:
+        if datatype == "BYTES":
+            array = np.asarray(values, np.object_)
+        elif datatype is None or datatype == "BF16":
+            array = np.asarray(values)
+        else:
+            array = np.asarray(values, DATATYPES[datatype].numpy)
+    except (ValueError, TypeError) as error:
+        raise invalid(f"input '{name}' can't be an array of {datatype}: {error}") from error
+    # The type of ml_dtypes is known by its name, so that the library need not be there.
+    if array.dtype.name == "bfloat16":
+        array, datatype = array.view(np.uint16), "BF16"
+    elif datatype == "BF16" and array.dtype != np.uint16:
+        array = _rounded_to_bf16(array)
+    datatype = datatype or name_of_numpy(array.dtype)
+    if datatype is None:
+        raise invalid(f"input '{name}' is an array of {array.dtype}, which is not a datatype of the protocol")
+    return Tensor.from_numpy(name, array, datatype)
+
+
+def _rounded_to_bf16(array: np.ndarray) -> np.ndarray:
+    """The bits of the nearest BF16 values, ties to even."""
+    single = np.ascontiguousarray(array, np.float32)
+    bits = single.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # Rounding could make an infinity of a NaN.
+    return np.where(np.isnan(single), (bits >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def _received(datatype: str, shape: list[int], content: bytes) -> np.ndarray:
+    array = as_array(content, datatype, shape)
+    if datatype == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
