@@ -111,7 +111,7 @@ def _tensor(name: str, value: Any) -> Tensor:
         if datatype not in DATATYPES:
             raise invalid(f"input '{name}' has unknown datatype '{datatype}'")
     else:
-        values, datatype = np.asarray(value), None
+        values, datatype = value, None
     try:
         if datatype == "BYTES":
             array = np.asarray(values, np.object_)
@@ -120,7 +120,7 @@ def _tensor(name: str, value: Any) -> Tensor:
         else:
             array = np.asarray(values, DATATYPES[datatype].numpy)
     except (ValueError, TypeError) as error:
-        raise invalid(f"input '{name}' can't be an array of {datatype}: {error}") from error
+        raise invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
     # The type of ml_dtypes is known by its name, so that the library need not be there.
     if array.dtype.name == "bfloat16":
         array, datatype = array.view(np.uint16), "BF16"
