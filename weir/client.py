@@ -20,6 +20,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from schemas.errors import ErrorCode, WeirError
 from weir.inference import InferResult, infer_request
 
+Outputs = Sequence[str] | Mapping[str, int]
+
 _CODES = {code.grpc_status: code for code in ErrorCode}
 
 # Tensors are as large as the server allows, so the client sets no bound of its own.
@@ -38,10 +40,11 @@ class Client:
         self._aio_channel: grpc.aio.Channel | None = None
         self._aio_loop: asyncio.AbstractEventLoop | None = None
 
-    def infer(self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any) -> InferResult:
+    def infer(self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any) -> InferResult:
         """The answer of `model` to `inputs`, which are arrays by name, or pairs `(values, datatype)`.
 
-        `outputs` are the names wanted, all if none. `details` are `model_version`, `request_id`, `parameters`,
+        `outputs` are the names wanted, all if none; a mapping of them tells how many classes are wanted in place of
+        each output: `{"scores": 3}`. `details` are `model_version`, `request_id`, `parameters`,
         `sequence_id` with `sequence_start` and `sequence_end`, `priority`, and `timeout_us` in the queue. Raises
         WeirError.
         """
@@ -50,7 +53,7 @@ class Client:
             return InferResult(self._stub().ModelInfer(request))
 
     def stream(
-        self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any
+        self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any
     ) -> Iterator[InferResult]:
         """The answers of a model that may give any number of them (a decoupled one), as they come.
 
@@ -68,16 +71,14 @@ class Client:
             finally:
                 call.cancel()
 
-    async def ainfer(
-        self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any
-    ) -> InferResult:
+    async def ainfer(self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any) -> InferResult:
         """As `infer`, without blocking the running event loop."""
         request = infer_request(model, inputs, outputs, **details)
         with _told_as_weir_error():
             return InferResult(await self._aio_stub().ModelInfer(request))
 
     async def astream(
-        self, model: str, inputs: Mapping[str, Any], outputs: Sequence[str] = (), **details: Any
+        self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any
     ) -> AsyncIterator[InferResult]:
         """As `stream`, without blocking the running event loop."""
         request = infer_request(model, inputs, outputs, **details)

@@ -50,7 +50,7 @@ class InferResult(Mapping[str, np.ndarray]):
 def infer_request(
     model: str,
     inputs: Mapping[str, Any],
-    outputs: Sequence[str] = (),
+    outputs: Sequence[str] | Mapping[str, int] = (),
     *,
     model_version: str | int = "",
     request_id: str = "",
@@ -63,7 +63,8 @@ def infer_request(
 ) -> ModelInferRequest:
     """A request. An input is an array, or a pair of what can become one and its datatype: `(values, "FP32")`.
 
-    `outputs` are the names wanted, all if none. Raises WeirError for an array the protocol has no datatype for.
+    `outputs` are the names wanted, all if none; as a mapping it tells how many classes are wanted in place of each (0:
+    the output itself). Raises WeirError for an array the protocol has no datatype for.
     """
     request = ModelInferRequest(model_name=model, model_version=str(model_version), id=request_id)
     for name, value in inputs.items():
@@ -71,7 +72,9 @@ def infer_request(
         request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
         request.raw_input_contents.append(bytes(tensor.data))  # type: ignore[arg-type]
     for name in outputs:
-        request.outputs.add(name=name)
+        output = request.outputs.add(name=name)
+        if isinstance(outputs, Mapping) and outputs[name]:
+            output.parameters["classification"].int64_param = outputs[name]
     for name, setting in (parameters or {}).items():
         request.parameters[name].CopyFrom(_parameter(name, setting))
     if sequence_id:

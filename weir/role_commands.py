@@ -15,7 +15,6 @@ from typing import Any
 import typer
 
 from schemas.errors import WeirError
-from telemetry.logs import configure_logging
 from telemetry.readiness import announce_failure, watch_parent
 from weir.options import options_of
 from weir.preflight import check_repositories
@@ -33,7 +32,6 @@ def run_role(role: str, values: Mapping[str, Any]) -> None:
     """Run `role` with the values of its options, by key, until it ends."""
     settings = settings_of(role, values)
     watch_parent()
-    configure_logging(role, settings.log_format, settings.log_verbose)
     try:
         import_module(f"{role}.main").run(settings)
     except WeirError as error:

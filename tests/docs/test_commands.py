@@ -179,3 +179,20 @@ def test_make_demo() -> None:
     done = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     assert "Stopped cleanly" in done.stdout
+
+
+def test_the_test_file_of_the_python_page(served: Served, tmp_path: Path) -> None:
+    (test,) = (block.text for block in all_blocks() if block.language == "py")
+    (configuration,) = (block.text for block in all_blocks() if block.language == "toml")
+    (tmp_path / "models").symlink_to(served.folder / ".weir" / "demo" / "models")
+    (tmp_path / "pyproject.toml").write_text(configuration)
+    (tmp_path / "test_models.py").write_text(test)
+    done = subprocess.run(
+        # By its name alone: where Weir is installed, its entry point would name the plugin a second time.
+        [sys.executable, "-m", "pytest", "-q", "-p", "weir.pytest_plugin", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**environment(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert "2 passed" in done.stdout, done.stdout

@@ -24,10 +24,9 @@ def pytest_in(folder: Path, test: str, *options: str) -> str:
     return ran.stdout + ran.stderr
 
 
-def test_a_server_of_the_configured_models_for_all_tests_and_servers_with_options(tmp_path: Path) -> None:
+def test_a_server_of_the_named_models_for_all_tests_and_servers_with_options(tmp_path: Path) -> None:
     write_identity(tmp_path / "models", "identity", "FP32")
     write_slow(tmp_path / "more", "other", "")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nweir_model_repository = models more\n")
     printed = pytest_in(
         tmp_path,
         """
@@ -54,18 +53,20 @@ def test_a_server_of_the_configured_models_for_all_tests_and_servers_with_option
             with pytest.raises(ProcessLookupError):
                 os.kill(seen[-1], 0)
         """,
+        "--weir-model-repository=models",
+        f"--weir-model-repository={tmp_path / 'more'}",
     )
     assert "4 passed" in printed, printed
 
 
-def test_the_command_line_names_the_models_too(tmp_path: Path) -> None:
-    write_identity(tmp_path / "elsewhere", "identity", "FP32")
-    test = """
+def test_without_models_it_says_what_is_missing(tmp_path: Path) -> None:
+    printed = pytest_in(
+        tmp_path,
+        """
         def test_ready(weir_server):
             assert weir_server.ready("identity")
-        """
-    assert "1 passed" in pytest_in(tmp_path, test, f"--weir-model-repository={tmp_path / 'elsewhere'}")
-    printed = pytest_in(tmp_path, test)
+        """,
+    )
     assert "weir_server needs --weir-model-repository, or weir_model_repository in pytest's configuration" in printed
 
 

@@ -40,7 +40,11 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEIR_NATS_URL", "nats://127.0.0.1:1")
         patch.setenv("TMPDIR", str(folder))
-        started = Server(models, http_thread_count=4, trace_level="OFF", id="mine").start()
+        started = Server(models, http_thread_count=4, trace_level="OFF", id="mine")
+        # It must outlive the thread that has started it, which the parent-death signal would not let it.
+        thread = threading.Thread(target=started.start)
+        thread.start()
+        thread.join()
     processes = family(started.pid)
     started.infer("identity", {"IN": np.zeros((1, BIG), np.float32)})
     segments = segments_of(processes)
@@ -99,23 +103,6 @@ async def test_many_at_a_time_from_an_event_loop(server: Server) -> None:
     results = await asyncio.gather(*(server.ainfer("slow", one) for one in arrays))
     assert [int(result["VALUE_OUT"][0, 0]) for result in results] == list(range(8))
     await server.aclose()
-
-
-def test_it_outlives_the_thread_that_started_it(models: Path) -> None:
-    # The parent-death signal would end it here.
-    started: list[Server] = []
-    thread = threading.Thread(target=lambda: started.append(Server(models).start()))
-    thread.start()
-    thread.join()
-    with started[0] as server:
-        assert server.infer("strings", {"IN": [["x"]]})["OUT"].tolist() == [[b"x"]]
-
-
-async def test_with_async(tmp_path: Path) -> None:
-    async with Server(tmp_path, allow_cpu_metrics=False) as server:
-        assert server.ready()
-        pid = server.pid
-    assert not alive(pid)
 
 
 def test_a_broken_model_is_an_error_of_the_start(tmp_path: Path) -> None:

@@ -114,3 +114,10 @@ def test_details_of_a_request() -> None:
     }
     with pytest.raises(WeirError, match="parameter 'p' must be"):
         infer_request("m", {}, parameters={"p": None})  # type: ignore[dict-item]
+
+
+def test_classes_in_place_of_an_output() -> None:
+    request = infer_request("m", {}, {"A": 3, "B": 0})
+    classified, whole = request.outputs
+    assert (classified.name, classified.parameters["classification"].int64_param) == ("A", 3)
+    assert (whole.name, len(whole.parameters)) == ("B", 0)
