@@ -31,20 +31,22 @@ def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path, ...]:
             raise StartError(f"model repository {path} is not a folder: remote repositories are not served")
         if not Path(path).is_dir():
             raise StartError(f"model repository {path} is not a folder")
-    return tuple(Path(path).absolute() for path in paths)
+    # As in Triton, one that is named twice counts once.
+    return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
 
 
 def check_listeners(listeners: Sequence[Listener]) -> None:
     """Check that each can be listened on; port 0 always can. Raises StartError."""
     taken: dict[tuple[str, int], str] = {}
-    for protocol, address, port, shares in listeners:
+    for protocol, address, port, _ in listeners:
         other = taken.setdefault((address, port), protocol)
         if port and other != protocol:
             raise StartError(
                 f"The server cannot listen to {other} requests and {protocol} requests "
                 f"at the same address and port {address}:{port}"
             )
-        _check_free(protocol, address, port, shares)
+    for listener in listeners:
+        _check_free(*listener)
 
 
 def _check_free(protocol: str, address: str, port: int, shares: bool) -> None:

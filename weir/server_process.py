@@ -86,9 +86,12 @@ class ServerProcess:
     def _announcement(self, deadline: float) -> bytes:
         """The line it announces itself with; less than a line when it ends before, or takes longer."""
         line = b""
+        # Not select(), which can't wait for high numbers: a program may have many files open.
+        poll = select.poll()
+        poll.register(self._ready_fd, select.POLLIN)
         while not line.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._ready_fd], [], [], left)[0]:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000):
                 break
             chunk = os.read(self._ready_fd, 65536)
             if not chunk:

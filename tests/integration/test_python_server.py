@@ -160,7 +160,7 @@ def test_nothing_outlives_the_program(tmp_path: Path, end: str) -> None:
             program.send_signal(signal.SIGKILL)
         else:
             processes = [pid]
-        wait_until(lambda: not any(alive(one) for one in processes), 15)
+        wait_until(lambda: not any(alive(one) for one in processes), 25)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

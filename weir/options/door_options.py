@@ -28,7 +28,7 @@ def _http() -> tuple[Option, ...]:
         switch("--reuse-http-port", False, "Share the port with other servers that have this option.", **panel),
         Option(
             names=("--http-max-input-size",),
-            value=Integer(1, metavar="BYTES"),
+            value=Integer(1, complaint="Error: --http-max-input-size must be greater than 0.", metavar="BYTES"),
             default=64 * 1024 * 1024,
             help="Largest request body, also when decompressed, in bytes.",
             **panel,

@@ -6,8 +6,9 @@ import pytest
 
 from weir.commands import read_values, with_implied_values
 from weir.options import UsageError, options_of
+from weir.preflight import Listener
 from weir.role_commands import settings_of
-from weir.serve_command import _role_command
+from weir.serve_command import _listeners, _role_command
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,11 @@ def test_metrics_listen_where_http_does_and_mutual_tls_is_tls() -> None:
     settings = settings_of("gateway", read_values(options, texts))
     assert settings.metrics_address == "127.0.0.2"
     assert settings.grpc_use_ssl
+
+
+def test_only_allowed_doors_are_listened_to() -> None:
+    texts = {"allow_http": "false", "http_address": "::1", "metrics_port": "0", "reuse_grpc_port": "true"}
+    assert _listeners(read_values(options_of("serve"), texts)) == {
+        "grpc": Listener("GRPC", "127.0.0.1", 8001, shares=True),
+        "metrics": Listener("metrics", "::1", 0),
+    }

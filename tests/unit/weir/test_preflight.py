@@ -20,7 +20,7 @@ def test_a_repository_must_be_given_and_be_a_folder(tmp_path: Path) -> None:
         check_repositories([])
     with pytest.raises(StartError, match=r"missing is not a folder$"):
         check_repositories([tmp_path, tmp_path / "missing"])
-    assert check_repositories([tmp_path]) == (tmp_path,)
+    assert check_repositories([tmp_path, f"{tmp_path}/"]) == (tmp_path,)
 
 
 def test_relative_repositories_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
