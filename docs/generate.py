@@ -34,6 +34,23 @@ def serve_options() -> str:
     return "\n\n".join(tables)
 
 
+def options_beside_triton() -> str:
+    """A table of Triton's options: which are the same, which are not and how, which are absent and why."""
+    rows = []
+    for option in options_of(SERVE).values():
+        if option.refused:
+            kind, how = "absent", f"Refused: {option.refused}."
+        elif option.ineffective:
+            kind, how = "absent", f"Accepted without effect: {option.ineffective}."
+        elif option.differs:
+            kind, how = "different", option.differs
+        else:
+            kind, how = "same", ""
+        if not option.ours:
+            rows.append((", ".join(f"`{name}`" for name in option.names), kind, how))
+    return _table(("option", "Weir", "how"), rows)
+
+
 def _default(option: Option) -> str:
     if option.shown_default is not None:
         return f"`{option.shown_default}`" if "$" in option.shown_default else option.shown_default

@@ -15,16 +15,25 @@ _IN_WORKER = (SERVE, WORKER)
 
 _PORT = Integer(0, 65535, metavar="PORT")
 _PORT_HELP = "Port; 0 takes a free one."
+_RANGE = "0 takes a free port; numbers that are no ports are refused."
 _ADDRESS = Text("ADDRESS")
 _LOOPBACK = "127.0.0.1"
+_LOOPBACK_FIRST = "The default is 127.0.0.1; Triton listens on all addresses."
 
 
 def _http() -> tuple[Option, ...]:
     panel: dict[str, Any] = {"panel": "HTTP", "commands": _IN_GATEWAY}
     return (
         switch("--allow-http", True, "Listen for HTTP.", **panel),
-        Option(names=("--http-address",), value=_ADDRESS, default=_LOOPBACK, help="Address to listen on.", **panel),
-        Option(names=("--http-port",), value=_PORT, default=8000, help=_PORT_HELP, **panel),
+        Option(
+            names=("--http-address",),
+            value=_ADDRESS,
+            default=_LOOPBACK,
+            help="Address to listen on.",
+            differs=_LOOPBACK_FIRST,
+            **panel,
+        ),
+        Option(names=("--http-port",), value=_PORT, differs=_RANGE, default=8000, help=_PORT_HELP, **panel),
         switch("--reuse-http-port", False, "Share the port with other servers that have this option.", **panel),
         Option(
             names=("--http-max-input-size",),
@@ -56,8 +65,15 @@ def _grpc() -> tuple[Option, ...]:
     count = Integer(0, 2**31 - 1)
     return (
         switch("--allow-grpc", True, "Listen for gRPC.", **panel),
-        Option(names=("--grpc-address",), value=_ADDRESS, default=_LOOPBACK, help="Address to listen on.", **panel),
-        Option(names=("--grpc-port",), value=_PORT, default=8001, help=_PORT_HELP, **panel),
+        Option(
+            names=("--grpc-address",),
+            value=_ADDRESS,
+            default=_LOOPBACK,
+            help="Address to listen on.",
+            differs=_LOOPBACK_FIRST,
+            **panel,
+        ),
+        Option(names=("--grpc-port",), value=_PORT, differs=_RANGE, default=8001, help=_PORT_HELP, **panel),
         switch("--reuse-grpc-port", False, "Share the port with other servers that have this option.", **panel),
         Option(
             names=("--grpc-header-forward-pattern",),
@@ -165,7 +181,7 @@ def _metrics_and_trace() -> tuple[Option, ...]:
             help="Address to listen on.",
             **panel,
         ),
-        Option(names=("--metrics-port",), value=_PORT, default=8002, help=_PORT_HELP, **panel),
+        Option(names=("--metrics-port",), value=_PORT, differs=_RANGE, default=8002, help=_PORT_HELP, **panel),
         switch("--allow-gpu-metrics", True, "Tell of GPUs.", **in_worker),
         switch("--allow-cpu-metrics", True, "Tell of the CPU and of memory.", **in_worker),
         Option(

@@ -20,6 +20,7 @@ def _models() -> tuple[Option, ...]:
             names=("--model-repository", "--model-store"),
             value=Text("FOLDER"),
             help="Folder of models; may be repeated.",
+            differs="Remote repositories (s3, gs, as) are refused.",
             repeatable=True,
             field="model_repositories",
             **panel,
@@ -30,7 +31,13 @@ def _models() -> tuple[Option, ...]:
             help="Read configs/NAME.pbtxt of a model, where it has one.",
             **panel,
         ),
-        switch("--disable-auto-complete-config", False, "Take configurations as they are written.", **panel),
+        switch(
+            "--disable-auto-complete-config",
+            False,
+            "Take configurations as they are written.",
+            differs="It may have a value.",
+            **panel,
+        ),
         Option(
             names=("--model-control-mode",),
             value=Choice(("none", "poll", "explicit"), "invalid argument for --model-control-mode"),
@@ -45,6 +52,7 @@ def _models() -> tuple[Option, ...]:
             value=Number(0),
             default=15.0,
             help="Time between two looks at the folders, in seconds, with --model-control-mode=poll.",
+            differs="Fractions of a second are taken too.",
             **panel,
         ),
         Option(
@@ -72,6 +80,7 @@ def _models() -> tuple[Option, ...]:
             "--exit-on-error",
             False,
             "End when a model fails to load at the start, instead of serving the others.",
+            differs="The default is false; Triton ends.",
             **panel,
         ),
         Option(

