@@ -76,6 +76,11 @@ def cancel(model: str) -> str:
     return f"cancel.{token(model)}"
 
 
+def abandoned(worker: str) -> str:
+    """Requests of batches of `worker` that their gateways have abandoned."""
+    return f"abandoned.{worker}"
+
+
 def release(owner: str) -> str:
     """Payload slots of `owner` that their reader is done with."""
     return f"release.{owner}"

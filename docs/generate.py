@@ -71,6 +71,7 @@ def message_fields() -> str:
         ),
         ("done", "worker → scheduler", f"worker, [done …] with done = ({done})"),
         ("cancel", "gateway → scheduler", "gateway, keys"),
+        ("abandoned", "scheduler → worker", "scheduler, [(batch_id, gateway, keys) …]"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
     ]
     return _table(("message", "way", "fields"), rows)
@@ -94,7 +95,13 @@ _BOUNDS = [
     ("scheduler.batcher_choice", "DEFAULT_MAX_QUEUE_SIZE", "requests that wait for one version", "503"),
     ("scheduler.sequence_scheduler", "MAX_WAITING", "requests of sequences that wait for one version", "503"),
     ("scheduler.sequences", "MAX_LOST", "lost sequences that are remembered by name", "refused as not started"),
-    ("worker.model_instance", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
+    (
+        "worker.statistics",
+        "MAX_RESPONSE_INDEXES",
+        "responses of a request with counters of their own",
+        "counted at the last",
+    ),
+    ("worker.answer_packer", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""
 

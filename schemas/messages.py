@@ -92,14 +92,18 @@ class BatchMessage(NamedTuple):
 
 
 class BatchOutcome(IntEnum):
-    """How a batch ended: every request answered, or none run because its instance is gone (the batch is to be redone)."""
+    """How a batch ended, or that its instance is free while it goes on."""
 
     ANSWERED = 0
+    """Every request has its last answer."""
     UNANSWERED = 1
+    """None was answered, for the instance is gone: the batch is to be done again."""
+    RELEASED = 2
+    """The instance takes the next batch, while responses of this one are still to come; it ends later."""
 
 
 class Done(NamedTuple):
-    """The end of one batch; `busy_us` is the time its instance was executing it."""
+    """The end of one batch, or of its execution; `busy_us` is the time its instance was executing it."""
 
     batch_id: int
     outcome: int
@@ -293,6 +297,25 @@ def unpack_cancel(data: bytes) -> tuple[str, list[int]]:
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise MalformedMessage("not a cancel message")
     return _text(gateway), keys
+
+
+def pack_abandoned(scheduler: str, batches: Sequence[tuple[int, str, Sequence[int]]]) -> bytes:
+    """The message that tells a worker which requests of its batches were abandoned: (batch id, gateway, keys) each."""
+    return bytes(_pack((WIRE_VERSION, scheduler, batches)))
+
+
+def unpack_abandoned(data: bytes) -> tuple[str, list[tuple[int, str, list[int]]]]:
+    """(scheduler, (batch id, gateway, keys) of each batch) of what was abandoned. Raises MalformedMessage."""
+    scheduler, rows = _unpack(data, 2)
+    batches: list[tuple[int, str, list[int]]] = []
+    try:
+        for batch_id, gateway, keys in rows:
+            if type(batch_id) is not int or type(keys) is not list or not all(type(key) is int for key in keys):
+                raise TypeError("wrong types")
+            batches.append((batch_id, _text(gateway), keys))
+    except (TypeError, ValueError) as error:
+        raise MalformedMessage(f"not what was abandoned: {error}") from error
+    return _text(scheduler), batches
 
 
 def pack_release(slots: Sequence[tuple[str, int, int]]) -> bytes:

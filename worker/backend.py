@@ -47,7 +47,9 @@ class InstanceDevice:
 class Execution:
     """One run of a batch: what the instance needs besides the requests, and when its phases ended.
 
-    `reader` resolves payload references. Times are `time.monotonic_ns()`.
+    `reader` resolves payload references. Times are `time.monotonic_ns()`. Requests whose result `execute` does not return
+    are answered by `respond` and `fail`, from any thread, during `execute` or after it; what comes for a request that has
+    its last answer is dropped. Positions are those of the requests given to `execute`.
     """
 
     __slots__ = ("infer_end_ns", "input_end_ns", "reader", "start_ns")
@@ -65,6 +67,26 @@ class Execution:
     def inferred(self) -> None:
         """The model has run."""
         self.infer_end_ns = time.monotonic_ns()
+
+    def respond(self, position: int, result: Result | None, is_final: bool) -> None:
+        """Sends a response at once; `is_final` says that none follows, `result` None is that alone.
+
+        Outputs may be views that stay valid only until this returns.
+        """
+        raise NotImplementedError
+
+    def fail(self, error: WeirError) -> None:
+        """Ends every request that has no last answer yet with `error`."""
+        raise NotImplementedError
+
+    def is_cancelled(self, position: int) -> bool:
+        """Whether the request's caller has given up."""
+        return False
+
+    @property
+    def has_responded(self) -> bool:
+        """Whether `respond` was called."""
+        return False
 
 
 class InstanceDied(Exception):
@@ -87,11 +109,12 @@ class Result:
 class Instance(Protocol):
     """One instance of a loaded model. All calls come from the thread that created it."""
 
-    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
         """Runs the requests as one batch; one result for each, in order.
 
-        An exception other than `InstanceDied` fails every request of the batch. Outputs may be views that stay valid
-        only until the next call.
+        None is for a request that is answered through `execution`, perhaps later: then the instance is given the next
+        batch while this one is still open. An exception other than `InstanceDied` fails every request of the batch that
+        has no last answer yet. Outputs may be views that stay valid only until the next call.
         """
 
     def close(self) -> None:

@@ -76,7 +76,6 @@ LIMITS = (
     FieldLimit("cc_model_filenames", IGNORED, "there is no GPU whose capability could choose"),
     FieldLimit("model_warmup", IGNORED, "models are ready without warm-up"),
     FieldLimit("model_operations.op_library_filename", REFUSED, "libraries of custom operations are not loaded yet"),
-    FieldLimit("model_transaction_policy.decoupled", REFUSED, "decoupled models are not served yet"),
     FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
     FieldLimit("response_cache.enable", IGNORED, "answers are not cached yet"),
 )
@@ -84,6 +83,11 @@ LIMITS = (
 
 def check_supported(config: ModelConfig) -> None:
     """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
+    if config.is_decoupled and config.backend != "python":
+        raise WeirError(
+            ErrorCode.UNSUPPORTED,
+            f"backend '{config.backend}' answers each request once, so model '{config.name}' can't be decoupled",
+        )
     for limit in LIMITS:
         if limit.effect == SILENT or not any(map(_is_set, values_at(config, limit.path))):
             continue

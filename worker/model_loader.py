@@ -20,7 +20,7 @@ from schemas.model_config import ModelConfig
 from schemas.registry import ModelState, VersionRecord
 from worker.backend import Backend, ModelVersion
 from worker.config_support import check_supported
-from worker.model_instance import FinishedBatch
+from worker.batch_execution import FinishedBatch
 from worker.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")

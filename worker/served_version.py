@@ -7,7 +7,8 @@ from collections.abc import Callable
 from schemas.model_config import ModelConfig
 from schemas.registry import ModelState, VersionRecord
 from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
-from worker.model_instance import FinishedBatch, ModelInstance
+from worker.batch_execution import FinishedBatch
+from worker.model_instance import ModelInstance
 from worker.reshape import Reshaper
 from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics

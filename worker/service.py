@@ -30,12 +30,15 @@ from schemas.messages import (
     pack_answers,
     pack_done,
     pack_error,
+    unpack_abandoned,
     unpack_batch,
     unpack_release,
 )
 from schemas.registry import Heartbeat, ModelRecord, ModelState, VersionRecord, WorkerRecord
-from worker.model_instance import FinishedBatch, ModelInstance
+from worker.batch_execution import FinishedBatch
+from worker.model_instance import ModelInstance
 from worker.model_loader import LoadedResult, ModelLoader
+from worker.running_batch import RunningBatch
 
 logger = logging.getLogger("weir.worker")
 
@@ -54,7 +57,7 @@ class WorkerService:
         self.models: dict[str, LoadedResult] = {}
         self._arenas: dict[str, ModelInstance] = {}
         # (scheduler, batch id) of what instances have been given: put in by the loop, taken out by their threads.
-        self._held: dict[tuple[str, int], None] = {}
+        self._held: dict[tuple[str, int], RunningBatch] = {}
         self._publisher = publisher
         self._draining = False
         self._beats: asyncio.Task[None] | None = None
@@ -66,6 +69,7 @@ class WorkerService:
         await ensure_streams(self._bus)
         await self._registry.start()
         await self._bus.subscribe(subjects.work(self.worker_id), self._on_batch)
+        await self._bus.subscribe(subjects.abandoned(self.worker_id), self._on_abandoned)
         await self._bus.subscribe(subjects.release(self.worker_id), self._on_release)
         await self._bus.subscribe(subjects.probe(self.worker_id), lambda message: None)
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
@@ -104,13 +108,16 @@ class WorkerService:
                     await asyncio.to_thread(served.unload)
 
     def finished(self, batch: FinishedBatch) -> None:
-        """An instance has ended a batch; called in its thread."""
+        """An instance has ended a batch, or something of it is to leave at once; called in any thread."""
         # Answers before the end of the batch: a scheduler that hears of the end forgets the requests. And both before
         # the batch leaves the heartbeats: a scheduler takes one that is in neither for lost.
-        messages = [(subjects.reply(gateway), answers) for gateway, answers in batch.answers]
-        messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
-        messages += [(ack, _ACK) for ack in batch.acks]
+        messages = [(subjects.reply(gateway), answers) for gateway, answers in batch.answers if gateway != NOBODY]
+        if batch.done is not None:
+            messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
+            messages += [(ack, _ACK) for ack in batch.acks]
         self._publisher.publish(messages)
+        if batch.done is None or batch.done.outcome == BatchOutcome.RELEASED:
+            return
         self._held.pop((batch.scheduler, batch.done.batch_id), None)
         if self._draining and not self._held:
             self._loop.call_soon_threadsafe(self._idle.set)
@@ -146,8 +153,8 @@ class WorkerService:
             # The scheduler's picture is older than the registry: it places the batch again.
             self._refuse(batch)
             return
-        self._held[batch.scheduler, batch.batch_id] = None
-        instance.submit(batch)
+        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
+        instance.submit(running)
 
     def _instance(self, batch: BatchMessage) -> ModelInstance | None:
         result = self.models.get(batch.model)
@@ -166,6 +173,18 @@ class WorkerService:
         self.finished(
             FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.ANSWERED, 0), answers, batch.acks)
         )
+
+    def _on_abandoned(self, message: Message) -> None:
+        try:
+            scheduler, batches = unpack_abandoned(message.data)
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("dropped a message that abandons nothing: %s", error)
+            return
+        for batch_id, gateway, keys in batches:
+            running = self._held.get((scheduler, batch_id))
+            if running is not None:
+                running.cancel(gateway, keys)
 
     def _on_release(self, message: Message) -> None:
         try:

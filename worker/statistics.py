@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+RESPONSE_OUTCOMES = ("success", "fail", "empty_response", "cancel")
+
+MAX_RESPONSE_INDEXES = 1000
+"""Responses of one request that are counted by their index; those that follow are counted at the last."""
 
 
 @dataclass(slots=True)
@@ -42,26 +46,41 @@ class ModelStatistics:
     last_inference_ms: int = 0
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_REASONS, 0))
     batches: dict[int, list[int]] = field(default_factory=dict)
+    responses: dict[int, dict[str, Durations]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record_batch(
         self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], now_ms: int
     ) -> None:
         """A batch of `requests` requests and `batch_size` rows ran; `queue_ns` summed over requests."""
-        input_ns, infer_ns, output_ns = phases_ns
-        busy_ns = input_ns + infer_ns + output_ns
         with self._lock:
-            self.success.add(requests, queue_ns + busy_ns * requests)
-            self.queue.add(requests, queue_ns)
-            self.compute_input.add(requests, input_ns * requests)
-            self.compute_infer.add(requests, infer_ns * requests)
-            self.compute_output.add(requests, output_ns * requests)
-            self.inference_count += batch_size
-            self.execution_count += 1
-            self.last_inference_ms = now_ms
-            row = self.batches.setdefault(batch_size, [0, 0, 0, 0])
-            for position, value in enumerate((1, input_ns, infer_ns, output_ns)):
-                row[position] += value
+            self._add_requests(requests, batch_size, queue_ns, phases_ns, now_ms)
+            self._add_execution(batch_size, phases_ns)
+
+    def record_requests(
+        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], now_ms: int
+    ) -> None:
+        """As `record_batch`, for requests that end before or after the run of their batch (`record_execution`)."""
+        with self._lock:
+            self._add_requests(requests, batch_size, queue_ns, phases_ns, now_ms)
+
+    def record_execution(self, batch_size: int, phases_ns: tuple[int, int, int]) -> None:
+        """A batch of `batch_size` rows ran."""
+        with self._lock:
+            self._add_execution(batch_size, phases_ns)
+
+    def record_response(self, index: int, outcome: str, compute_infer_ns: int, compute_output_ns: int) -> None:
+        """A decoupled model sent its response number `index` to a request, or ended without one (`empty_response`).
+
+        `outcome` is one of RESPONSE_OUTCOMES; `compute_infer_ns` counts from the response before, or the start.
+        """
+        with self._lock:
+            row = self.responses.setdefault(min(index, MAX_RESPONSE_INDEXES - 1), {})
+            row.setdefault(outcome, Durations()).add(1, compute_infer_ns + compute_output_ns)
+            if outcome != "cancel":
+                row.setdefault("compute_infer", Durations()).add(1, compute_infer_ns)
+            if outcome in ("success", "fail"):
+                row.setdefault("compute_output", Durations()).add(1, compute_output_ns)
 
     def record_failures(self, requests: int, reason: str, ns: int) -> None:
         """`requests` requests failed for `reason`, having taken `ns` together."""
@@ -84,4 +103,30 @@ class ModelStatistics:
                 "last_inference_ms": self.last_inference_ms,
                 "failures": dict(self.failures),
                 "batches": {size: list(row) for size, row in self.batches.items()},
+                "responses": {index: _response_row(row) for index, row in self.responses.items()},
             }
+
+    def _add_requests(
+        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], now_ms: int
+    ) -> None:
+        input_ns, infer_ns, output_ns = phases_ns
+        self.success.add(requests, queue_ns + sum(phases_ns) * requests)
+        self.queue.add(requests, queue_ns)
+        self.compute_input.add(requests, input_ns * requests)
+        self.compute_infer.add(requests, infer_ns * requests)
+        self.compute_output.add(requests, output_ns * requests)
+        self.inference_count += batch_size
+        self.last_inference_ms = now_ms
+
+    def _add_execution(self, batch_size: int, phases_ns: tuple[int, int, int]) -> None:
+        self.execution_count += 1
+        row = self.batches.setdefault(batch_size, [0, 0, 0, 0])
+        for position, value in enumerate((1, *phases_ns)):
+            row[position] += value
+
+
+def _response_row(row: dict[str, Durations]) -> dict[str, list[int]]:
+    return {
+        name: [row[name].count, row[name].ns] if name in row else [0, 0]
+        for name in ("compute_infer", "compute_output", *RESPONSE_OUTCOMES)
+    }

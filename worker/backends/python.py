@@ -15,6 +15,7 @@ from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest, PythonResponse, auto_complete
+from worker.backends.python_responses import process_lost
 
 logger = logging.getLogger("weir.worker")
 
@@ -66,7 +67,7 @@ class _PythonInstance:
         self._process = process
         self._name = name
 
-    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
         self._revive()
         python_requests = [
             PythonRequest(
@@ -82,23 +83,41 @@ class _PythonInstance:
         ]
         execution.input_ready()
         try:
-            responses = self._process.execute(python_requests)
+            responses = self._process.execute(python_requests, _Sink(execution))
         except ProcessDied as error:
+            if execution.has_responded:
+                # It can't be done again: somebody may have read what it said so far.
+                logger.warning("%s: %s; its streams end", self._name, error)
+                return [Result(error=process_lost())] * len(requests)
             raise InstanceDied(str(error)) from error
         execution.inferred()
-        return [_result(response) for response in responses]
+        return [None if response is None else _result(response) for response in responses]
 
     def close(self) -> None:
         self._process.stop(STOP_TIMEOUT_S)
 
     def _revive(self) -> None:
-        if self._process.pid is not None:
+        if self._process.is_running:
             return
         logger.warning("%s: its process has died and is started again", self._name)
         try:
             self._process.start(START_TIMEOUT_S)
         except WeirError as error:
             raise InstanceDied(f"its process could not be started again: {error.message}") from error
+
+
+class _Sink:
+    """The responses that a model sends itself, on their way to `execution`."""
+
+    __slots__ = ("_execution", "fail", "is_cancelled")
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self.fail = execution.fail
+        self.is_cancelled = execution.is_cancelled
+
+    def respond(self, position: int, response: PythonResponse | None, is_final: bool) -> None:
+        self._execution.respond(position, None if response is None else _result(response), is_final)
 
 
 def _filename(config: ModelConfig) -> str:

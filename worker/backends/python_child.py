@@ -37,10 +37,11 @@ class QuestionFailed(Exception):
 
 
 class PythonChild:
-    """One child process and the four files shared with it: channel, lifeline, inputs, outputs.
+    """One child process and the files shared with it: two channels, a lifeline, inputs, outputs, responses.
 
     The process starts with the object. `ask` and `close` belong to one thread; `kill` may be called by any. `inputs_fd`
-    and `outputs_fd` are the memories of the two directions. Raises OSError when the process can't be started.
+    and `outputs_fd` are the memories of the two directions. On `response_channel` the process asks, and `responses_fd` is
+    the memory of what it sends there. Raises OSError when the process can't be started.
     """
 
     def __init__(self, model_dir: Path, version: int, model_filename: str) -> None:
@@ -56,10 +57,23 @@ class PythonChild:
             ours.callback(os.close, self.inputs_fd)
             self.outputs_fd = create_memory("weir-python-outputs")
             ours.callback(os.close, self.outputs_fd)
-            fds = (other_end.fileno(), lifeline, self.inputs_fd, self.outputs_fd)
+            response_end, other_response_end = socket.socketpair()
+            ours.callback(response_end.close)
+            theirs.callback(other_response_end.close)
+            self.responses_fd = create_memory("weir-python-responses")
+            ours.callback(os.close, self.responses_fd)
+            fds = (
+                other_end.fileno(),
+                lifeline,
+                self.inputs_fd,
+                self.outputs_fd,
+                other_response_end.fileno(),
+                self.responses_fd,
+            )
             where = (str(model_dir.resolve()), str(version), model_filename)
             self._process = _spawner.submit(_spawn, fds, where).result()
             self._channel = Channel(end)
+            self.response_channel = Channel(response_end)
             self._resources = ours.pop_all()
 
     @property

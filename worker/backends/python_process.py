@@ -9,49 +9,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import ErrorCode, WeirError, internal
-from schemas.requests import Parameters
-from schemas.tensors import PayloadRef, Tensor
+from schemas.errors import WeirError, internal
+from schemas.tensors import PayloadRef
 from worker.backends.python_child import ProcessDied, PythonChild, QuestionFailed
+from worker.backends.python_messages import NoSink, PythonRequest, PythonResponse, ResponseSink, unpack_response
+from worker.backends.python_responses import ResponseReader
 from worker.python_stub._weir_channel import INLINE_LIMIT, Kind
 from worker.python_stub._weir_memory import MemoryReader, MemoryWriter
 
 __all__ = ["ProcessDied", "PythonProcess", "PythonRequest", "PythonResponse", "auto_complete"]
-
-
-@dataclass(slots=True)
-class PythonRequest:
-    """One request of a batch, as a Python model sees it.
-
-    `flags` are `schemas.requests.SEQUENCE_START` and `SEQUENCE_END`; `timeout_us` is 0 for none; `outputs` are the
-    names the caller asked for, empty for all. Tensor data is bytes, a view, or a reference to a shared-memory segment.
-    """
-
-    id: str = ""
-    correlation_id: int | str = 0
-    flags: int = 0
-    timeout_us: int = 0
-    parameters: Parameters = field(default_factory=dict)
-    outputs: Sequence[str] = ()
-    inputs: Sequence[Tensor] = ()
-
-
-@dataclass(slots=True)
-class PythonResponse:
-    """A model's answer to one request: outputs and response parameters, or an error.
-
-    `raised` tells a failure to run from an error that the model answered. Outputs of more than 64 KiB are read-only views
-    that last until the next `execute` of the same process.
-    """
-
-    outputs: list[Tensor] = field(default_factory=list)
-    error: WeirError | None = None
-    parameters: Parameters | None = None
-    raised: bool = False
 
 
 class PythonProcess:
@@ -70,11 +39,17 @@ class PythonProcess:
         self._args = args
         self._verbose = verbose
         self._child: PythonChild | None = None
+        self._responses: ResponseReader | None = None
 
     @property
     def pid(self) -> int | None:
         """The process's id while there is one."""
         return None if self._child is None else self._child.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process, and it has not ended as far as is known."""
+        return self._child is not None and not (self._responses is not None and self._responses.has_ended)
 
     def start(self, timeout_s: float) -> None:
         """Starts the process, loads the model and runs its `initialize`.
@@ -90,25 +65,38 @@ class PythonProcess:
         except BaseException:
             self._close()
             raise
+        memory = MemoryReader(child.responses_fd)
+        self._responses = ResponseReader(
+            child.response_channel,
+            lambda first, second: unpack_response(memory, first, second),
+            self._failure,
+            child.kill,
+            self._args.get("model_instance_name", ""),
+        )
 
-    def execute(self, requests: Sequence[PythonRequest]) -> list[PythonResponse]:
-        """One response for each request.
+    def execute(
+        self, requests: Sequence[PythonRequest], sink: ResponseSink | None = None
+    ) -> list[PythonResponse | None]:
+        """One response for each request; None for one whose responses the model has sent, or will send, to `sink`.
 
         A model that raises or breaks the contract fails every request of the batch (INTERNAL, with Triton's wording and
-        the model's traceback). Raises ProcessDied when there is no process, or none any more.
+        the model's traceback); it may have sent some responses before. Raises ProcessDied when there is no process, or
+        none any more; once this has returned, `sink.fail` tells of that.
         """
-        child = self._running()
+        child, responses = self._running()
         self._inputs.rewind()
+        run = responses.begin(sink or NoSink(), len(requests))
         try:
-            answers = child.ask(Kind.EXECUTE, [self._packed(request) for request in requests])
+            answers = child.ask(Kind.EXECUTE, run, [self._packed(request) for request in requests])
         except QuestionFailed as failure:
-            instance = self._args.get("model_instance_name") or self._args.get("model_name", "")
-            message = f"Failed to process the request(s) for model '{instance}', message: {failure}"
-            return [PythonResponse(error=internal(message), raised=True) for _ in requests]
+            responses.forget(run)
+            error = self._failure(str(failure))
+            return [PythonResponse(error=error, raised=True) for _ in requests]
         except ProcessDied:
             self._close()
             raise
-        return [self._unpacked(*answer) for answer in answers]
+        responses.returned(run, len(answers) - answers.count(None))
+        return [None if answer is None else unpack_response(self._outputs, *answer) for answer in answers]
 
     def is_ready(self, timeout_s: float = 5.0) -> bool:
         """What the model's `is_ready` says, True where it has none; False when it fails or there is no process.
@@ -116,7 +104,7 @@ class PythonProcess:
         One that does not answer in time is ended.
         """
         try:
-            return bool(self._running().ask(Kind.IS_READY, timeout_s=timeout_s))
+            return bool(self._running()[0].ask(Kind.IS_READY, timeout_s=timeout_s))
         except QuestionFailed:
             return False
         except (ProcessDied, TimeoutError):
@@ -141,16 +129,23 @@ class PythonProcess:
             pass  # a failing model's traceback is in the log, and nobody is left to hear of it
         self._close(deadline - time.monotonic())
 
-    def _running(self) -> PythonChild:
-        if self._child is None:
+    def _running(self) -> tuple[PythonChild, ResponseReader]:
+        if self._child is None or self._responses is None:
             raise ProcessDied("the model's process is not running")
-        return self._child
+        return self._child, self._responses
 
     def _close(self, timeout_s: float = 0.0) -> None:
         child, self._child = self._child, None
+        responses, self._responses = self._responses, None
+        if responses is not None:
+            responses.close()
         if child is not None:
             self._inputs.close()
             child.close(timeout_s)
+
+    def _failure(self, text: str) -> WeirError:
+        instance = self._args.get("model_instance_name") or self._args.get("model_name", "")
+        return internal(f"Failed to process the request(s) for model '{instance}', message: {text}")
 
     def _packed(self, request: PythonRequest) -> tuple[Any, ...]:
         return (
@@ -167,15 +162,6 @@ class PythonProcess:
         if isinstance(data, PayloadRef):
             return (data.segment, data.offset, data.size)
         return data if len(data) <= INLINE_LIMIT else self._inputs.place(data)
-
-    def _unpacked(self, first: Any, second: Any) -> PythonResponse:
-        if isinstance(first, int):
-            return PythonResponse(error=WeirError(ErrorCode.from_number(first), second))
-        outputs = [
-            Tensor(name, datatype, shape, content if isinstance(content, bytes) else self._outputs.view(*content))
-            for name, datatype, shape, content in first
-        ]
-        return PythonResponse(outputs, None, second)
 
 
 def auto_complete(

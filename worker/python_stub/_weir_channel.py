@@ -1,7 +1,9 @@
 """How a worker and the process of a Python model talk: msgpack arrays over a socket pair, each after its length.
 
-The worker asks, the process answers every question with DONE or FAILED. A question that is being worked on leaves room
-for messages the other way (a model calling another model): who waits for an answer may be handed another kind first.
+Two channels join them, each with one side that asks and one that answers every question with DONE or FAILED. On the
+first the worker asks: to load the model, to run a batch. On the second the process does, whenever the model has a
+response to send or wants to know something, from whichever thread and however many batches are open; until the worker
+has answered, the model waits, so nothing piles up between them.
 Both ends import this file, so that neither can drift from the other.
 """
 
@@ -28,7 +30,7 @@ class Kind(IntEnum):
     AUTO_COMPLETE = 2
     """model configuration as JSON. Done: the completed one, as JSON."""
     EXECUTE = 3
-    """requests. Done: one response for each."""
+    """number of the run, requests. Done: for each a response, or None for one that is answered on the other channel."""
     IS_READY = 4
     """Done: whether the model says it is ready."""
     FINALIZE = 5
@@ -37,6 +39,12 @@ class Kind(IntEnum):
     """the answer's value."""
     FAILED = 7
     """why, as text for the client."""
+    RESPONSE = 8
+    """number of the run, place of the request in it, response or None, whether it is the last. Done: None."""
+    IS_CANCELLED = 9
+    """number of the run, place of the request in it. Done: whether its caller has given up."""
+    RUN_FAILED = 10
+    """number of the run, why: what it has not answered yet has failed. Done: None."""
 
 
 class Channel:
@@ -71,6 +79,13 @@ class Channel:
         body = self._start + _LENGTH.size
         self._start = body + length
         return msgpack.unpackb(self._view[body : self._start], use_list=False)
+
+    def shut_down(self) -> None:
+        """Ends the connection: whoever waits in `receive`, at either end, learns so. For any thread."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended before
 
     def close(self) -> None:
         """Closes this end."""

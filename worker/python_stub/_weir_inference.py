@@ -1,4 +1,4 @@
-"""`InferenceRequest` and `InferenceResponse` of `triton_python_backend_utils`."""
+"""`InferenceRequest` of `triton_python_backend_utils`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from _weir_errors import TritonError, TritonModelException
+from _weir_channel import Kind
+from _weir_errors import TritonModelException
+from _weir_response import InferenceResponse, Parameters, check_parameters
+from _weir_response_sender import InferenceResponseSender, ResponseChannel
 from _weir_tensor import Tensor
-
-Parameters = dict[str, Any]
 
 
 class InferenceRequest:
@@ -20,12 +21,15 @@ class InferenceRequest:
     """
 
     __slots__ = (
+        "_channel",
         "_correlation_id",
         "_flags",
         "_id",
         "_inputs",
         "_outputs",
         "_parameters",
+        "_place",
+        "_sender",
         "_timeout",
         "model_name",
         "model_version",
@@ -47,7 +51,7 @@ class InferenceRequest:
     ) -> None:
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
-        _check_parameters(parameters, (bool, int, str))
+        check_parameters(parameters, (bool, int, str))
         self._id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
@@ -55,6 +59,8 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._parameters = parameters or {}
+        self._channel: ResponseChannel | None = None
+        self._sender: InferenceResponseSender | None = None
         self.model_name = model_name
         self.model_version = model_version
 
@@ -68,8 +74,10 @@ class InferenceRequest:
         parameters: Parameters,
         outputs: Sequence[str],
         inputs: list[Tensor],
+        channel: ResponseChannel,
+        place: tuple[int, int],
     ) -> InferenceRequest:
-        """A request as it came from a client, already checked."""
+        """A request as it came from a client, already checked; at `place` the other end of `channel` knows it."""
         request = cls.__new__(cls)
         request._id = request_id
         request._correlation_id = correlation_id
@@ -78,6 +86,9 @@ class InferenceRequest:
         request._parameters = parameters
         request._outputs = list(outputs)
         request._inputs = inputs
+        request._channel = channel
+        request._place = place
+        request._sender = None
         return request
 
     def inputs(self) -> list[Tensor]:
@@ -113,16 +124,42 @@ class InferenceRequest:
         return json.dumps(self._parameters)
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has given up: not known here yet, so never."""
-        return False
+        """Whether the caller has given up; never for a request that the model made itself."""
+        if self._sender is not None:
+            return self._sender.is_cancelled()
+        return self._channel is not None and bool(self._channel.ask(Kind.IS_CANCELLED, *self._place))
 
     def trace(self) -> NoReturn:
         """Traces are not supported yet."""
         _not_yet("request traces are")
 
-    def get_response_sender(self) -> NoReturn:
-        """Response senders are not supported yet."""
-        _not_yet("response senders are")
+    def get_response_sender(self) -> InferenceResponseSender:
+        """What sends this request's responses, always the same one.
+
+        Raises TritonModelException for a request that the model made itself.
+        """
+        if self._channel is None:
+            raise TritonModelException("a request made by a model has no response sender")
+        if self._sender is None:
+            self._sender = InferenceResponseSender(self._channel, self._place, self._outputs)
+        return self._sender
+
+    def settle(self, response: InferenceResponse | None) -> bool:
+        """What `execute` returned for this request; whether it is answered, or will be, by its response sender.
+
+        Raises TritonModelException for a response that is one too many.
+        """
+        if self._sender is None:
+            return False
+        if response is not None:
+            self._sender.check(response)
+            self._sender.sent(True, True)
+        return response is None
+
+    def close(self) -> None:
+        """The request is over: its response sender sends nothing any more."""
+        if self._channel is not None:
+            self.get_response_sender().close()
 
     def set_release_flags(self, flags: int) -> NoReturn:
         """Rescheduling is not supported yet."""
@@ -135,61 +172,6 @@ class InferenceRequest:
     def async_exec(self, decoupled: bool = False) -> NoReturn:
         """Calls to other models are not supported yet."""
         _not_yet("calls to other models are")
-
-
-class InferenceResponse:
-    """A model's answer to one request: output tensors, or an error, beside which outputs are ignored.
-
-    `parameters` are given to the client: bool, int, float or str values. Raises TritonModelException for other types.
-    """
-
-    __slots__ = ("_error", "_outputs", "_parameters")
-
-    def __init__(
-        self,
-        output_tensors: Sequence[Tensor] | None = None,
-        error: TritonError | None = None,
-        parameters: Parameters | None = None,
-    ) -> None:
-        outputs = [] if output_tensors is None else list(output_tensors)
-        for tensor in outputs:
-            if not isinstance(tensor, Tensor):
-                raise TritonModelException(f"Expected an output tensor of type 'Tensor', found type '{type(tensor)}'.")
-        if error is not None and not isinstance(error, TritonError):
-            raise TritonModelException(f"Expected an error of type 'TritonError', found type '{type(error)}'.")
-        _check_parameters(parameters, (bool, int, float, str))
-        self._outputs = outputs
-        self._error = error
-        self._parameters = parameters
-
-    def output_tensors(self) -> list[Tensor]:
-        """The output tensors."""
-        return self._outputs
-
-    def has_error(self) -> bool:
-        """Whether this answer is an error."""
-        return self._error is not None
-
-    def error(self) -> TritonError | None:
-        """The error, if this answer is one."""
-        return self._error
-
-    def parameters(self) -> str:
-        """The response parameters as JSON."""
-        return json.dumps(self._parameters or {})
-
-    def packed_parameters(self) -> Parameters | None:
-        """The response parameters as they travel."""
-        return self._parameters
-
-
-def _check_parameters(parameters: Parameters | None, types: tuple[type, ...]) -> None:
-    for key, value in (parameters or {}).items():
-        if not isinstance(key, str):
-            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
-        if not isinstance(value, types):
-            names = "/".join(known.__name__ for known in types)
-            raise TritonModelException(f"Expect parameters values to have type {names}, found type {type(value)}")
 
 
 def _not_yet(what: str) -> NoReturn:

@@ -1,6 +1,7 @@
 """Runs one instance of a Python model.
 
-    stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <model folder> <version> <model file name>
+    stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
+            <model folder> <version> <model file name>
 
 It promises that a model finds its own modules before anybody else's, that nothing a model prints or raises disturbs the
 channel to the worker, and that the process never outlives the worker.
@@ -26,9 +27,11 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, _HERE)
 
 import triton_python_backend_utils as pb_utils  # noqa: E402  # found beside this file only while its folder is on the path
-from _weir_channel import INLINE_LIMIT, Channel, Kind  # noqa: E402
+from _weir_channel import Channel, Kind  # noqa: E402
+from _weir_coroutines import Coroutines  # noqa: E402
 from _weir_mapping import InputMemory  # noqa: E402
 from _weir_memory import MemoryWriter  # noqa: E402
+from _weir_response_sender import ResponseChannel, ResponsePacker  # noqa: E402
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 
@@ -42,14 +45,23 @@ class _ModelFault(Exception):
 class Stub:
     """The model's host: answers the worker's questions, one at a time, in the main thread."""
 
-    def __init__(self, where: list[str], channel: Channel, inputs: InputMemory, outputs: MemoryWriter) -> None:
+    def __init__(
+        self,
+        where: list[str],
+        channel: Channel,
+        inputs: InputMemory,
+        outputs: MemoryWriter,
+        responses: ResponseChannel,
+    ) -> None:
         self._folder, self._version, self._filename = where
         self._channel = channel
         self._inputs = inputs
-        self._outputs = outputs
+        self._packer = ResponsePacker(outputs)
+        self._responses = responses
+        self._coroutines = Coroutines()
         self._model: Any = None
+        self._instance_name = ""
         self._output_names: list[str] = []
-        self._loop: Any = None
 
     def serve(self) -> None:
         """Answers until the worker says FINALIZE or is gone."""
@@ -109,14 +121,14 @@ class Stub:
     def _initialize(self, arguments: dict[str, str], verbose: bool) -> None:
         pb_utils.Logger.verbose_enabled = verbose
         config = json.loads(arguments.get("model_config") or "{}")
-        if pb_utils.using_decoupled_model_transaction_policy(config):
-            raise _ModelFault("the decoupled transaction policy is not supported yet")
+        self._responses.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        self._instance_name = arguments.get("model_instance_name", "")
         self._output_names = [output["name"] for output in config.get("output", ())]
         model = self._load()()
         if not hasattr(model, "execute"):
             raise _ModelFault("TritonPythonModel has no method 'execute'")
         if hasattr(model, "initialize"):
-            self._awaited(model.initialize(arguments))
+            self._coroutines.awaited(model.initialize(arguments))
         self._model = model
 
     def _auto_complete(self, config: str) -> str:
@@ -134,23 +146,23 @@ class Stub:
     def _is_ready(self) -> bool:
         if not hasattr(self._model, "is_ready"):
             return True
-        ready = self._awaited(self._model.is_ready())
+        ready = self._coroutines.awaited(self._model.is_ready())
         if not isinstance(ready, bool):
             raise _ModelFault(f"is_ready must return a bool, found type '{type(ready)}'.")
         return ready
 
     def _finalize(self) -> None:
         if hasattr(self._model, "finalize"):
-            self._awaited(self._model.finalize())
+            self._coroutines.awaited(self._model.finalize())
 
-    def _execute(self, rows: tuple[Any, ...]) -> list[Any]:
-        self._outputs.rewind()
+    def _execute(self, run: int, rows: tuple[Any, ...]) -> list[Any]:
+        self._packer.rewind()
         answers: list[Any] = [None] * len(rows)
         requests: list[pb_utils.InferenceRequest] = []
         places: list[int] = []
         for place, row in enumerate(rows):
             try:
-                requests.append(self._request(row))
+                requests.append(self._request(row, (run, place)))
                 places.append(place)
             except (OSError, ValueError) as error:
                 # A segment goes with its owner: that is this request's loss, not its neighbours'.
@@ -158,12 +170,18 @@ class Stub:
                 message = f"failed to read an input from shared memory: {reason}"
                 answers[place] = (pb_utils.TritonError.INTERNAL, message)
         if requests:
-            responses = self._responses(requests)
-            for place, request, response in zip(places, requests, responses, strict=True):
-                answers[place] = self._packed(response, request.requested_output_names())
+            try:
+                if self._responses.is_decoupled:
+                    self._run_decoupled(run, requests)
+                else:
+                    for place, answer in zip(places, self._run(requests), strict=True):
+                        answers[place] = answer
+            except BaseException:
+                _close(requests)
+                raise
         return answers
 
-    def _request(self, row: tuple[Any, ...]) -> pb_utils.InferenceRequest:
+    def _request(self, row: tuple[Any, ...], place: tuple[int, int]) -> pb_utils.InferenceRequest:
         *facts, outputs, inputs = row
         tensors = [
             pb_utils.Tensor.received(
@@ -171,49 +189,57 @@ class Stub:
             )
             for name, datatype, shape, content in inputs
         ]
-        return pb_utils.InferenceRequest.received(*facts, outputs or self._output_names, tensors)
+        wanted = outputs or self._output_names
+        return pb_utils.InferenceRequest.received(*facts, wanted, tensors, self._responses, place)
 
-    def _responses(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        asked = len(requests)
-        responses = self._awaited(self._model.execute(requests))
+    def _run(self, requests: list[pb_utils.InferenceRequest]) -> list[Any]:
+        """The packed answer to each request; None where its response sender has sent it, or will."""
+        asked = list(requests)  # the model may change its list
+        returned = self._coroutines.awaited(self._model.execute(requests))
+        responses = [None] * len(asked) if returned is None else returned
         if not isinstance(responses, list):
             raise _ModelFault(f"Expected a list in the execute return, found type '{type(responses)}'.")
-        if len(responses) != asked:
+        if len(responses) != len(asked):
             raise _ModelFault(
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
-                f"InferenceRequest(s) size is:{asked}, and InferenceResponse(s) size is:{len(responses)}\n"
+                f"InferenceRequest(s) size is:{len(asked)}, and InferenceResponse(s) size is:{len(responses)}\n"
             )
         for response in responses:
-            if not isinstance(response, pb_utils.InferenceResponse):
+            if not (response is None or isinstance(response, pb_utils.InferenceResponse)):
                 raise _ModelFault(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
-        return responses
+        return [self._answer_of(request, response) for request, response in zip(asked, responses, strict=True)]
 
-    def _packed(self, response: pb_utils.InferenceResponse, wanted: list[str]) -> tuple[Any, Any]:
-        error = response.error()
-        if error is not None:
-            return error.code(), error.message()
-        outputs = [
-            (tensor.name(), tensor.datatype(), tensor.shape(), self._content(tensor))
-            for tensor in response.output_tensors()
-            if not wanted or tensor.name() in wanted
-        ]
-        return outputs, response.packed_parameters()
+    def _answer_of(self, request: pb_utils.InferenceRequest, response: pb_utils.InferenceResponse | None) -> Any:
+        if request.settle(response):
+            return None
+        if response is None:
+            # Nobody holds a sender that could still answer it.
+            return pb_utils.TritonError.INTERNAL, "expected a single response, got 0"
+        return self._packer.packed(response, request.requested_output_names())
 
-    def _content(self, tensor: pb_utils.Tensor) -> bytes | tuple[int, int]:
-        content = tensor.content(INLINE_LIMIT)
-        return self._outputs.place(content) if len(content) > INLINE_LIMIT else content
+    def _run_decoupled(self, run: int, requests: list[pb_utils.InferenceRequest]) -> None:
+        asked = list(requests)
+        returned = self._model.execute(requests)
+        if isinstance(returned, types.CoroutineType):
+            self._coroutines.start(returned, lambda error: self._run_failed(run, asked, error))
+        elif returned is not None:
+            raise _ModelFault(
+                f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
+                "return None."
+            )
 
-    def _awaited(self, result: Any) -> Any:
-        if not isinstance(result, types.CoroutineType):
-            return result
-        if self._loop is None:
-            import asyncio  # a third of the start-up time, which few models need
+    def _run_failed(self, run: int, requests: list[pb_utils.InferenceRequest], error: BaseException) -> None:
+        traceback.print_exception(error)
+        _close(requests)
+        self._responses.ask(Kind.RUN_FAILED, run, self._describe(error))
 
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(result)
+
+def _close(requests: list[pb_utils.InferenceRequest]) -> None:
+    for request in requests:
+        request.close()
 
 
 def _end_with_worker(lifeline_fd: int) -> None:
@@ -233,20 +259,23 @@ def _end_with_worker(lifeline_fd: int) -> None:
 
 def main() -> None:
     """Serves one model until told to stop."""
-    fds = [int(argument) for argument in sys.argv[1:5]]
-    channel_fd, lifeline_fd, inputs_fd, outputs_fd = fds
+    fds = [int(argument) for argument in sys.argv[1:7]]
+    channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd = fds
     _end_with_worker(lifeline_fd)
     faulthandler.enable()
     for fd in fds:
         os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=channel_fd))
-    # A process the model forks must not keep the channel open after this one has died.
+    response_channel = Channel(socket.socket(fileno=response_channel_fd))
+    # A process the model forks must not keep the channels open after this one has died.
     os.register_at_fork(after_in_child=channel.close)
+    os.register_at_fork(after_in_child=response_channel.close)
     # Compiled files would appear in the model repository, whose changes mean something.
     sys.dont_write_bytecode = True
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
-    Stub(sys.argv[5:8], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd)).serve()
+    responses = ResponseChannel(response_channel, MemoryWriter(responses_fd))
+    Stub(sys.argv[7:10], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses).serve()
 
 
 if __name__ == "__main__":

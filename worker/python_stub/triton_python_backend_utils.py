@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from _weir_datatypes import NAMES, NUMBERS, SCALARS, name_of_numpy
 from _weir_errors import TritonError, TritonModelException
-from _weir_inference import InferenceRequest, InferenceResponse
+from _weir_inference import InferenceRequest
 from _weir_logger import Logger
 from _weir_model_config import ModelConfig
+from _weir_response import InferenceResponse
+from _weir_response_sender import FINAL, InferenceResponseSender
 from _weir_tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
     "InferenceRequest",
     "InferenceResponse",
+    "InferenceResponseSender",
     "Logger",
     "MetricFamily",
     "ModelConfig",
@@ -49,12 +52,21 @@ __all__ = [
 ]
 
 # Where a model sees a class come from, in messages as in pickles.
-for _public in (InferenceRequest, InferenceResponse, Logger, ModelConfig, Tensor, TritonError, TritonModelException):
+for _public in (
+    InferenceRequest,
+    InferenceResponse,
+    InferenceResponseSender,
+    Logger,
+    ModelConfig,
+    Tensor,
+    TritonError,
+    TritonModelException,
+):
     _public.__module__ = __name__
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
-TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
 TRITONSERVER_MEMORY_CPU = 0

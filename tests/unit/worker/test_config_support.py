@@ -64,7 +64,6 @@ SNIPPETS = {
     "model_warmup": 'model_warmup { name: "w" }',
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
-    "model_transaction_policy.decoupled": "model_transaction_policy { decoupled: true }",
     "response_cache.enable": "response_cache { enable: true }",
 }
 """A configuration that sets each field of the table."""

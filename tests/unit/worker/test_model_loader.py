@@ -16,7 +16,7 @@ from schemas.model_config import InstanceGroup, ModelConfig
 from schemas.registry import ModelState
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
-from worker.model_instance import FinishedBatch
+from worker.batch_execution import FinishedBatch
 from worker.model_loader import LoadedResult, ModelLoader, backend_for
 from worker.served_version import instance_devices
 

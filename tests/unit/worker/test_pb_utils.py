@@ -184,7 +184,6 @@ class TestMessages:
         for attempt in (
             request.exec,
             request.async_exec,
-            request.get_response_sender,
             lambda: pb_utils.MetricFamily("a", "b"),
             lambda: pb_utils.load_model("m"),
         ):

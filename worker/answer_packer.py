@@ -1,0 +1,60 @@
+"""`AnswerPacker`: makes answers of results, with large outputs in payload slots lent to the gateway."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from bus.identity import shares_memory
+from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
+from schemas.errors import ErrorCode, WeirError
+from schemas.messages import pack_answer, pack_error
+from schemas.tensors import Tensor
+from worker.backend import Result
+
+MAX_INLINE_ANSWER_BYTES = 4 << 20
+"""Outputs of one answer that may travel inside a message, when shared memory can't be used."""
+
+
+class AnswerPacker:
+    """The answers of one instance; for any thread."""
+
+    def __init__(self, arena_name: str) -> None:
+        self._arena = PayloadArena(arena_name)
+        self._leases = LeasedSlots()
+        self._lock = threading.Lock()  # of the two above
+
+    def packed(self, gateway: str, key: int, result: Result, is_final: bool = True) -> tuple[Any, ...]:
+        """The row of an answers message for this result. Its outputs are copied, or packed with the message."""
+        if result.error is not None:
+            return pack_error(key, result.error, is_final)
+        inline_bytes = 0
+        for tensor in result.outputs:
+            size = tensor.size_bytes
+            if size > INLINE_LIMIT_BYTES and shares_memory(gateway) and self._lend(tensor):
+                continue
+            inline_bytes += size
+        if inline_bytes > MAX_INLINE_ANSWER_BYTES:
+            too_large = f"the response of {inline_bytes} bytes is larger than can be sent to the gateway"
+            return pack_error(key, WeirError(ErrorCode.UNAVAILABLE, too_large), is_final)
+        return pack_answer(key, result.outputs, result.parameters, is_final)
+
+    def give_back(self, segment: str, slot: int, generation: int) -> None:
+        """A gateway has read an output that lay in shared memory."""
+        with self._lock:
+            self._leases.give_back(segment, slot, generation)
+
+    def close(self) -> None:
+        """Gives up the memory: what has not been read by now is lost."""
+        with self._lock:
+            self._arena.close()
+
+    def _lend(self, tensor: Tensor) -> bool:
+        with self._lock:
+            self._leases.expire()
+            slot = self._arena.allocate(tensor.size_bytes)
+            if slot is None:
+                return False
+            slot.view[:] = tensor.data  # type: ignore[assignment]
+            tensor.data = self._leases.lend(slot)
+        return True

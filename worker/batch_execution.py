@@ -1,0 +1,242 @@
+"""`BatchExecution`: one batch on an instance, answered at once, in pieces, or long after the model has run.
+
+What a model sends by response senders leaves as it comes, one message for each response: nothing is kept here. When
+`execute` has returned and requests of the batch are still open, the instance is released for the next batch, and this
+one ends with its last answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from bus.payloads import PayloadReader
+from schemas.errors import ErrorCode, WeirError
+from schemas.messages import BatchEntry, BatchOutcome, Done, pack_answers, pack_end
+from worker.answer_packer import AnswerPacker
+from worker.backend import Execution, Result
+from worker.reshape import Reshaper
+from worker.running_batch import RunningBatch
+from worker.statistics import ModelStatistics
+
+
+class FinishedBatch(NamedTuple):
+    """What is to be published of a batch: (gateway, answers message) each, its end for its scheduler, and acks.
+
+    `done` is None while the batch goes on.
+    """
+
+    scheduler: str
+    done: Done | None
+    answers: list[tuple[str, bytes]]
+    acks: Sequence[str] = ()
+
+
+class OpenBatches:
+    """The batches of one instance that have left it and have requests without a last answer; and how all are answered.
+
+    `decoupled`: the model may send any number of responses, which are counted by their number.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        decoupled: bool,
+        packer: AnswerPacker,
+        reshaper: Reshaper | None,
+        statistics: ModelStatistics,
+        publish: Callable[[FinishedBatch], None],
+    ) -> None:
+        self.version = version
+        self.decoupled = decoupled
+        self.packer = packer
+        self.reshaper = reshaper
+        self.statistics = statistics
+        self.publish = publish
+        self._changed = threading.Condition()
+        self._open: set[BatchExecution] = set()
+
+    def add(self, execution: BatchExecution) -> None:
+        """The batch has left the instance."""
+        with self._changed:
+            self._open.add(execution)
+
+    def remove(self, execution: BatchExecution) -> None:
+        """The batch has ended; it need not have been open."""
+        with self._changed:
+            self._open.discard(execution)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Returns when none is open."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._open)
+
+
+class _Stream:
+    """A request that has no last answer: how many responses it had, and when the last of them was sent."""
+
+    __slots__ = ("last_ns", "responses")
+
+    def __init__(self, start_ns: int) -> None:
+        self.responses = 0
+        self.last_ns = start_ns
+
+
+class BatchExecution(Execution):
+    """See the module. `begin` says which entries of the batch the instance is given, `settle` what it returned."""
+
+    __slots__ = ("_batch", "_batches", "_entries", "_has_returned", "_lock", "_rows", "_streams", "_uncounted")
+
+    def __init__(self, batch: RunningBatch, batches: OpenBatches, reader: PayloadReader) -> None:
+        super().__init__(reader)
+        self._batch = batch
+        self._batches = batches
+        self._entries: Sequence[int] = ()
+        self._rows: Sequence[int] = ()
+        self._lock = threading.Lock()
+        self._streams: dict[int, _Stream] | None = None
+        self._has_returned = False
+        self._uncounted = True
+
+    def begin(self, entries: Sequence[int], rows: Sequence[int]) -> None:
+        """The instance is given these entries of the batch, which have so many rows each."""
+        self._entries = entries
+        self._rows = rows
+
+    @property
+    def has_responded(self) -> bool:
+        """See `Execution`."""
+        return self._streams is not None
+
+    def is_cancelled(self, position: int) -> bool:
+        """See `Execution`."""
+        return self._entries[position] in self._batch.cancelled
+
+    def respond(self, position: int, result: Result | None, is_final: bool) -> None:
+        """See `Execution`."""
+        batches = self._batches
+        with self._lock:
+            streams = self._open_streams()
+            stream = streams.get(position)
+            if stream is None:
+                return
+            entry = self._entry(position)
+            began_ns = time.monotonic_ns()
+            if result is None:
+                row = pack_end(entry.key)
+            else:
+                if batches.reshaper is not None:
+                    batches.reshaper.to_client(result)
+                row = batches.packer.packed(entry.gateway, entry.key, result, is_final)
+            self._count_response(position, stream, result, began_ns)
+            if is_final:
+                self._end(position, has_failed=_has_failed(result))
+            self._leave([(entry.gateway, pack_answers(batches.version, [row]))])
+
+    def fail(self, error: WeirError) -> None:
+        """See `Execution`."""
+        with self._lock:
+            streams = self._open_streams()
+            if streams:
+                self._leave(self._answers({self._entries[position]: Result(error=error) for position in streams}))
+
+    def settle(self, results: Sequence[Result | None]) -> None:
+        """The instance is done with the batch; `results` are those of all its entries, None for what is still open."""
+        with self._lock:
+            streams = self._open_streams()
+            self._has_returned = True
+            answers = self._answers({index: result for index, result in enumerate(results) if result is not None})
+            self._count_execution()
+            if streams:
+                self._batches.add(self)
+            self._leave(answers, (time.monotonic_ns() - self.start_ns) // 1000)
+
+    def _open_streams(self) -> dict[int, _Stream]:
+        if self._streams is None:
+            self._streams = {position: _Stream(self.input_end_ns) for position in range(len(self._entries))}
+        return self._streams
+
+    def _entry(self, position: int) -> BatchEntry:
+        return self._batch.message.entries[self._entries[position]]
+
+    def _answers(self, results: dict[int, Result]) -> list[tuple[str, bytes]]:
+        """The messages with the last answers to these entries, less those that have it already."""
+        positions = {index: position for position, index in enumerate(self._entries)}
+        streams = self._open_streams()
+        by_gateway: dict[str, list[tuple[Any, ...]]] = {}
+        for index, result in results.items():
+            position = positions.get(index)
+            if position is not None:
+                stream = streams.get(position)
+                if stream is None:
+                    continue
+                self._count_response(position, stream, result, time.monotonic_ns())
+                self._end(position, has_failed=_has_failed(result))
+            entry = self._batch.message.entries[index]
+            row = self._batches.packer.packed(entry.gateway, entry.key, result)
+            by_gateway.setdefault(entry.gateway, []).append(row)
+        return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
+
+    def _leave(self, answers: list[tuple[str, bytes]], busy_us: int | None = None) -> None:
+        """Publishes answers, with the end of the execution (`busy_us`) or of the batch where they are it."""
+        message = self._batch.message
+        is_over = self._has_returned and not self._open_streams()
+        done: Done | None = None
+        if is_over or busy_us is not None:
+            outcome = BatchOutcome.ANSWERED if is_over else BatchOutcome.RELEASED
+            done = Done(message.batch_id, outcome, busy_us or 0)
+        self._batches.publish(FinishedBatch(message.scheduler, done, answers, message.acks if is_over else ()))
+        if is_over:
+            self._batches.remove(self)
+
+    # Counting: before the answer leaves, so that who has read it finds it counted
+
+    def _end(self, position: int, has_failed: bool) -> None:
+        """The request has its last answer."""
+        streams = self._open_streams()
+        del streams[position]
+        now_ns = time.monotonic_ns()
+        statistics = self._batches.statistics
+        queue_ns = self._entry(position).queued_us * 1000 + self.start_ns - self._batch.received_ns
+        if has_failed or self.is_cancelled(position):
+            reason = "CANCELED" if self.is_cancelled(position) else "BACKEND"
+            statistics.record_failures(1, reason, queue_ns + now_ns - self.start_ns)
+        else:
+            phases = self._phases_ns(now_ns)
+            statistics.record_requests(1, self._rows[position], queue_ns, phases, time.time_ns() // 1_000_000)
+        if not streams:
+            self._count_execution()
+
+    def _count_execution(self) -> None:
+        if self._uncounted and self._entries:
+            self._uncounted = False
+            self._batches.statistics.record_execution(sum(self._rows), self._phases_ns(time.monotonic_ns()))
+
+    def _count_response(self, position: int, stream: _Stream, result: Result | None, began_ns: int) -> None:
+        now_ns = time.monotonic_ns()
+        if self._batches.decoupled:
+            is_cancel = result is not None and result.error is not None and result.error.code is ErrorCode.CANCELLED
+            if is_cancel or self.is_cancelled(position):
+                outcome = "cancel"
+            elif result is None:
+                outcome = "empty_response"
+            else:
+                outcome = "success" if result.error is None else "fail"
+            self._batches.statistics.record_response(
+                stream.responses, outcome, began_ns - stream.last_ns, now_ns - began_ns
+            )
+        stream.responses += 1
+        stream.last_ns = now_ns
+
+    def _phases_ns(self, now_ns: int) -> tuple[int, int, int]:
+        """(input, infer, output) so far; what a model sends itself leaves while it infers."""
+        infer_end_ns = self.infer_end_ns if self._has_returned else now_ns
+        return self.input_end_ns - self.start_ns, max(0, infer_end_ns - self.input_end_ns), 0
+
+
+def _has_failed(result: Result | None) -> bool:
+    """Whether this end is a failure: a model's own error response counts as a success, as in Triton."""
+    return result is not None and result.error is not None and not result.is_model_response

@@ -1,0 +1,68 @@
+"""`InferenceResponse` of `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from _weir_errors import TritonError, TritonModelException
+from _weir_tensor import Tensor
+
+Parameters = dict[str, Any]
+
+
+class InferenceResponse:
+    """A model's answer to one request: output tensors, or an error, beside which outputs are ignored.
+
+    `parameters` are given to the client: bool, int, float or str values. Raises TritonModelException for other types.
+    """
+
+    __slots__ = ("_error", "_outputs", "_parameters")
+
+    def __init__(
+        self,
+        output_tensors: Sequence[Tensor] | None = None,
+        error: TritonError | None = None,
+        parameters: Parameters | None = None,
+    ) -> None:
+        outputs = [] if output_tensors is None else list(output_tensors)
+        for tensor in outputs:
+            if not isinstance(tensor, Tensor):
+                raise TritonModelException(f"Expected an output tensor of type 'Tensor', found type '{type(tensor)}'.")
+        if error is not None and not isinstance(error, TritonError):
+            raise TritonModelException(f"Expected an error of type 'TritonError', found type '{type(error)}'.")
+        check_parameters(parameters, (bool, int, float, str))
+        self._outputs = outputs
+        self._error = error
+        self._parameters = parameters
+
+    def output_tensors(self) -> list[Tensor]:
+        """The output tensors."""
+        return self._outputs
+
+    def has_error(self) -> bool:
+        """Whether this answer is an error."""
+        return self._error is not None
+
+    def error(self) -> TritonError | None:
+        """The error, if this answer is one."""
+        return self._error
+
+    def parameters(self) -> str:
+        """The response parameters as JSON."""
+        return json.dumps(self._parameters or {})
+
+    def packed_parameters(self) -> Parameters | None:
+        """The response parameters as they travel."""
+        return self._parameters
+
+
+def check_parameters(parameters: Parameters | None, types: tuple[type, ...]) -> None:
+    """Raises TritonModelException for keys that are not str and values of other types than these."""
+    for key, value in (parameters or {}).items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, types):
+            names = "/".join(known.__name__ for known in types)
+            raise TritonModelException(f"Expect parameters values to have type {names}, found type {type(value)}")

@@ -1,0 +1,30 @@
+"""`RunningBatch`: a batch from its arrival at a worker until the last of its requests has its last answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from schemas.messages import BatchMessage
+
+
+class RunningBatch:
+    """The batch's `message`, when it came, and which of its entries were cancelled meanwhile.
+
+    The event loop makes and cancels it, any thread may ask.
+    """
+
+    __slots__ = ("cancelled", "message", "received_ns")
+
+    def __init__(self, message: BatchMessage) -> None:
+        self.message = message
+        self.received_ns = time.monotonic_ns()
+        self.cancelled: frozenset[int] = frozenset()
+        """Positions of entries whose callers have given up."""
+
+    def cancel(self, gateway: str, keys: Iterable[int]) -> None:
+        """The callers of these requests have given up."""
+        wanted = {(gateway, key) for key in keys}
+        self.cancelled |= {
+            position for position, entry in enumerate(self.message.entries) if (entry.gateway, entry.key) in wanted
+        }
