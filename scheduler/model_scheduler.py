@@ -81,6 +81,7 @@ class ModelScheduler:
         elif config != self._configs[version] and isinstance(known, VersionScheduler):
             known.use(batcher_for(config))
         self._configs[version] = config
+        self._versions[version].is_decoupled = config.is_decoupled
 
     def _scheduler_for(self, version: int, config: ModelConfig) -> AnyVersion:
         if config.sequence_batching is not None:
@@ -129,7 +130,10 @@ class ModelScheduler:
         return refused
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> Ended:
-        """The callers of these requests have gone: those still waiting are over, those running are left to end."""
+        """The callers of these requests have gone: those still waiting are over, those running are left to end.
+
+        `cancelled_in_flight` tells which those are.
+        """
         live = self._live.get(gateway, {})
         cancelled: list[QueuedRequest] = []
         for key in keys:
@@ -144,6 +148,15 @@ class ModelScheduler:
         running = {request for version in self._versions.values() for request in version.running()}
         return self._forget(([request for request in cancelled if request not in running], failures))
 
+    def cancelled_in_flight(self, gateway: str, keys: Iterable[int]) -> list[tuple[Batch, list[int]]]:
+        """The batches that run requests of these which were cancelled, with their keys: their workers want to know."""
+        wanted = frozenset(keys)
+        return [found for version in self._versions.values() for found in version.cancelled_in_flight(gateway, wanted)]
+
+    def failures(self) -> dict[int, dict[str, int]]:
+        """By version, the requests that failed without an answer of a worker, by Triton's reasons."""
+        return {number: dict(version.failures) for number, version in self._versions.items()}
+
     def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
         """All batches that are to be sent now, and when there will be more if nothing else happens (None: never)."""
         batches: list[Batch] = []
@@ -156,7 +169,7 @@ class ModelScheduler:
         return batches, wake_at_us
 
     def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended:
-        """A worker has ended a batch."""
+        """A worker has ended a batch, or its instance is free while the batch goes on."""
         for version in self._versions.values():
             ended = version.complete(now_us, batch_id, outcome, busy_us)
             if ended is not None:

@@ -11,13 +11,20 @@ with null rows), *oldest* forms batches of the oldest requests of an instance's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import count
 
 from scheduler.patience import Patience
 from scheduler.queued_request import QueuedRequest
 from scheduler.sequences import Sequence, SequenceTable, SlottedInstance
-from scheduler.version_scheduler import UNAVAILABLE_TIMEOUT_US, Batch, Ended, Failure
+from scheduler.version_scheduler import (
+    NOTHING_ENDED,
+    UNAVAILABLE_TIMEOUT_US,
+    Batch,
+    Ended,
+    Failure,
+    cancelled_among,
+)
 from schemas.errors import ErrorCode, WeirError, invalid, unavailable
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
@@ -53,6 +60,8 @@ class SequenceScheduler:
         self._patience = Patience(unavailable_timeout_us)
         self._next_batch_id = next_batch_id or count(1).__next__
         self._in_flight: dict[int, tuple[Batch, list[Sequence]]] = {}
+        self.is_decoupled = config.is_decoupled  # nothing is ever done again here, so it changes nothing
+        self.failures = {"REJECTED": 0, "CANCELED": 0}
 
     @property
     def waiting(self) -> int:
@@ -71,6 +80,10 @@ class SequenceScheduler:
     def in_flight_on(self, worker: str) -> list[int]:
         """See `VersionScheduler`."""
         return [batch.id for batch, _ in self._in_flight.values() if batch.instance.worker == worker]
+
+    def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
+        """See `VersionScheduler`."""
+        return cancelled_among((batch for batch, _ in self._in_flight.values()), gateway, keys)
 
     def running(self) -> Iterator[QueuedRequest]:
         """See `VersionScheduler`."""
@@ -104,7 +117,9 @@ class SequenceScheduler:
         for sequence in ended:
             self._table.forget(sequence)
             rest = [request for request in sequence.queue if not request.cancelled]
+            cancelled = len(sequence.queue) - len(rest)
             sequence.queue.clear()
+            self.failures["CANCELED"] += cancelled
             error = WeirError(ErrorCode.CANCELLED, f"the sequence {sequence.id} was cancelled by an earlier request")
             failures += [Failure(request, error) for request in rest]
         return failures
@@ -124,7 +139,13 @@ class SequenceScheduler:
         return batches, wake_at_us
 
     def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
-        """See `VersionScheduler`; an instance that did not answer has lost the state of all its sequences."""
+        """See `VersionScheduler`; an instance that did not answer has lost the state of all its sequences.
+
+        One that is released while its batch goes on gets no other: the next request of a sequence comes after the last
+        answer to the one before.
+        """
+        if outcome == BatchOutcome.RELEASED:
+            return NOTHING_ENDED if batch_id in self._in_flight else None
         known = self._in_flight.pop(batch_id, None)
         if known is None:
             return None
@@ -174,6 +195,7 @@ class SequenceScheduler:
                 self._table.forget(sequence)
                 error = unavailable("timeout of the corresponding sequence has been expired")
                 failures += [Failure(request, error) for request in sequence.queue]
+        self.failures["REJECTED"] += len(failures)
         return failures
 
     def _refusal(self, request: QueuedRequest) -> WeirError | None:
@@ -196,7 +218,9 @@ class SequenceScheduler:
             over += sequence.queue
             sequence.queue.clear()
         failures = [Failure(request, self._state_lost(request)) for request in over if not request.cancelled]
-        return [request for request in over if request.cancelled], failures
+        cancelled = [request for request in over if request.cancelled]
+        self.failures["CANCELED"] += len(cancelled)
+        return cancelled, failures
 
     def _state_lost(self, request: QueuedRequest) -> WeirError:
         return unavailable(

@@ -27,7 +27,15 @@ from scheduler.owned_model import LiveFrame, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
-from schemas.messages import NOBODY, BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
+from schemas.messages import (
+    NOBODY,
+    BatchOutcome,
+    MalformedMessage,
+    pack_abandoned,
+    pack_answers,
+    pack_error,
+    unpack_cancel,
+)
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat, ModelRecord, ModelState
 
@@ -146,8 +154,10 @@ class SchedulerService:
             return
         now_us = _now_us()
         for batch_id, outcome, busy_us in dones:
-            owned = self._batches.pop(batch_id, None)
+            owned = self._batches.get(batch_id)
             if owned is not None:
+                if outcome != BatchOutcome.RELEASED:
+                    del self._batches[batch_id]
                 ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us)
                 self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED else 0)
                 if owned.scheduler.waiting:
@@ -160,6 +170,11 @@ class SchedulerService:
             self._dropped(owned.name, error)
             return
         self._finish(owned.scheduler.cancel(gateway, keys))
+        abandoned: dict[str, list[tuple[int, str, list[int]]]] = defaultdict(list)
+        for batch, of_batch in owned.scheduler.cancelled_in_flight(gateway, keys):
+            abandoned[batch.instance.worker].append((batch.id, gateway, of_batch))
+        for worker, batches in abandoned.items():
+            self._bus.publish(subjects.abandoned(worker), pack_abandoned(self._id, batches))
 
     def _on_lost(self, message: Message) -> None:
         worker = message.subject.rsplit(".", 1)[1]

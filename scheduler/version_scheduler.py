@@ -7,7 +7,7 @@ one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
@@ -22,6 +22,8 @@ from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 
+LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
+"""What a request ends with whose responses may have been seen in part: it can't be done again."""
 
 _rows_of = attrgetter("batch_size")
 
@@ -30,10 +32,11 @@ class Batch:
     """Requests that run together: of this version, on this instance.
 
     `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
-    each sequence at the row of its slot.
+    each sequence at the row of its slot. `released`: the instance has taken on another since, while answers of this
+    batch are still to come.
     """
 
-    __slots__ = ("id", "instance", "null_rows", "requests", "version")
+    __slots__ = ("id", "instance", "null_rows", "released", "requests", "version")
 
     def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
         self.id = id
@@ -41,6 +44,7 @@ class Batch:
         self.instance = instance
         self.requests = requests
         self.null_rows: Sequence[int] = ()
+        self.released = False
 
 
 class Failure(NamedTuple):
@@ -56,11 +60,23 @@ Ended = tuple[Sequence[QueuedRequest], Sequence[Failure]]
 NOTHING_ENDED: Ended = ((), ())
 
 
+def cancelled_among(batches: Iterable[Batch], gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
+    """Those of the batches that run requests of these which were cancelled, with their keys."""
+    found: list[tuple[Batch, list[int]]] = []
+    for batch in batches:
+        cancelled = [r.key for r in batch.requests if r.cancelled and r.key in keys and r.gateway == gateway]
+        if cancelled:
+            found.append((batch, cancelled))
+    return found
+
+
 class VersionScheduler:
     """See the module.
 
     `next_batch_id` numbers batches; ids are unique over all versions that share it. `unavailable_timeout_us` is how long
-    requests wait while no instance is there.
+    requests wait while no instance is there. While `is_decoupled`, a batch whose worker is lost is not done again, for
+    somebody may have seen part of the responses. `failures` counts requests by Triton's reasons that failed here, without
+    having been answered by a worker; those refused as they came are not counted, as in Triton.
     """
 
     def __init__(
@@ -78,6 +94,8 @@ class VersionScheduler:
         self._patience = Patience(unavailable_timeout_us)
         self._next_batch_id = next_batch_id or count(1).__next__
         self._in_flight: dict[int, Batch] = {}
+        self.is_decoupled = False
+        self.failures = {"REJECTED": 0, "CANCELED": 0}
 
     @property
     def waiting(self) -> int:
@@ -96,6 +114,10 @@ class VersionScheduler:
     def in_flight_on(self, worker: str) -> list[int]:
         """Ids of the batches that `worker` has been sent and has not ended, oldest first."""
         return [batch.id for batch in self._in_flight.values() if batch.instance.worker == worker]
+
+    def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
+        """The batches that run requests of these which were cancelled, with their keys."""
+        return cancelled_among(self._in_flight.values(), gateway, keys)
 
     def running(self) -> Iterator[QueuedRequest]:
         """Requests that have been sent to workers and have no answer yet."""
@@ -119,7 +141,9 @@ class VersionScheduler:
 
     def drop_cancelled(self) -> list[Failure]:
         """Takes requests that were cancelled out of the queue; returns others that can't be run without them."""
+        waiting = self.waiting
         self._batcher.drop_cancelled()
+        self.failures["CANCELED"] += waiting - self.waiting
         return []
 
     def drain(self) -> list[QueuedRequest]:
@@ -146,24 +170,27 @@ class VersionScheduler:
         return batches, None
 
     def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
-        """A batch has ended; None if it is none of this version's."""
-        batch = self._in_flight.pop(batch_id, None)
+        """A batch has ended, or its instance is free; None if it is none of this version's."""
+        batch = self._in_flight.get(batch_id)
         if batch is None:
             return None
-        self._placement.free(batch.instance, now_us, busy_us)
+        self._release(batch, now_us, busy_us)
+        if outcome == BatchOutcome.RELEASED:
+            return NOTHING_ENDED
+        del self._in_flight[batch_id]
         if outcome == BatchOutcome.ANSWERED:
             return batch.requests, ()
         return self._do_again([batch])
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
-        """These batches will never end (their messages were lost): they are done again."""
+        """These batches will never end (their messages were lost): they are done again, unless decoupled."""
         lost: list[Batch] = []
         for batch_id in batch_ids:
             batch = self._in_flight.pop(batch_id, None)
             if batch is not None:
-                self._placement.free(batch.instance, now_us, 0)
+                self._release(batch, now_us, 0)
                 lost.append(batch)
-        return self._do_again(lost)
+        return self._end_streams(lost) if self.is_decoupled else self._do_again(lost)
 
     def set_instances(self, worker: str, instances: int) -> list[Failure]:
         """`worker` holds so many instances now; returns requests that can't be run any more."""
@@ -173,7 +200,7 @@ class VersionScheduler:
         return []
 
     def worker_lost(self, now_us: int, worker: str) -> Ended:
-        """`worker` is gone: its batches are done again elsewhere."""
+        """`worker` is gone: its batches are done again elsewhere, unless decoupled."""
         ended = self.batches_lost(now_us, self.in_flight_on(worker))
         self._placement.set_instances(worker, 0)
         return ended
@@ -186,6 +213,16 @@ class VersionScheduler:
         """Takes all waiting requests out of the queue if there has been no instance for too long."""
         return self.drain() if self.instance_count == 0 and self._patience.is_over(now_us) else []
 
+    def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
+        if not batch.released:
+            batch.released = True
+            self._placement.free(batch.instance, now_us, busy_us)
+
+    def _end_streams(self, batches: list[Batch]) -> Ended:
+        requests = [request for batch in batches for request in batch.requests]
+        cancelled = self._cancelled(requests)
+        return cancelled, [Failure(request, unavailable(LOST_STREAM)) for request in requests if not request.cancelled]
+
     def _do_again(self, batches: list[Batch]) -> Ended:
         requests = [request for batch in batches for request in batch.requests]
         again, given_up = self._retry.after_loss(requests)
@@ -194,4 +231,10 @@ class VersionScheduler:
             Failure(request, internal(f"the model's worker died {request.attempts} times while running this request"))
             for request in given_up
         ]
-        return [request for request in requests if request.cancelled], failures
+        return self._cancelled(requests), failures
+
+    def _cancelled(self, lost: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Those that nobody waits for: no worker has counted them."""
+        cancelled = [request for request in lost if request.cancelled]
+        self.failures["CANCELED"] += len(cancelled)
+        return cancelled

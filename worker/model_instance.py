@@ -152,8 +152,10 @@ class ModelInstance:
         outcomes: Sequence[Result | None] = []
         if self._controls is not None:
             self._controls.add_to(requests, (batch.entries[position].gateway != NOBODY for position in positions))
+        sizes: list[int] = []
         if requests:
-            execution.begin(positions, batch_sizes(requests, self._batching))
+            sizes = batch_sizes(requests, self._batching)
+            execution.begin(positions, sizes)
             try:
                 outcomes = self._outcomes(instance, requests, execution)
             except InstanceDied as death:
@@ -167,10 +169,10 @@ class ModelInstance:
             return None
         if self._has_null_rows:
             real = [batch.entries[position].gateway != NOBODY for position in positions]
-            requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
+            sizes, outcomes = list(compress(sizes, real)), list(compress(outcomes, real))
         answers = self._encode(batch, results)
         end_ns = time.monotonic_ns()
-        self._record(running, positions, requests, outcomes, execution, end_ns)
+        self._record(running, positions, sizes, outcomes, execution, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
         return FinishedBatch(batch.scheduler, done, answers, batch.acks)
 
@@ -215,7 +217,7 @@ class ModelInstance:
         self,
         running: RunningBatch,
         positions: Sequence[int],
-        requests: Sequence[InferRequest],
+        sizes: Sequence[int],
         outcomes: Sequence[Result | None],
         execution: Execution,
         end_ns: int,
@@ -225,19 +227,19 @@ class ModelInstance:
         busy_ns = end_ns - execution.start_ns
         queue_ns = sum(entry.queued_us for entry in batch.entries) * 1000 + waited_ns * len(batch.entries)
         cancelled = len(running.cancelled.intersection(positions)) if running.cancelled else 0
+        if cancelled:
+            shared_ns = (queue_ns + busy_ns) * cancelled // len(batch.entries)
+            self._statistics.record_failures(cancelled, "CANCELED", shared_ns)
         # A model's own error response counts as a success, as in Triton.
         failed = sum(
-            outcome is not None and outcome.error is not None and not outcome.is_model_response for outcome in outcomes
+            outcome is not None and outcome.error is not None and not outcome.is_model_response
+            for position, outcome in zip(positions, outcomes, strict=True)
+            if position not in running.cancelled
         )
-        if cancelled:
-            self._statistics.record_failures(
-                cancelled, "CANCELED", (queue_ns + busy_ns) * cancelled // len(batch.entries)
-            )
-            failed = min(failed, len(outcomes) - cancelled)
         if failed:
             self._statistics.record_failures(failed, "BACKEND", queue_ns + busy_ns)
         if succeeded := len(outcomes) - failed - cancelled:
-            rows = sum(batch_sizes(requests, self._batching))
+            rows = sum(sizes)
             phases = (
                 execution.input_end_ns - execution.start_ns,
                 execution.infer_end_ns - execution.input_end_ns,

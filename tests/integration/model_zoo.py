@@ -157,6 +157,13 @@ def write_faulty(root: Path) -> None:
     write_python_model(root, "faulty", "faulty", {"WHAT": ("BYTES", [1])}, {"SAID": ("BYTES", [1])}, 4)
 
 
+def write_streamer(root: Path, name: str, more: str, decoupled: bool = True) -> Path:
+    """A Python model that sends the responses it is asked to send, in batches of up to 8."""
+    policy = f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}"
+    outputs: Tensors = {"NUMBER": ("INT32", [1]), "CONTENT": ("UINT8", [-1])}
+    return write_python_model(root, name, "streamer", {"PLAN": ("BYTES", [1])}, outputs, 8, f"{policy}\n{more}")
+
+
 def _write_add_sub(root: Path) -> None:
     inputs: Tensors = {"A": ("INT32", [4]), "B": ("INT32", [4])}
     outputs: Tensors = {"SUM": ("INT32", [4]), "DIFFERENCE": ("INT32", [4])}

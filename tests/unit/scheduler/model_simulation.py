@@ -16,7 +16,7 @@ from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import SLOTS
 from scheduler.queued_request import QueuedRequest, arrival, requests_of
 from scheduler.retry import MAX_ATTEMPTS
-from scheduler.version_scheduler import Batch, Ended, Failure
+from scheduler.version_scheduler import LOST_STREAM, Batch, Ended, Failure
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
@@ -47,6 +47,14 @@ CONFIGS = [
     config(delay_us=100),
     config(delay_us=100, preferred=(2, 4)),
     ModelConfig.model_validate({"name": "model", "max_batch_size": MAX_BATCH_SIZE}),
+    ModelConfig.model_validate(
+        {
+            "name": "model",
+            "max_batch_size": MAX_BATCH_SIZE,
+            "dynamic_batching": {"default_queue_policy": {"max_queue_size": MAX_QUEUE_SIZE}},
+            "model_transaction_policy": {"decoupled": True},
+        }
+    ),
 ]
 
 
@@ -60,6 +68,8 @@ class Simulation:
         self.frames: list[CountingFrame] = []
         self.live: dict[tuple[str, int], QueuedRequest] = {}
         self.batches: dict[int, Batch] = {}
+        self.released: set[int] = set()  # of those batches, the ones that hold no slot any more
+        self.lost_streams: set[QueuedRequest] = set()  # answers of which may have been seen
         self.abandoned: list[int] = []  # ids of batches that ended otherwise, whose end may still come
         self.configs: dict[int, ModelConfig] = {}
         self.instances: dict[str, dict[int, int]] = defaultdict(dict)
@@ -117,6 +127,13 @@ class Simulation:
                 assert not failures
             self._ended((answered, failures), batch_id)
 
+    def release(self, number: int) -> None:
+        """An instance is free while its batch goes on; said twice, it changes nothing."""
+        if self.batches:
+            batch_id = list(self.batches)[number % len(self.batches)]
+            self.released.add(batch_id)
+            assert self.model.complete(self.now_us, batch_id, BatchOutcome.RELEASED, 5) == ((), ())
+
     def complete_abandoned(self, number: int) -> None:
         """The end of a batch arrives late: it was taken for lost, and its requests went elsewhere."""
         if self.abandoned:
@@ -147,6 +164,13 @@ class Simulation:
             answered, failures = self.model.cancel(gateway, [*keys, 999_999_999])
             assert set(answered) == waiting
             self._ended((answered, failures))
+            told = self.model.cancelled_in_flight(gateway, keys)
+            assert {(batch.id, key) for batch, of_batch in told for key in of_batch} == {
+                (batch.id, request.key)
+                for batch in self.batches.values()
+                for request in batch.requests
+                if request.gateway == gateway and request.key in keys
+            }
 
     def expire(self) -> None:
         self._ended(self.model.expire(self.now_us))
@@ -163,8 +187,10 @@ class Simulation:
 
     def _abandon(self, ids: Any) -> None:
         for batch_id in ids:
-            del self.batches[batch_id]
+            batch = self.batches.pop(batch_id)
             self.abandoned.append(batch_id)
+            if self.configs[batch.version].is_decoupled:
+                self.lost_streams.update(batch.requests)
 
     def _ended(self, ended: Ended, batch_id: int = 0) -> None:
         answered, failures = ended
@@ -188,6 +214,10 @@ class Simulation:
     def _running(self) -> set[QueuedRequest]:
         return {request for batch in self.batches.values() for request in batch.requests}
 
+    def _holding(self) -> list[Batch]:
+        """Batches that hold a slot of their instance."""
+        return [batch for batch in self.batches.values() if batch.id not in self.released]
+
     def _waiting(self) -> list[QueuedRequest]:
         running = self._running()
         return [request for request in self.live.values() if request not in running]
@@ -208,8 +238,9 @@ class Simulation:
             assert len(requests) == 1 or sum(request.batch_size for request in requests) <= MAX_BATCH_SIZE
         assert all(request.attempts < 2 for request in requests) or len(requests) == 1
         assert instance.number < self.instances[instance.worker].get(batch.version, 0)
-        held = Counter((b.instance.worker, b.version, b.instance.number) for b in self.batches.values())
+        held = Counter((b.instance.worker, b.version, b.instance.number) for b in self._holding())
         assert held[instance.worker, batch.version, instance.number] < SLOTS
+        assert not self.lost_streams & set(requests), "done again, though responses may have been seen"
         assert requests == sorted(requests, key=arrival)
         self._check_order(batch)
 
@@ -228,6 +259,9 @@ class Simulation:
         elif error.code is ErrorCode.NOT_FOUND:
             assert request.version not in (LATEST, *self.configs)
             assert self._served()
+        elif error.message == LOST_STREAM:
+            assert error.code is ErrorCode.UNAVAILABLE
+            assert request in self.lost_streams, "what may be done again must be"
         elif error.message == "Exceeds maximum queue size":
             assert len(self._waiting()) > MAX_QUEUE_SIZE
         else:
@@ -254,7 +288,7 @@ class Simulation:
 
     def _check_delay(self, version: int, waiting: list[QueuedRequest]) -> None:
         """While an instance is idle, nobody waits longer than the delay, and the end of the delay is waited for."""
-        held = {(b.instance.worker, b.instance.number) for b in self.batches.values() if b.version == version}
+        held = {(b.instance.worker, b.instance.number) for b in self._holding() if b.version == version}
         idle = [
             (worker, number)
             for worker, counts in self.instances.items()

@@ -42,6 +42,7 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
         st.tuples(st.just("send_again"), numbers),
         st.tuples(st.just("advance"), st.sampled_from([1, 40, 100, 4000])),
         st.tuples(st.just("wake")),
+        st.tuples(st.just("release"), numbers),
         st.tuples(st.just("complete_abandoned"), numbers),
         st.tuples(st.just("miss"), few),
         st.tuples(st.just("lose"), workers),

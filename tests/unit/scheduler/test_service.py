@@ -23,6 +23,7 @@ from schemas.messages import (
     pack_cancel,
     pack_done,
     pack_frame,
+    unpack_abandoned,
     unpack_answers,
     unpack_batch,
 )
@@ -148,6 +149,33 @@ def test_cancelled_requests_end_their_frame_and_are_not_sent(served: Served):
     served.done(batch.batch_id)
     assert served.batches() == []
     assert served.service.unanswered == 0
+
+
+def test_workers_are_told_which_of_their_requests_were_abandoned(served: Served):
+    served.frame(1, 2, 3, 4)
+    served.frame(5, 6, ack="$JS.ACK.2")
+    (batch,) = served.batches()
+    served.bus.deliver(CANCEL, pack_cancel("gateway", [5, 3, 1]))
+    (told,) = served.bus.taken("abandoned.worker")
+    assert unpack_abandoned(told) == ("scheduler", [(batch.batch_id, "gateway", [1, 3])])
+    served.bus.deliver(CANCEL, pack_cancel("gateway", [6, 99]))
+    assert served.bus.taken("abandoned.worker") == []
+    assert served.owned.scheduler.failures() == {1: {"REJECTED": 0, "CANCELED": 2}}
+    served.done(batch.batch_id)
+
+
+def test_an_instance_that_is_free_before_its_batch_ends_is_used(served: Served):
+    served.frame(1, 2, 3, 4)
+    served.frame(5, 6, 7, 8, ack="$JS.ACK.2")
+    first, _ = served.batches()
+    served.frame(9, 10, 11, 12, ack="$JS.ACK.3")
+    assert served.batches() == []
+    served.done(first.batch_id, BatchOutcome.RELEASED)
+    (third,) = served.batches()
+    assert served.service.unanswered == 12
+    served.done(third.batch_id)
+    served.done(first.batch_id)
+    assert served.service.unanswered == 4
 
 
 def test_what_a_full_queue_refuses_is_answered_at_once_in_one_message(served: Served):

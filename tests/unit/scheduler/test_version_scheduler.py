@@ -5,11 +5,11 @@ from queued import keys, request
 from scheduler.batcher import DefaultBatcher
 from scheduler.dynamic_batcher import DynamicBatcher
 from scheduler.placement import STAGING_LEAD_US
-from scheduler.version_scheduler import VersionScheduler
+from scheduler.version_scheduler import LOST_STREAM, VersionScheduler
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
 
-ANSWERED, UNANSWERED = BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED
+ANSWERED, UNANSWERED, RELEASED = BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED, BatchOutcome.RELEASED
 
 
 def version_with(*workers: str, instances: int = 1, **options: int) -> VersionScheduler:
@@ -141,3 +141,65 @@ def test_what_nobody_serves_expires_but_not_what_somebody_does():
     version.set_instances("a", 0)
     assert version.expire(9_050) == []
     assert keys(version.expire(9_150)) == [2]
+
+
+def test_a_released_instance_takes_the_next_batch_while_the_first_goes_on():
+    version = version_with("a")
+    version.use(DefaultBatcher(10))
+    version.enqueue([request(key=key) for key in range(1, 5)])
+    (first, second), _ = version.dispatch(0)
+    assert version.complete(5, first.id, RELEASED, 5) == ((), ())
+    assert sent(version, 5) == [("a", [3])]
+    assert version.complete(6, first.id, RELEASED, 5) == ((), ()), "said twice, it frees one slot"
+    assert sent(version, 6) == []
+    assert version.complete(7, first.id, ANSWERED, 0) == (first.requests, ())
+    assert sent(version, 7) == []
+    assert version.complete(8, second.id, ANSWERED, 3) == (second.requests, ())
+    assert sent(version, 8) == [("a", [4])]
+
+
+def test_a_decoupled_batch_is_not_done_again_when_it_is_lost():
+    version = version_with("a")
+    version.is_decoupled = True
+    version.enqueue([request(key=key) for key in range(1, 9)])
+    (released, staged), _ = version.dispatch(0)
+    version.complete(1, released.id, RELEASED, 1)
+    staged.requests[0].cancelled = True
+    answered, failures = version.worker_lost(2, "a")
+    assert keys(answered) == [5]
+    assert [failure.request.key for failure in failures] == [1, 2, 3, 4, 6, 7, 8]
+    assert {(f.error.code, f.error.message) for f in failures} == {(ErrorCode.UNAVAILABLE, LOST_STREAM)}
+    assert version.failures == {"REJECTED": 0, "CANCELED": 1}
+    version.set_instances("b", 1)
+    assert sent(version, 3) == []
+
+
+def test_a_decoupled_batch_that_its_worker_did_not_run_is_done_again():
+    version = version_with("a")
+    version.is_decoupled = True
+    version.enqueue([request(key=1)])
+    (batch,), _ = version.dispatch(0)
+    assert version.complete(1, batch.id, UNANSWERED, 0) == ([], [])
+    assert sent(version, 1) == [("a", [1])]
+
+
+def test_requests_cancelled_in_the_queue_are_counted():
+    version = version_with()
+    waiting = [request(key=key) for key in range(1, 5)]
+    version.enqueue(waiting)
+    for cancelled in waiting[:2]:
+        cancelled.cancelled = True
+    version.drop_cancelled()
+    version.drop_cancelled()
+    assert version.failures["CANCELED"] == 2
+    assert version.waiting == 2
+
+
+def test_where_cancelled_requests_run():
+    version = version_with("a")
+    version.enqueue([request(key=key) for key in range(1, 9)])
+    (first, second), _ = version.dispatch(0)
+    first.requests[0].cancelled = second.requests[1].cancelled = second.requests[2].cancelled = True
+    assert version.cancelled_in_flight("gateway", {1, 2, 6, 7}) == [(first, [1]), (second, [6, 7])]
+    assert version.cancelled_in_flight("gateway", {6}) == [(second, [6])]
+    assert version.cancelled_in_flight("another", {1}) == []

@@ -18,6 +18,7 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.batch_execution import FinishedBatch
 from worker.model_loader import LoadedResult, ModelLoader, backend_for
+from worker.running_batch import RunningBatch
 from worker.served_version import instance_devices
 
 Finished = queue.SimpleQueue[FinishedBatch]
@@ -84,7 +85,7 @@ def test_every_instance_of_a_loaded_version_runs_batches(loading: Loading, tmp_p
     body = pack_body(InferRequest("neg", inputs=[Tensor.from_numpy("IN", array, "FP32")]))
     for number, instance in enumerate(result.served[1].instances):
         entries = [BatchEntry("gateway-x", 7, 0, body), BatchEntry("gateway-y", 8, 0, body)]
-        instance.submit(BatchMessage("scheduler-x", number, "neg", 1, number, entries, []))
+        instance.submit(RunningBatch(BatchMessage("scheduler-x", number, "neg", 1, number, entries, [])))
         finished = loading.finished.get(timeout=10)
         assert finished.done.batch_id == number
         for (gateway, message), key in zip(finished.answers, (7, 8), strict=True):

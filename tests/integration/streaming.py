@@ -1,0 +1,106 @@
+"""`Caller`: a gateway's `Inference` inside the test, beside the gateway of a running server; hears every response."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from bus.connection import Bus
+from bus.identity import new_id
+from bus.payloads import PayloadArena
+from bus.registry import RegistryView
+from gateway.catalog import Catalog
+from gateway.inference import Inference, Pending
+from gateway.payload_store import PayloadStore
+from schemas.errors import WeirError
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
+
+Outcome = InferResponse | WeirError | None
+
+
+class Heard:
+    """What came for one request: outcomes in order, and whether the last was the end."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.is_over = False
+        self.pending: Pending | None = None
+        self._changed = asyncio.Event()
+
+    def on_answer(self, outcome: Outcome, is_final: bool) -> None:
+        assert not self.is_over, "an answer after the last"
+        self.outcomes.append(outcome)
+        self.is_over = is_final
+        self._changed.set()
+
+    async def wait(self, outcomes: int = 0, timeout_s: float = 20.0) -> list[Outcome]:
+        """The outcomes, once there are so many, or the last for 0."""
+        async with asyncio.timeout(timeout_s):
+            while not (len(self.outcomes) >= outcomes if outcomes else self.is_over):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.outcomes
+
+    def numbers(self) -> list[int]:
+        """`NUMBER` of each response."""
+        return [
+            int(array_of(outcome, "NUMBER")[0, 0]) for outcome in self.outcomes if isinstance(outcome, InferResponse)
+        ]
+
+
+class Caller:
+    """Asks models by plans, see `tests/models/streamer.py`."""
+
+    def __init__(self, bus: Bus, inference: Inference, catalog: Catalog) -> None:
+        self.inference = inference
+        self._bus = bus
+        self._catalog = catalog
+
+    async def ask(self, model: str, **plan: Any) -> Heard:
+        """A request that was submitted; its model is waited for."""
+        async with asyncio.timeout(20):
+            while not self._catalog.is_ready(model, ""):
+                await asyncio.sleep(0.01)
+        heard = Heard()
+        content = np.array([[json.dumps(plan).encode()]], dtype=np.object_)
+        request = InferRequest(model, inputs=[Tensor.from_numpy("PLAN", content, "BYTES")])
+        heard.pending = self.inference.submit(request, heard.on_answer)
+        return heard
+
+    async def flush(self) -> None:
+        """What was submitted or given up before is on its way to the broker, which has it before anything later."""
+        await asyncio.sleep(0)
+        await self._bus.flush()
+
+
+@asynccontextmanager
+async def caller(nats_url: str) -> AsyncIterator[Caller]:
+    """A caller connected to this broker; nothing may be in flight when it goes."""
+    gateway_id = new_id("gateway")
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(nats_url, gateway_id, background)
+        registry = RegistryView(bus)
+        catalog = Catalog(registry, True)
+        payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
+        inference = Inference(bus, gateway_id, catalog, payloads)
+        await inference.start(background)
+        await registry.start(background)
+        try:
+            yield Caller(bus, inference, catalog)
+            assert inference.in_flight == 0
+        finally:
+            await inference.stop(0)
+            payloads.close()
+            await bus.close()
+
+
+def array_of(outcome: Outcome, name: str) -> np.ndarray:
+    """The output of this name of a response."""
+    assert isinstance(outcome, InferResponse), outcome
+    return next(tensor for tensor in outcome.outputs if tensor.name == name).to_numpy()

@@ -1,0 +1,284 @@
+"""Models with any number of responses, from the model's process to the callback of a gateway; and those who give up."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import nats
+import pytest
+from model_zoo import write_streamer
+from serving import Server, wait_until
+from streaming import Caller, Heard, array_of, caller
+
+from schemas.errors import ErrorCode, WeirError
+from schemas.registry import unpack_heartbeat
+
+ALONE = "streamer"  # a request at a time
+TOGETHER = "together"  # waits for four
+DEFAULT = "not_decoupled"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("streams")
+    models = folder / "models"
+    write_streamer(models, ALONE, "")
+    delay = "dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 300000 }"
+    write_streamer(models, TOGETHER, delay)
+    write_streamer(models, DEFAULT, "", decoupled=False)
+    started = Server(folder, models)
+    try:
+        yield started
+        wait_until(lambda: not asyncio.run(_held(started.nats_url)))
+        assert started.stop() == 0
+    finally:
+        started.close()
+
+
+@pytest.fixture
+def run(server: Server) -> Callable[[Callable[[Caller], Any]], Any]:
+    """Runs a coroutine function with a caller."""
+
+    def run(test: Callable[[Caller], Any]) -> Any:
+        async def with_caller() -> Any:
+            async with caller(server.nats_url) as connected:
+                return await test(connected)
+
+        return asyncio.run(with_caller())
+
+    return run
+
+
+async def _held(nats_url: str) -> list[int]:
+    """The batches that the worker holds, as it tells once a second."""
+    client = await nats.connect(nats_url)
+    try:
+        beats = await client.subscribe("heartbeat.*")
+        beat = unpack_heartbeat((await beats.next_msg(5)).data)
+    finally:
+        await client.close()
+    return [batch_id for batches in beat.batches.values() for batch_id in batches]
+
+
+async def _statistics(nats_url: str, model: str) -> dict[str, Any]:
+    client = await nats.connect(nats_url)
+    try:
+        answers = await client.subscribe("told")
+        await client.publish("statistics.query", reply="told")
+        told = msgpack.unpackb((await answers.next_msg(5)).data, strict_map_key=False)
+    finally:
+        await client.close()
+    return next(row for row in told["models"] if row["model"] == model)
+
+
+def error_of(heard: Heard) -> WeirError:
+    error = heard.outcomes[-1]
+    assert isinstance(error, WeirError)
+    return error
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_none_one_and_many_responses(run: Callable[..., Any], in_thread: bool) -> None:
+    async def ask(caller: Caller) -> None:
+        for count in (0, 1, 30):
+            for bare_end in (False, True):
+                heard = await caller.ask(ALONE, responses=count, in_thread=in_thread, bare_end=bare_end)
+                await heard.wait()
+                assert heard.numbers() == list(range(count))
+                assert len(heard.outcomes) == count + (bare_end or count == 0)
+
+    run(ask)
+
+
+def test_responses_of_a_batch_come_from_threads_in_any_order(run: Callable[..., Any], server: Server) -> None:
+    async def ask(caller: Caller) -> None:
+        before = await _statistics(server.nats_url, TOGETHER)
+        heard = [
+            await caller.ask(TOGETHER, responses=20, in_thread=True, pause_ms=pause, size=pause + 1)
+            for pause in (8, 1, 4, 0)
+        ]
+        await asyncio.gather(*(one.wait() for one in heard))
+        assert [one.numbers() for one in heard] == [list(range(20))] * 4
+        assert [array_of(one.outcomes[0], "CONTENT").size for one in heard] == [9, 2, 5, 1]
+        after = await _statistics(server.nats_url, TOGETHER)
+        assert after["execution_count"] - before["execution_count"] == 1
+        assert after["success"][0] - before["success"][0] == 4
+
+    run(ask)
+
+
+def test_the_instance_serves_others_while_streams_are_open(run: Callable[..., Any]) -> None:
+    async def ask(caller: Caller) -> None:
+        long = [await caller.ask(ALONE, responses=60, in_thread=True, pause_ms=10) for _ in range(10)]
+        await asyncio.gather(*(one.wait(1) for one in long))
+        short = await caller.ask(ALONE, responses=1)
+        await short.wait()
+        assert not any(one.is_over for one in long)
+        await asyncio.gather(*(one.wait() for one in long))
+        assert [one.numbers() for one in long] == [list(range(60))] * 10
+
+    run(ask)
+
+
+def test_large_responses(run: Callable[..., Any], server: Server) -> None:
+    async def ask(caller: Caller) -> None:
+        for in_thread in (False, True):
+            heard = await caller.ask(ALONE, responses=50, size=1_000_000, in_thread=in_thread)
+            await heard.wait()
+            for number, outcome in enumerate(heard.outcomes):
+                content = array_of(outcome, "CONTENT")
+                assert content.shape == (1, 1_000_000)
+                assert (content == number).all()
+
+    run(ask)
+    # The gateway gives slots back as it reads, so fifty of them were never needed.
+    assert server.segments()
+
+
+def test_an_error_does_not_end_a_stream_but_a_failure_does(run: Callable[..., Any]) -> None:
+    async def ask(caller: Caller) -> None:
+        heard = await caller.ask(ALONE, responses=3, error_at=1)
+        await heard.wait()
+        error = heard.outcomes[1]
+        assert isinstance(error, WeirError)
+        assert (error.code, error.message, heard.numbers()) == (ErrorCode.NOT_FOUND, "error 1", [0, 2])
+
+        heard = await caller.ask(ALONE, responses=5, raise_at=3)
+        await heard.wait()
+        assert heard.numbers() == [0, 1, 2]
+        assert error_of(heard).code is ErrorCode.INTERNAL
+        start = f"Failed to process the request(s) for model '{ALONE}_0', message: ValueError: asked to raise\n\nAt:\n"
+        assert error_of(heard).message.startswith(start)
+
+    run(ask)
+
+
+def test_a_failure_ends_each_open_request_of_its_batch_once(run: Callable[..., Any]) -> None:
+    async def ask(caller: Caller) -> None:
+        heard = [
+            await caller.ask(TOGETHER, **plan)
+            for plan in ({"responses": 2}, {"responses": 2, "end_never": True}, {"responses": 2, "raise_at": 1})
+        ]
+        heard.append(await caller.ask(TOGETHER, responses=2))
+        await asyncio.gather(*(one.wait() for one in heard))
+        assert [one.numbers() for one in heard] == [[0, 1], [0, 1], [0], []]
+        assert [isinstance(one.outcomes[-1], WeirError) for one in heard] == [False, True, True, True]
+
+    run(ask)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_who_gives_up_is_heard_of_by_the_model(
+    run: Callable[..., Any], server: Server, tmp_path: Path, in_thread: bool
+) -> None:
+    told = tmp_path / "cancelled"
+
+    async def ask(caller: Caller) -> None:
+        before = await _statistics(server.nats_url, ALONE)
+        heard = await caller.ask(ALONE, until_cancelled=str(told), in_thread=in_thread)
+        await heard.wait(3)
+        assert heard.pending is not None
+        caller.inference.abandon(heard.pending)
+        count = len(heard.outcomes)
+        deadline = time.monotonic() + 10
+        while True:
+            after = await _statistics(server.nats_url, ALONE)
+            if after["failures"]["CANCELED"] > before["failures"]["CANCELED"]:
+                break
+            assert time.monotonic() < deadline
+        assert int(told.read_text()) >= 3
+        assert len(heard.outcomes) == count
+        assert after["failures"]["CANCELED"] == before["failures"]["CANCELED"] + 1
+        assert after["success"] == before["success"]
+
+    run(ask)
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_the_process_dies_in_the_middle(run: Callable[..., Any], in_thread: bool) -> None:
+    async def ask(caller: Caller) -> None:
+        heard = await caller.ask(ALONE, responses=5, kill_at=3, in_thread=in_thread)
+        await heard.wait()
+        assert heard.numbers() == [0, 1, 2]
+        assert error_of(heard).code is ErrorCode.UNAVAILABLE
+        assert "the request may be sent again" in error_of(heard).message
+        again = await caller.ask(ALONE, responses=2)
+        await again.wait()
+        assert again.numbers() == [0, 1]
+
+    run(ask)
+
+
+def test_the_worker_dies_in_the_middle(run: Callable[..., Any], server: Server) -> None:
+    async def ask(caller: Caller) -> None:
+        heard = [await caller.ask(ALONE, responses=1000, pause_ms=10, in_thread=True) for _ in range(3)]
+        await asyncio.gather(*(one.wait(3) for one in heard))
+        os.kill(server.pids()["worker"], signal.SIGKILL)
+        await asyncio.gather(*(one.wait() for one in heard))
+        for one in heard:
+            assert error_of(one).code is ErrorCode.UNAVAILABLE
+            assert error_of(one).message.startswith("the model's worker was lost while it was streaming the response")
+        again = await caller.ask(ALONE, responses=2)
+        await again.wait()
+        assert again.numbers() == [0, 1]
+
+    run(ask)
+    server.wait_ready()
+
+
+@pytest.mark.parametrize("plan", [{}, {"bare_end": True}, {"end_never": True}, {"in_thread": True, "pause_ms": 20}])
+def test_a_sender_in_a_model_that_is_not_decoupled(run: Callable[..., Any], plan: dict[str, Any]) -> None:
+    async def ask(caller: Caller) -> None:
+        heard = await caller.ask(DEFAULT, responses=1, **plan)
+        await heard.wait()
+        assert heard.numbers() == [0]
+
+    run(ask)
+
+
+def test_giving_up_reaches_a_model_that_is_not_decoupled_and_what_waits_behind_it(
+    run: Callable[..., Any], server: Server, tmp_path: Path
+) -> None:
+    told, never_told = tmp_path / "cancelled", tmp_path / "never"
+
+    async def ask(caller: Caller) -> None:
+        before = await _statistics(server.nats_url, DEFAULT)
+        running = await caller.ask(DEFAULT, until_cancelled=str(told), silent=True)
+        staged = await caller.ask(DEFAULT, until_cancelled=str(never_told), silent=True)
+        async with asyncio.timeout(10):
+            while not told.with_name("cancelled.begun").exists():
+                await asyncio.sleep(0.01)
+        for heard in (staged, running):
+            assert heard.pending is not None
+            caller.inference.abandon(heard.pending)
+            await caller.flush()
+        answered = await caller.ask(DEFAULT, responses=1)
+        await answered.wait()
+        assert told.exists()
+        assert not never_told.exists()
+        after = await _statistics(server.nats_url, DEFAULT)
+        assert after["failures"]["CANCELED"] - before["failures"]["CANCELED"] in (1, 2)
+        assert after["success"][0] - before["success"][0] == 1
+        assert not staged.outcomes
+        assert not running.outcomes
+
+    run(ask)
+
+
+def test_responses_are_counted_by_their_number(run: Callable[..., Any], server: Server) -> None:
+    async def ask(caller: Caller) -> dict[int, Any]:
+        heard = await caller.ask(TOGETHER, responses=2, bare_end=True, error_at=1)
+        await heard.wait()
+        return (await _statistics(server.nats_url, TOGETHER))["responses"]
+
+    responses = run(ask)
+    first, second, third = (responses[index] for index in range(3))
+    assert first["success"][0] >= 1
+    assert second["fail"][0] >= 1
+    assert third["empty_response"][0] >= 1
+    assert third["compute_output"][0] <= third["compute_infer"][0]
