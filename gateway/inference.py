@@ -56,6 +56,8 @@ MAX_IN_FLIGHT_BYTES = 1 << 30
 BROKER_PATIENCE_S = 30.0
 """How long requests wait for a broker that is away before they are refused."""
 
+_LOST_STREAM = "the rest of the response was lost; the request may be sent again"
+
 _RESEND_WAIT_S = 0.1
 _DRAIN_POLL_S = 0.02
 
@@ -68,7 +70,7 @@ OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 class Pending:
     """A request that was submitted and has no answer yet."""
 
-    __slots__ = ("key", "model", "on_answer", "part", "request", "slots")
+    __slots__ = ("key", "model", "on_answer", "part", "request", "run", "slots")
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class Pending:
         self.part = part
         self.on_answer = on_answer
         self.slots = slots
+        self.run = ""  # of a decoupled model, whose responses have been passed on
 
 
 class Inference:
@@ -126,7 +129,10 @@ class Inference:
             await asyncio.sleep(_DRAIN_POLL_S)
         if self._ticker is not None:
             self._ticker.cancel()
+        for pending in self._pending.values():
+            self._cancelled.setdefault(pending.model.name, []).append(pending.key)
         self._fail(list(self._pending), unavailable("the server is stopping"))
+        self._flush()
 
     @property
     def in_flight(self) -> int:
@@ -287,10 +293,22 @@ class Inference:
                 self.duplicate_answers += answer.is_final
                 self._release(tensor.data for tensor in answer.outputs or ())
                 continue
+            if answer.run and answer.run != (pending.run or answer.run):
+                self._on_other_run(pending, answer)
+                continue
+            pending.run = answer.run
             outcome = self._outcome(pending, version, answer)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
             pending.on_answer(outcome, answer.is_final)
+
+    def _on_other_run(self, pending: Pending, answer: Answer) -> None:
+        """The request was delivered again and is run again, after somebody has heard of the first run."""
+        self._release(tensor.data for tensor in answer.outputs or ())
+        if answer.is_final:
+            # The first run would have ended before: it is gone with its worker, or as good as that.
+            _free(pending.slots)
+            pending.on_answer(unavailable(_LOST_STREAM), True)
 
     def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
         if answer.error is not None or answer.outputs is None:

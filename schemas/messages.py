@@ -222,7 +222,8 @@ class Answer(NamedTuple):
     """An answer to the request `key`: outputs and response parameters, or an error.
 
     `is_final` is False while others follow, as a decoupled model may send any number; `outputs` None is no response at
-    all, but the end of them alone. `moments` are there where the request was traced.
+    all, but the end of them alone. `moments` are there where the request was traced. `run` tells the responses of one run
+    of a decoupled model from those of another, when the request was delivered again.
     """
 
     key: int
@@ -231,6 +232,7 @@ class Answer(NamedTuple):
     error: WeirError | None
     is_final: bool = True
     moments: Moments | None = None
+    run: str = ""
 
 
 def pack_answer(
@@ -239,20 +241,28 @@ def pack_answer(
     parameters: Parameters | None = None,
     is_final: bool = True,
     moments: Moments | None = None,
+    run: str = "",
 ) -> tuple[Any, ...]:
     """A successful answer, to be sent by `pack_answers`."""
     rows = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in outputs]
-    return (key, rows, parameters) if is_final and moments is None else (key, rows, parameters, is_final, moments)
+    return _with_ending((key, rows, parameters), is_final, moments, run)
 
 
-def pack_end(key: int, moments: Moments | None = None) -> tuple[Any, ...]:
+def pack_end(key: int, moments: Moments | None = None, run: str = "") -> tuple[Any, ...]:
     """The end of a request's answers, to be sent by `pack_answers` where no response comes with it."""
-    return (key, None, None, True, moments)
+    return _with_ending((key, None, None), True, moments, run)
 
 
-def pack_error(key: int, error: WeirError, is_final: bool = True, moments: Moments | None = None) -> tuple[Any, ...]:
+def pack_error(
+    key: int, error: WeirError, is_final: bool = True, moments: Moments | None = None, run: str = ""
+) -> tuple[Any, ...]:
     """An answer that is an error, to be sent by `pack_answers`."""
-    row = (key, error.code.number, error.message)
+    return _with_ending((key, error.code.number, error.message), is_final, moments, run)
+
+
+def _with_ending(row: tuple[Any, ...], is_final: bool, moments: Moments | None, run: str) -> tuple[Any, ...]:
+    if run:
+        return (*row, is_final, moments, run)
     return row if is_final and moments is None else (*row, is_final, moments)
 
 
@@ -269,7 +279,7 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
         for key, outcome, detail, *more in rows:
             if type(key) is not int or type(version) is not int:
                 raise TypeError("expected integers")
-            ending = _unpack_ending(*more) if more else (True, None)
+            ending = _unpack_ending(*more) if more else (True, None, "")
             if type(outcome) is int:
                 error = WeirError(ErrorCode.from_number(outcome), _text(detail))
                 answers.append(Answer(key, [], None, error, *ending))
@@ -366,13 +376,13 @@ def _unpack_tensors(rows: Any) -> list[Tensor]:
     return tensors
 
 
-def _unpack_ending(is_final: Any, moments: Any) -> tuple[bool, Moments | None]:
+def _unpack_ending(is_final: Any, moments: Any, run: Any = "") -> tuple[bool, Moments | None, str]:
     known = moments is None or (
         type(moments) is dict and all(type(name) is str and type(ns) is int for name, ns in moments.items())
     )
     if type(is_final) is not bool or not known:
         raise TypeError("not the end of an answer")
-    return is_final, moments
+    return is_final, moments, _text(run)
 
 
 def _payload_ref(segment: Any, slot: Any, generation: Any, offset: Any, size: Any) -> PayloadRef:

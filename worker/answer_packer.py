@@ -24,10 +24,13 @@ class AnswerPacker:
         self._leases = LeasedSlots()
         self._lock = threading.Lock()  # of the two above
 
-    def packed(self, gateway: str, key: int, result: Result, is_final: bool = True) -> tuple[Any, ...]:
-        """The row of an answers message for this result. Its outputs are copied, or packed with the message."""
+    def packed(self, gateway: str, key: int, result: Result, is_final: bool = True, run: str = "") -> tuple[Any, ...]:
+        """The row of an answers message for this result (see `schemas.messages.Answer`).
+
+        Large outputs are copied now, the others when the message is packed.
+        """
         if result.error is not None:
-            return pack_error(key, result.error, is_final)
+            return pack_error(key, result.error, is_final, run=run)
         inline_bytes = 0
         for tensor in result.outputs:
             size = tensor.size_bytes
@@ -36,8 +39,8 @@ class AnswerPacker:
             inline_bytes += size
         if inline_bytes > MAX_INLINE_ANSWER_BYTES:
             too_large = f"the response of {inline_bytes} bytes is larger than can be sent to the gateway"
-            return pack_error(key, WeirError(ErrorCode.UNAVAILABLE, too_large), is_final)
-        return pack_answer(key, result.outputs, result.parameters, is_final)
+            return pack_error(key, WeirError(ErrorCode.UNAVAILABLE, too_large), is_final, run=run)
+        return pack_answer(key, result.outputs, result.parameters, is_final, run=run)
 
     def give_back(self, segment: str, slot: int, generation: int) -> None:
         """A gateway has read an output that lay in shared memory."""

@@ -88,7 +88,7 @@ class _Stream:
 class BatchExecution(Execution):
     """See the module. `begin` says which entries of the batch the instance is given, `settle` what it returned."""
 
-    __slots__ = ("_batch", "_batches", "_entries", "_has_returned", "_lock", "_rows", "_streams", "_uncounted")
+    __slots__ = ("_batch", "_batches", "_entries", "_has_returned", "_lock", "_rows", "_run", "_streams", "_uncounted")
 
     def __init__(self, batch: RunningBatch, batches: OpenBatches, reader: PayloadReader) -> None:
         super().__init__(reader)
@@ -100,6 +100,7 @@ class BatchExecution(Execution):
         self._streams: dict[int, _Stream] | None = None
         self._has_returned = False
         self._uncounted = True
+        self._run = ""
 
     def begin(self, entries: Sequence[int], rows: Sequence[int]) -> None:
         """The instance is given these entries of the batch, which have so many rows each."""
@@ -126,11 +127,11 @@ class BatchExecution(Execution):
             entry = self._entry(position)
             began_ns = time.monotonic_ns()
             if result is None:
-                row = pack_end(entry.key)
+                row = pack_end(entry.key, run=self._run)
             else:
                 if batches.reshaper is not None:
                     batches.reshaper.to_client(result)
-                row = batches.packer.packed(entry.gateway, entry.key, result, is_final)
+                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, self._run)
             self._count_response(position, stream, result, began_ns)
             if is_final:
                 self._end(position, has_failed=_has_failed(result))
@@ -157,6 +158,8 @@ class BatchExecution(Execution):
     def _open_streams(self) -> dict[int, _Stream]:
         if self._streams is None:
             self._streams = {position: _Stream(self.input_end_ns) for position in range(len(self._entries))}
+            if self._batches.decoupled:
+                self._run = f"{self._batch.message.scheduler}.{self._batch.message.batch_id}"
         return self._streams
 
     def _entry(self, position: int) -> BatchEntry:
@@ -176,7 +179,7 @@ class BatchExecution(Execution):
                 self._count_response(position, stream, result, time.monotonic_ns())
                 self._end(position, has_failed=_has_failed(result))
             entry = self._batch.message.entries[index]
-            row = self._batches.packer.packed(entry.gateway, entry.key, result)
+            row = self._batches.packer.packed(entry.gateway, entry.key, result, run=self._run)
             by_gateway.setdefault(entry.gateway, []).append(row)
         return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
 

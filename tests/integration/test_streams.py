@@ -231,6 +231,20 @@ def test_the_worker_dies_in_the_middle(run: Callable[..., Any], server: Server) 
     server.wait_ready()
 
 
+def test_the_scheduler_dies_in_the_middle(run: Callable[..., Any], server: Server) -> None:
+    """Its successor has the requests run again, for it can't know better: nobody may see two runs of a request."""
+
+    async def ask(caller: Caller) -> None:
+        heard = [await caller.ask(ALONE, responses=150, pause_ms=10, in_thread=True) for _ in range(3)]
+        await asyncio.gather(*(one.wait(3) for one in heard))
+        server.kill("scheduler")
+        await asyncio.gather(*(one.wait() for one in heard))
+        assert [one.numbers() for one in heard] == [list(range(150))] * 3
+
+    run(ask)
+    server.wait_ready()
+
+
 @pytest.mark.parametrize("plan", [{}, {"bare_end": True}, {"end_never": True}, {"in_thread": True, "pause_ms": 20}])
 def test_a_sender_in_a_model_that_is_not_decoupled(run: Callable[..., Any], plan: dict[str, Any]) -> None:
     async def ask(caller: Caller) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,7 @@ class Coroutines:
         loop = self._made_loop()
         if not self._runs_in_thread:
             self._runs_in_thread = True
-            threading.Thread(target=loop.run_forever, name="event loop", daemon=True).start()
+            threading.Thread(target=self._run_loop, name="event loop", daemon=True).start()
 
         async def run() -> None:
             try:
@@ -44,6 +45,14 @@ class Coroutines:
         future = asyncio.run_coroutine_threadsafe(run(), loop)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
+
+    def _run_loop(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+            except SystemExit:
+                # A task of the model's has asked for its end: whoever awaits it hears of that, the others go on.
+                traceback.print_exc()
 
     def _made_loop(self) -> Any:
         if self._loop is None:

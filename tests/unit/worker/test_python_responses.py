@@ -1,0 +1,430 @@
+"""What a Python model sends itself: by response senders, during `execute` and after it, decoupled and not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from python_models import Models, execute_body
+
+from schemas.errors import ErrorCode, WeirError
+from schemas.tensors import Tensor
+from worker.backends.python_messages import PythonResponse
+from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
+from worker.backends.python_responses import ResponseReader
+from worker.python_stub._weir_channel import Channel, Kind
+
+DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
+
+TRIED = """
+        def tried(call, *arguments, **options):
+            try:
+                call(*arguments, **options)
+                return "ok"
+            except (pb_utils.TritonModelException, TypeError) as error:
+                return f"{type(error).__name__}: {error}".partition("\\n")[0]
+
+        def texts(*lines):
+            return pb_utils.InferenceResponse([pb_utils.Tensor("T", np.array(lines, dtype=np.object_))])
+
+        FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+"""
+
+
+class Collected:
+    """A sink that keeps everything, copied."""
+
+    def __init__(self) -> None:
+        self.responses: dict[int, list[PythonResponse | None]] = {}
+        self.over: list[int] = []
+        self.failures: list[WeirError] = []
+        self.cancelled: set[int] = set()
+
+    def respond(self, position: int, response: PythonResponse | None, is_final: bool) -> None:
+        assert position not in self.over
+        for tensor in () if response is None else response.outputs:
+            assert not isinstance(tensor.data, tuple)
+            tensor.data = bytes(tensor.data)
+        self.responses.setdefault(position, []).append(response)
+        if is_final:
+            self.over.append(position)
+
+    def is_cancelled(self, position: int) -> bool:
+        return position in self.cancelled
+
+    def fail(self, error: WeirError) -> None:
+        self.failures.append(error)
+
+    def texts(self, position: int = 0) -> list[str]:
+        """Each response as its first text, "-" for the end alone."""
+        return [
+            "-" if response is None else response.outputs[0].to_numpy()[0].decode()
+            for response in self.responses.get(position, [])
+        ]
+
+
+def said(error: WeirError | None) -> tuple[ErrorCode, str]:
+    assert error is not None
+    return error.code, error.message
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition was not met in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    return Models(tmp_path)
+
+
+def body(text: str) -> str:
+    """A model with `tried`, `texts` and `FINAL` in scope of its `execute`."""
+    source = execute_body(text)
+    head, _, rest = source.partition("    def execute(self, requests):\n")
+    return f"{head}    def execute(self, requests):\n{TRIED}{rest}"
+
+
+def run(process: PythonProcess, *ids: str) -> tuple[list[PythonResponse | None], Collected]:
+    """What `execute` returned for requests of these ids, and what was sent."""
+    sink = Collected()
+    return process.execute([PythonRequest(id) for id in ids or ("",)], sink), sink
+
+
+class TestDecoupled:
+    def test_what_a_sender_refuses(self, models: Models) -> None:
+        with models.running(
+            body("""
+            sender = requests[0].get_response_sender()
+            assert sender is requests[0].get_response_sender()
+            said = [
+                tried(sender.send), tried(sender.send, "x"), tried(sender.send, flags="a"), tried(sender.send, None, 2),
+                tried(sender.send, texts("no"), 5),
+            ]
+            sender.send(texts("first"))
+            sender.send(texts(json.dumps(said)), FINAL)
+            self.said = [tried(sender.send, texts("no")), tried(sender.send, flags=FINAL), str(sender.is_cancelled())]
+            requests[1].get_response_sender().send(texts(json.dumps(self.said)), flags=FINAL)
+        """),
+            DECOUPLED,
+        ) as process:
+            returned, sink = run(process, "a", "b")
+        assert returned == [None, None]
+        closed = "TritonModelException: Unable to send response. Response sender has been closed."
+        unsupported = "TritonModelException: Unable to send response. Unsupported flag provided."
+        wrong = "TypeError: send(): incompatible function arguments. The following argument types are supported:"
+        missing = (
+            "TritonModelException: Inference Response object must be provided when the response flags is set to zero."
+        )
+        first, said = sink.texts()
+        assert first == "first"
+        assert json.loads(said) == [missing, wrong, wrong, unsupported, unsupported]
+        assert json.loads(sink.texts(1)[0]) == [closed, closed, "False"]
+        assert sink.over == [0, 1]
+
+    def test_it_must_return_nothing(self, models: Models) -> None:
+        with models.running(body("return []"), DECOUPLED) as process:
+            (response,), _ = run(process)
+        assert response is not None
+        assert said(response.error) == (
+            ErrorCode.INTERNAL,
+            "Failed to process the request(s) for model 'm_0_0', message: Python model 'm_0_0' is using the decoupled "
+            "mode and the execute function must return None.",
+        )
+
+    def test_after_a_failure_its_senders_are_closed(self, models: Models) -> None:
+        with models.running(
+            body("""
+            if requests[0].request_id() == "ask":
+                sender = requests[0].get_response_sender()
+                sender.send(texts(tried(self.kept.send, texts("late"))), FINAL)
+                return
+            self.kept = requests[0].get_response_sender()
+            self.kept.send(texts("early"))
+            raise ValueError("boo")
+        """),
+            DECOUPLED,
+        ) as process:
+            (response,), sink = run(process)
+            _, asked = run(process, "ask")
+        assert response is not None
+        assert response.error is not None
+        assert "ValueError: boo" in response.error.message
+        assert sink.texts() == ["early"]
+        assert asked.texts() == ["TritonModelException: Unable to send response. Response sender has been closed."]
+
+    def test_many_threads_send_large_responses_of_several_runs(self, models: Models) -> None:
+        with models.running(
+            body("""
+            import threading
+
+            def send(request):
+                sender = request.get_response_sender()
+                for number in range(10):
+                    array = np.full((50_000 + number,), number, np.float32)
+                    sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("A", array)]))
+                sender.send(flags=FINAL)
+
+            for request in requests:
+                threading.Thread(target=send, args=(request,)).start()
+        """),
+            DECOUPLED,
+        ) as process:
+            sinks = [run(process, *"abcd")[1] for _ in range(3)]
+            until(lambda: all(len(sink.over) == 4 for sink in sinks))
+        for sink in sinks:
+            for position in range(4):
+                *responses, end = sink.responses[position]
+                assert end is None
+                for number, response in enumerate(responses):
+                    assert response is not None
+                    array = response.outputs[0].to_numpy()
+                    assert array.shape == (50_000 + number,)
+                    assert (array == number).all()
+
+    def test_inputs_last_while_the_model_works_on_them(self, models: Models) -> None:
+        with models.running(
+            body("""
+            import threading
+
+            self.asked = getattr(self, "asked", []) + requests
+            if len(self.asked) < 3:
+                return
+
+            def send():
+                for request in self.asked:
+                    request.get_response_sender().send(
+                        pb_utils.InferenceResponse([pb_utils.Tensor("A", request.inputs()[0].as_numpy())]), FINAL
+                    )
+
+            threading.Thread(target=send).start()
+        """),
+            DECOUPLED,
+        ) as process:
+            sinks = []
+            for value in range(3):
+                sinks.append(Collected())
+                tensor = Tensor.from_numpy("A", np.full(100_000, value, np.float32), "FP32")
+                process.execute([PythonRequest(inputs=[tensor])], sinks[-1])
+            until(lambda: all(sink.over for sink in sinks))
+        for value, sink in enumerate(sinks):
+            (response,) = sink.responses[0]
+            assert response is not None
+            assert set(response.outputs[0].to_numpy().tolist()) == {value}
+
+    def test_only_the_outputs_that_were_asked_for(self, models: Models) -> None:
+        with models.running(
+            body("""
+            outputs = [pb_utils.Tensor(name, np.zeros(1, np.int32)) for name in "ABC"]
+            requests[0].get_response_sender().send(pb_utils.InferenceResponse(outputs), FINAL)
+        """),
+            DECOUPLED,
+        ) as process:
+            sink = Collected()
+            process.execute([PythonRequest(outputs=["C", "A"])], sink)
+        (response,) = sink.responses[0]
+        assert response is not None
+        assert [tensor.name for tensor in response.outputs] == ["A", "C"]
+
+    def test_who_has_given_up(self, models: Models) -> None:
+        with models.running(
+            body("""
+            for request in requests:
+                sender = request.get_response_sender()
+                said = f"{request.is_cancelled()} {sender.is_cancelled()}"
+                sender.send(texts(said), FINAL)
+        """),
+            DECOUPLED,
+        ) as process:
+            sink = Collected()
+            sink.cancelled = {1}
+            process.execute([PythonRequest(), PythonRequest()], sink)
+        assert (sink.texts(0), sink.texts(1)) == (["False False"], ["True True"])
+
+
+class TestCoroutines:
+    SOURCE = """
+        async def answer(request):
+            import asyncio
+            sender = request.get_response_sender()
+            sender.send(texts("begun"))
+            while not sender.is_cancelled():
+                await asyncio.sleep(0.005)
+            if request.request_id() == "raise":
+                raise ValueError("boo")
+            if request.request_id() == "exit":
+                sys.exit(1)
+            sender.send(texts("done"), FINAL)
+
+        import asyncio
+        await asyncio.gather(*(answer(request) for request in requests))
+    """
+
+    def test_run_on_beside_each_other(self, models: Models) -> None:
+        with models.running(body(self.SOURCE).replace("def execute", "async def execute", 1), DECOUPLED) as process:
+            sinks = [run(process, "", "")[1] for _ in range(3)]
+            until(lambda: all(len(sink.responses) == 2 for sink in sinks))
+            assert [sink.texts(1) for sink in sinks] == [["begun"]] * 3
+            for sink in reversed(sinks):
+                sink.cancelled = {0, 1}
+                until(lambda sink=sink: sorted(sink.over) == [0, 1])
+            assert [sink.texts() for sink in sinks] == [["begun", "done"]] * 3
+
+    @pytest.mark.parametrize(
+        ("id", "message"), [("raise", "message: ValueError: boo\n\nAt:\n"), ("exit", "SystemExit: 1")]
+    )
+    def test_that_fail_tell_so(self, models: Models, id: str, message: str) -> None:
+        with models.running(body(self.SOURCE).replace("def execute", "async def execute", 1), DECOUPLED) as process:
+            _, failing = run(process, id)
+            failing.cancelled = {0}
+            until(lambda: failing.failures)
+            _, sink = run(process, "")
+            sink.cancelled = {0}
+            until(lambda: sink.over)
+        (error,) = failing.failures
+        assert error.message.startswith("Failed to process the request(s) for model 'm_0_0', message: ")
+        assert message in error.message
+        assert failing.texts() == ["begun"]
+
+
+class TestNotDecoupled:
+    def test_a_response_is_the_last_one(self, models: Models) -> None:
+        with models.running(
+            body("""
+            sender = requests[0].get_response_sender()
+            said = [tried(sender.send, flags=FINAL)]
+            sender.send(texts("only"))
+            said += [tried(sender.send, texts("x")), tried(sender.send, flags=FINAL), tried(sender.send, flags=FINAL)]
+            return [None, texts(json.dumps(said))]
+        """)
+        ) as process:
+            (first, second), sink = run(process, "a", "b")
+        assert first is None
+        assert (sink.texts(), sink.over) == (["only"], [0])
+        assert second is not None
+        assert json.loads(second.outputs[0].to_numpy()[0]) == [
+            "TritonModelException: Unable to send response. Non-decoupled model cannot send complete final before sending "
+            "a response.",
+            "TritonModelException: Unable to send response. Non-decoupled model cannot send more than one response.",
+            "ok",
+            "TritonModelException: Unable to send response. Response sender has been closed.",
+        ]
+
+    @pytest.mark.parametrize("returned", ["None", "[None]"])
+    def test_no_response_at_all(self, models: Models, returned: str) -> None:
+        with models.running(body(f"return {returned}")) as process:
+            (response,), sink = run(process)
+        assert response is not None
+        assert said(response.error) == (ErrorCode.INTERNAL, "expected a single response, got 0")
+        assert not sink.responses
+
+    def test_one_sent_and_one_returned(self, models: Models) -> None:
+        with models.running(
+            body("""
+            requests[0].get_response_sender().send(texts("sent"), FINAL)
+            return [texts("returned")]
+        """)
+        ) as process:
+            (response,), sink = run(process)
+        assert sink.texts() == ["sent"]
+        assert response is not None
+        assert response.error is not None
+        assert "cannot send more than one response" in response.error.message
+
+    def test_a_response_after_execute_has_returned(self, models: Models) -> None:
+        with models.running(
+            body("""
+            import threading
+            sender = requests[0].get_response_sender()
+            threading.Timer(0.05, lambda: sender.send(texts("late"), FINAL)).start()
+        """)
+        ) as process:
+            returned, sink = run(process)
+            assert returned == [None]
+            until(lambda: sink.over)
+        assert sink.texts() == ["late"]
+
+    def test_a_request_of_the_models_own_has_no_sender(self, models: Models) -> None:
+        with models.running(
+            body("""
+            own = pb_utils.InferenceRequest(model_name="other")
+            return [texts(tried(own.get_response_sender) + str(own.is_cancelled()))]
+        """)
+        ) as process:
+            (response,), _ = run(process)
+        assert response is not None
+        text = response.outputs[0].to_numpy()[0]
+        assert text == b"TritonModelException: a request made by a model has no response senderFalse"
+
+
+class TestDeath:
+    KEEPS = body("""
+        self.kept = getattr(self, "kept", []) + [request.get_response_sender() for request in requests]
+        self.kept[-1].send(texts("first"))
+        if requests[0].request_id() == "exit":
+            os._exit(3)
+    """)
+
+    def test_while_streams_are_open(self, models: Models) -> None:
+        with models.running(self.KEEPS, DECOUPLED) as process:
+            sinks = [run(process, "a", "b")[1] for _ in range(2)]
+            process.kill()
+            until(lambda: all(sink.failures for sink in sinks))
+            assert not process.is_running
+            for sink in sinks:
+                (error,) = sink.failures
+                assert error.code is ErrorCode.UNAVAILABLE
+                assert error.message.endswith("the request may be sent again")
+
+    def test_during_execute(self, models: Models) -> None:
+        with models.running(self.KEEPS, DECOUPLED) as process:
+            _, open_sink = run(process, "a")
+            sink = Collected()
+            with pytest.raises(ProcessDied):
+                process.execute([PythonRequest("exit")], sink)
+            assert sink.texts() == ["first"]
+            assert not sink.failures, "its caller was told by the exception"
+            assert len(open_sink.failures) == 1
+
+    def test_no_thread_is_left(self, models: Models) -> None:
+        before = threading.active_count()
+        with models.running(self.KEEPS, DECOUPLED) as process:
+            run(process, "a")
+            assert threading.active_count() == before + 1
+        assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (99, 1, 0),
+        (Kind.RESPONSE, 1, 7, None, True),
+        (Kind.RESPONSE, 1, 0),
+        (Kind.RESPONSE, 1, 0, 5, True),
+        ("x",),
+        (Kind.RESPONSE, 1, 0, ([("A", "FP32")], None), True),
+    ],
+)
+def test_a_process_that_makes_no_sense_is_ended(message: tuple[object, ...]) -> None:
+    ours, theirs = socket.socketpair()
+    killed = threading.Event()
+    reader = ResponseReader(
+        Channel(ours), lambda *packed: PythonResponse([*packed[0][0][3]]), WeirError, killed.set, "m"
+    )
+    sink = Collected()
+    number = reader.begin(sink, 1)
+    reader.returned(number, 0)
+    Channel(theirs).send(*message)
+    assert killed.wait(5)
+    until(lambda: sink.failures)
+    reader.close()
+    ours.close()
+    theirs.close()
