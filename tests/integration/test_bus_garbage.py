@@ -37,6 +37,7 @@ KINDS = (
     "reply",
     "done",
     "cancel",
+    "abandoned",
     "release",
     "heartbeat",
     "statistics",

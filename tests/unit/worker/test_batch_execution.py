@@ -1,0 +1,235 @@
+"""What leaves an instance whose model answers in pieces, and what is counted of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import ErrorCode, WeirError, internal
+from schemas.messages import BatchEntry, BatchMessage, BatchOutcome, pack_body, unpack_answers
+from schemas.model_config import ModelConfig
+from schemas.requests import InferRequest
+from schemas.tensors import Tensor
+from worker.backend import Execution, Instance, InstanceDevice, ModelVersion, Result
+from worker.batch_execution import FinishedBatch
+from worker.model_instance import ModelInstance
+from worker.running_batch import RunningBatch
+from worker.statistics import ModelStatistics
+
+CONFIG = ModelConfig.model_validate({"name": "m", "max_batch_size": 4, "model_transaction_policy": {"decoupled": True}})
+LOST = WeirError(ErrorCode.UNAVAILABLE, "lost")
+
+Execute = Callable[[Sequence[InferRequest], Execution], Sequence[Result | None]]
+
+
+class Scripted:
+    """A model, an instance of it, and the thread that runs it: `execute` is what the test says."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.execute: Execute = lambda requests, execution: [None] * len(requests)
+        self.executions: queue.SimpleQueue[Execution] = queue.SimpleQueue()
+        self.published: queue.SimpleQueue[FinishedBatch] = queue.SimpleQueue()
+        self.statistics = ModelStatistics()
+        self.is_closed = False
+        outer = self
+
+        class Running:
+            def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+                outer.executions.put(execution)
+                return outer.execute(requests, execution)
+
+            def close(self) -> None:
+                outer.is_closed = True
+
+        class Loaded:
+            def create_instance(self, device: InstanceDevice) -> Instance:
+                return Running()
+
+            def unload(self) -> None:
+                pass
+
+        self.instance = ModelInstance(
+            Loaded(),
+            ModelVersion("m", 1, Path(), config),
+            InstanceDevice("KIND_CPU", 0, "m_0"),
+            "test",
+            self.statistics,
+            None,
+            self.published.put,
+        )
+        self.instance.start()
+
+    def submit(self, *keys: int) -> RunningBatch:
+        body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")]))
+        entries = [BatchEntry(f"gateway{key % 2}", key, 5, body) for key in keys]
+        batch = RunningBatch(BatchMessage("scheduler", keys[0], "m", 1, 0, entries, ["ack"]))
+        self.instance.submit(batch)
+        return batch
+
+    def left(self) -> tuple[int | None, list[tuple[int, Any, bool]], Sequence[str]]:
+        """The next message: outcome of the batch, (key, value or text, is_final) of its answers, acks."""
+        finished = self.published.get(timeout=10)
+        rows = [answer for _, message in finished.answers for answer in unpack_answers(message)[1]]
+        said = [
+            (row.key, row.error.message if row.error else row.outputs and row.outputs[0].data[0], row.is_final)
+            for row in rows
+        ]
+        return (None if finished.done is None else finished.done.outcome), said, finished.acks
+
+    def counted(self) -> tuple[int, int, dict[str, int], int]:
+        """(success, executions, failures by reason that are some, inference count)."""
+        told = self.statistics.snapshot()
+        failures = {reason: count for reason, count in told["failures"].items() if count}
+        return told["success"][0], told["execution_count"], failures, told["inference_count"]
+
+
+@pytest.fixture
+def model() -> Iterator[Scripted]:
+    scripted = Scripted(CONFIG)
+    yield scripted
+    scripted.instance.stop()
+    assert scripted.is_closed
+
+
+def number(value: int) -> Result:
+    return Result([Tensor.from_numpy("N", np.array([[value]], np.int8), "INT8")])
+
+
+def test_a_batch_goes_on_after_its_instance_was_released(model: Scripted) -> None:
+    model.submit(1, 2)
+    execution = model.executions.get()
+    assert model.left() == (BatchOutcome.RELEASED, [], ())
+    execution.respond(1, number(10), False)
+    assert model.left() == (None, [(2, 10, False)], ())
+    execution.respond(0, None, True)
+    assert model.left() == (None, [(1, None, True)], ())
+    model.execute = lambda requests, execution: [number(5)] * len(requests)
+    model.submit(3)
+    assert model.left() == (BatchOutcome.ANSWERED, [(3, 5, True)], ["ack"])
+    assert model.counted() == (2, 2, {}, 2)
+    execution.respond(1, number(11), True)
+    assert model.left() == (BatchOutcome.ANSWERED, [(2, 11, True)], ["ack"])
+    execution.respond(1, number(12), True)
+    execution.fail(LOST)
+    assert model.published.empty()
+    assert model.counted() == (3, 2, {}, 3)
+
+
+def test_what_was_answered_during_the_run_is_not_answered_again(model: Scripted) -> None:
+    def execute(requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+        execution.respond(0, number(1), True)
+        execution.respond(1, number(2), False)
+        raise ValueError("boo")
+
+    model.execute = execute
+    model.submit(1, 2, 3)
+    assert model.left() == (None, [(1, 1, True)], ())
+    assert model.left() == (None, [(2, 2, False)], ())
+    outcome, answers, acks = model.left()
+    assert (outcome, acks) == (BatchOutcome.ANSWERED, ["ack"])
+    assert sorted(answers) == [(2, "ValueError: boo", True), (3, "ValueError: boo", True)]
+    assert model.counted() == (1, 1, {"BACKEND": 2}, 1)
+
+
+def test_a_loss_ends_what_is_open_once(model: Scripted) -> None:
+    model.submit(1, 2)
+    execution = model.executions.get()
+    assert model.left()[0] == BatchOutcome.RELEASED
+    execution.respond(0, number(1), True)
+    assert model.left() == (None, [(1, 1, True)], ())
+    execution.fail(LOST)
+    assert model.left() == (BatchOutcome.ANSWERED, [(2, "lost", True)], ["ack"])
+    execution.fail(LOST)
+    assert model.published.empty()
+    assert model.counted() == (1, 1, {"BACKEND": 1}, 1)
+
+
+def test_a_loss_before_the_run_has_returned(model: Scripted) -> None:
+    def execute(requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+        execution.fail(LOST)
+        return [None] * len(requests)
+
+    model.execute = execute
+    model.submit(1)
+    assert model.left() == (None, [(1, "lost", True)], ())
+    assert model.left() == (BatchOutcome.ANSWERED, [], ["ack"])
+
+
+def test_who_has_given_up_is_counted_once_as_such(model: Scripted) -> None:
+    batch = model.submit(1, 2, 3)
+    execution = model.executions.get()
+    assert model.left()[0] == BatchOutcome.RELEASED
+    batch.cancel("gateway1", [1, 2])
+    assert [execution.is_cancelled(position) for position in range(3)] == [True, False, False]
+    execution.respond(0, None, True)
+    batch.cancel("gateway0", [2])
+    execution.fail(LOST)
+    assert model.left()[0] is None
+    assert model.left()[0] == BatchOutcome.ANSWERED
+    assert model.counted() == (0, 1, {"CANCELED": 2, "BACKEND": 1}, 0)
+
+
+def test_what_is_cancelled_before_it_runs_does_not_run(model: Scripted) -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def execute(requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+        entered.set()
+        assert go.wait(10)
+        return [number(len(requests))] * len(requests)
+
+    model.execute = execute
+    running, staged = model.submit(1, 2), model.submit(3, 4)
+    assert entered.wait(10)
+    running.cancel("gateway1", [1])
+    staged.cancel("gateway1", [3])
+    go.set()
+    outcome, answers, _ = model.left()
+    assert (outcome, sorted(answers)) == (BatchOutcome.ANSWERED, [(1, 2, True), (2, 2, True)])
+    outcome, answers, _ = model.left()
+    assert (outcome, sorted(answers)) == (
+        BatchOutcome.ANSWERED,
+        [(3, "the request was given up", True), (4, 1, True)],
+    )
+    success, executions, failures, _ = model.counted()
+    assert (success, executions, failures) == (2, 2, {"CANCELED": 2})
+
+
+def test_responses_by_their_number(model: Scripted) -> None:
+    batch = model.submit(1, 2)
+    execution = model.executions.get()
+    model.left()
+    execution.respond(0, number(1), False)
+    execution.respond(0, Result(error=internal("boo"), is_model_response=True), False)
+    execution.respond(0, None, True)
+    batch.cancel("gateway0", [2])
+    execution.respond(1, number(1), True)
+    responses = {
+        index: {name: count for name, (count, _) in row.items() if count}
+        for index, row in model.statistics.snapshot()["responses"].items()
+    }
+    assert responses == {
+        0: {"success": 1, "cancel": 1, "compute_infer": 1, "compute_output": 1},
+        1: {"fail": 1, "compute_infer": 1, "compute_output": 1},
+        2: {"empty_response": 1, "compute_infer": 1},
+    }
+    assert model.counted() == (1, 1, {"CANCELED": 1}, 1)
+
+
+def test_an_instance_is_not_closed_before_its_last_answer(model: Scripted) -> None:
+    model.submit(1)
+    execution = model.executions.get()
+    model.left()
+    stopping = threading.Thread(target=model.instance.stop)
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive()
+    assert not model.is_closed
+    execution.respond(0, None, True)
+    stopping.join(10)
+    assert model.is_closed
