@@ -37,7 +37,7 @@ class Batcher(ABC):
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
         """Takes requests in, last, as many as there is room for; returns the others."""
-        room = self._max_queue_size - len(self._queue)
+        room = max(0, self._max_queue_size - len(self._queue))  # what was put back is more than there is room for
         if room >= len(requests):
             self._queue.extend(requests)
             return []

@@ -19,8 +19,8 @@ from schemas.errors import ErrorCode, WeirError, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import ModelState, VersionRecord
 from worker.backend import Backend, ModelVersion
-from worker.config_support import check_supported
 from worker.batch_execution import FinishedBatch
+from worker.config_support import check_supported
 from worker.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")
