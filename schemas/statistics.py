@@ -1,0 +1,173 @@
+"""What workers and schedulers tell when they are asked for their counters (`statistics.query`).
+
+Checked when it comes, for anybody may publish: a message with a wrong type, a negative count or an endless list is none.
+Durations are nanoseconds unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from schemas.messages import MalformedMessage
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Reading = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+CountAndNs = Annotated[list[Count], Field(min_length=2, max_length=2)]
+"""How often, and how long in all."""
+
+MAX_BINS = 4096
+Bin = Annotated[int, Field(ge=-1, le=MAX_BINS)]
+Name = Annotated[str, Field(min_length=1, max_length=1024)]
+
+FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+"""Triton's reasons; one that is none of them is counted as OTHER."""
+
+
+class Counters(BaseModel):
+    """Base of all: exact types, and fields of a later release are passed over."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class HistogramCounters(Counters):
+    """Observations by bucket: `counts` has one more than there are `bounds` (upper, inclusive, ascending)."""
+
+    bounds: Annotated[list[Reading], Field(max_length=256)] = []
+    counts: Annotated[list[Count], Field(max_length=257)] = []
+    sum: Reading = 0.0
+
+
+class SummaryCounters(Counters):
+    """A summary of durations: `count` and `sum_us` of all, and a sketch of the recent ones (`telemetry.quantiles`)."""
+
+    count: Count = 0
+    sum_us: Count = 0
+    bins: Annotated[dict[Bin, Count], Field(max_length=MAX_BINS)] = {}
+
+
+class VersionCounters(Counters):
+    """One loaded version of a model on one worker, by Triton's counting rules (`worker.statistics`).
+
+    `batches` holds, by executed batch size, the executions and the nanoseconds of input, inference and output.
+    `responses` holds the response statistics of decoupled models by index and kind. `staged_ns` is the part of the queue
+    time that requests spent at their instance. `memory_usage` holds (type, id, bytes).
+    """
+
+    model: Name
+    version: Count
+    success: CountAndNs
+    fail: CountAndNs
+    queue: CountAndNs
+    compute_input: CountAndNs
+    compute_infer: CountAndNs
+    compute_output: CountAndNs
+    cache_hit: CountAndNs = [0, 0]
+    cache_miss: CountAndNs = [0, 0]
+    staged_ns: Count = 0
+    inference_count: Count
+    execution_count: Count
+    last_inference_ms: Count
+    failures: Annotated[dict[str, Count], Field(max_length=16)]
+    batches: Annotated[
+        dict[Count, Annotated[list[Count], Field(min_length=4, max_length=4)]], Field(max_length=1 << 16)
+    ] = {}
+    responses: Annotated[dict[Count, dict[str, CountAndNs]], Field(max_length=1 << 16)] = {}
+    memory_usage: Annotated[list[tuple[str, Count, Count]], Field(strict=False, max_length=1024)] = []
+    first_response_ms: HistogramCounters | None = None
+    summaries: dict[str, SummaryCounters] = {}
+
+
+class GpuReading(Counters):
+    """What a GPU says of itself; None for what it does not tell. Energy in joules since the worker started."""
+
+    utilization: Reading | None = None
+    memory_total_bytes: Count | None = None
+    memory_used_bytes: Count | None = None
+    power_usage_w: Reading | None = None
+    power_limit_w: Reading | None = None
+    energy_j: Reading | None = None
+
+
+class HostReading(Counters):
+    """The processors and the memory of a worker's host; `host` is the same for all workers of one host."""
+
+    host: str
+    utilization: Reading
+    memory_total_bytes: Count
+    memory_used_bytes: Count
+
+
+class WorkerCounters(Counters):
+    """The answer of a worker; `gpus` by UUID, `payload_slots` are those its instances hold now.
+
+    `born_ns` (unix time) tells it from an earlier one of its name.
+    """
+
+    worker: Name
+    born_ns: Count = 0
+    models: list[VersionCounters]
+    malformed_messages: Count = 0
+    payload_slots: Count = 0
+    host: HostReading | None = None
+    gpus: Annotated[dict[str, GpuReading], Field(max_length=1024)] = {}
+
+
+class LaneCounters(Counters):
+    """A queue as it stands now: requests, and the age of the oldest (0: there is none)."""
+
+    depth: Count
+    oldest_us: Count
+
+
+class QueuedVersionCounters(Counters):
+    """One version at a scheduler: requests that no instance has begun, and those it failed itself, by reason."""
+
+    version: Count
+    pending: Count
+    failures: Annotated[dict[str, Count], Field(max_length=16)] = {}
+    failed_ns: Count = 0
+
+
+class QueueCounters(Counters):
+    """One model at a scheduler. `batch_requests` are the batches it sent, by their requests."""
+
+    model: Name
+    lanes: Annotated[dict[Name, LaneCounters], Field(max_length=64)]
+    versions: list[QueuedVersionCounters]
+    redelivered_frames: Count = 0
+    redone_batches: Count = 0
+    batch_requests: HistogramCounters = HistogramCounters()
+
+
+class SchedulerCounters(Counters):
+    """The answer of a scheduler; `leaving`: it is the last one of it. `born_ns` as in `WorkerCounters`."""
+
+    scheduler: Name
+    born_ns: Count = 0
+    models: list[QueueCounters]
+    malformed_messages: Count = 0
+    leaving: bool = False
+
+
+def pack_counters(counters: dict[str, Any]) -> bytes:
+    """A worker's or scheduler's answer, given in the form of the classes above."""
+    return bytes(msgpack.packb(counters))
+
+
+def unpack_counters(data: bytes) -> WorkerCounters | SchedulerCounters:
+    """The answer in a message. Raises MalformedMessage."""
+    try:
+        fields = msgpack.unpackb(data, strict_map_key=False)
+        if not isinstance(fields, dict):
+            raise MalformedMessage("not counters: no map")
+        kind = WorkerCounters if "worker" in fields else SchedulerCounters
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, problem["loc"][:6]))
+        raise MalformedMessage(f"not counters: {place[:200]}: {problem['msg'][:200]}") from error
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not counters: {error}") from error
