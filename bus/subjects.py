@@ -102,6 +102,14 @@ def heartbeat(worker: str) -> str:
 STATISTICS_QUERY = "statistics.query"
 """Asks every worker and scheduler for its counters; each answers on the reply subject."""
 
+LAST_COUNTERS = "statistics.last"
+"""Counters that nobody asked for: of a worker or scheduler that leaves, and of a scheduler that has come."""
+
+
+def counters(gateway: str) -> str:
+    """Answers to a gateway's `STATISTICS_QUERY`; the number of the round follows as one more token."""
+    return f"statistics.answer.{gateway}"
+
 
 def registry_key(worker: str, model: str | None = None) -> str:
     """Registry key of a worker, or of one of its models."""

@@ -26,11 +26,15 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VersionRecord:
-    """One version on one worker: `reason` tells why it is not READY, `instances` how many take batches."""
+    """One version on one worker: `reason` tells why it is not READY, `instances` how many take batches.
+
+    `load_duration_s` is how long it took until it was READY.
+    """
 
     state: ModelState
     reason: str = ""
     instances: int = 0
+    load_duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,14 @@ def unpack_model_record(data: bytes) -> ModelRecord:
 
 
 def _unpack_version(row: dict[str, Any]) -> VersionRecord:
-    version = VersionRecord(ModelState(row["state"]), row["reason"], row["instances"])
-    if not (_are(str, version.reason) and _are(int, version.instances) and 0 <= version.instances <= MAX_INSTANCES):
+    version = VersionRecord(ModelState(row["state"]), row["reason"], row["instances"], row.get("load_duration_s", 0.0))
+    if not (
+        _are(str, version.reason)
+        and _are(int, version.instances)
+        and 0 <= version.instances <= MAX_INSTANCES
+        and _are(float, version.load_duration_s)
+        and 0 <= version.load_duration_s < float("inf")
+    ):
         raise TypeError("wrong types")
     return version
 

@@ -47,6 +47,11 @@ class AnswerPacker:
         with self._lock:
             self._leases.give_back(segment, slot, generation)
 
+    @property
+    def slots_held(self) -> int:
+        """Payload slots that hold outputs which no gateway has given back yet."""
+        return len(self._leases)
+
     def close(self) -> None:
         """Gives up the memory: what has not been read by now is lost."""
         with self._lock:

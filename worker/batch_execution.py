@@ -209,14 +209,16 @@ class BatchExecution(Execution):
             statistics.record_failures(1, reason, queue_ns + now_ns - self.start_ns)
         else:
             phases = self._phases_ns(now_ns)
-            statistics.record_requests(1, self._rows[position], queue_ns, phases, time.time_ns() // 1_000_000)
+            staged_ns = self.start_ns - self._batch.received_ns
+            statistics.record_requests(1, self._rows[position], queue_ns, phases, staged_ns)
         if not streams:
             self._count_execution()
 
     def _count_execution(self) -> None:
         if self._uncounted and self._entries:
             self._uncounted = False
-            self._batches.statistics.record_execution(sum(self._rows), self._phases_ns(time.monotonic_ns()))
+            phases = self._phases_ns(time.monotonic_ns())
+            self._batches.statistics.record_execution(sum(self._rows), phases, time.time_ns() // 1_000_000)
 
     def _count_response(self, position: int, stream: _Stream, result: Result | None, began_ns: int) -> None:
         now_ns = time.monotonic_ns()

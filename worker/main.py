@@ -16,7 +16,9 @@ from bus.payloads import remove_dead_segments
 from bus.thread_publisher import ThreadPublisher
 from repository.layout import ModelRepository
 from telemetry.logs import configure_logging
+from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from worker.device_metrics import DevicePoller, find_nvml
 from worker.model_loader import ModelLoader
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
@@ -51,20 +53,24 @@ async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
     remove_dead_segments()
     worker_id = settings.worker_id or new_id("worker")
     try:
+        metrics = parse_metrics_config(settings.metrics_config)
         bus = await Bus.connect(settings.nats_url, worker_id, background)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         announce_failure(str(error))
         return 1
     publisher = ThreadPublisher(bus, settings.nats_url, worker_id)
     publisher.start(background)
-    service = WorkerService(bus, publisher, worker_id)
+    devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
+    service = WorkerService(bus, publisher, worker_id, devices)
     loader = ModelLoader(
         ModelRepository(list(settings.model_repositories), settings.model_config_name),
         not settings.disable_auto_complete_config,
         worker_id,
         service.finished,
+        metrics,
     )
     await service.start(background)
+    polling = background.create_task(devices.run(settings.metrics_interval_ms))
     loading = background.create_task(service.load_all(loader, settings.model_load_thread_count))
     stopping = background.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,7 +85,9 @@ async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
             announce_ready(worker=worker_id)
             await stopping
     loading.cancel()
+    polling.cancel()
     await service.stop(settings.exit_timeout_secs)
     await publisher.close()
     await bus.close()
+    devices.close()
     return status

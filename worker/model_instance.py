@@ -22,6 +22,7 @@ from schemas.requests import InferRequest
 from worker.answer_packer import AnswerPacker
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
+from worker.batch_record import record_batch
 from worker.batch_tensors import batch_sizes, has_gone
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
@@ -86,6 +87,11 @@ class ModelInstance:
         """A gateway has read an answer that lay in shared memory."""
         self._packer.give_back(segment, slot, generation)
 
+    @property
+    def slots_held(self) -> int:
+        """Payload slots that hold answers which no gateway has given back yet."""
+        return self._packer.slots_held
+
     def stop(self) -> None:
         """Runs what was submitted to its last answer, closes the instance, and returns when its thread has ended."""
         self._inbox.put(_STOP)
@@ -146,6 +152,7 @@ class ModelInstance:
                 continue
             except ValueError as error:  # MalformedMessage among them
                 results[position] = Result(error=internal(str(error)))
+                self._statistics.record_failures(1, "OTHER", entry.queued_us * 1000)
                 continue
             requests.append(request)
             positions.append(position)
@@ -169,10 +176,10 @@ class ModelInstance:
             return None
         if self._has_null_rows:
             real = [batch.entries[position].gateway != NOBODY for position in positions]
-            sizes, outcomes = list(compress(sizes, real)), list(compress(outcomes, real))
+            positions, sizes, outcomes = ([*compress(row, real)] for row in (positions, sizes, outcomes))
         answers = self._encode(batch, results)
         end_ns = time.monotonic_ns()
-        self._record(running, positions, sizes, outcomes, execution, end_ns)
+        record_batch(self._statistics, running, positions, sizes, outcomes, execution, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
         return FinishedBatch(batch.scheduler, done, answers, batch.acks)
 
@@ -212,37 +219,3 @@ class ModelInstance:
             else:
                 answers.append(self._packer.packed(entry.gateway, entry.key, result))
         return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
-
-    def _record(
-        self,
-        running: RunningBatch,
-        positions: Sequence[int],
-        sizes: Sequence[int],
-        outcomes: Sequence[Result | None],
-        execution: Execution,
-        end_ns: int,
-    ) -> None:
-        batch = running.message
-        waited_ns = execution.start_ns - running.received_ns
-        busy_ns = end_ns - execution.start_ns
-        queue_ns = sum(entry.queued_us for entry in batch.entries) * 1000 + waited_ns * len(batch.entries)
-        cancelled = len(running.cancelled.intersection(positions)) if running.cancelled else 0
-        if cancelled:
-            shared_ns = (queue_ns + busy_ns) * cancelled // len(batch.entries)
-            self._statistics.record_failures(cancelled, "CANCELED", shared_ns)
-        # A model's own error response counts as a success, as in Triton.
-        failed = sum(
-            outcome is not None and outcome.error is not None and not outcome.is_model_response
-            for position, outcome in zip(positions, outcomes, strict=True)
-            if position not in running.cancelled
-        )
-        if failed:
-            self._statistics.record_failures(failed, "BACKEND", queue_ns + busy_ns)
-        if succeeded := len(outcomes) - failed - cancelled:
-            rows = sum(sizes)
-            phases = (
-                execution.input_end_ns - execution.start_ns,
-                execution.infer_end_ns - execution.input_end_ns,
-                end_ns - execution.infer_end_ns,
-            )
-            self._statistics.record_batch(succeeded, rows, queue_ns, phases, time.time_ns() // 1_000_000)

@@ -18,6 +18,7 @@ from repository.paths import read_labels
 from schemas.errors import ErrorCode, WeirError, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import ModelState, VersionRecord
+from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, ModelVersion
 from worker.batch_execution import FinishedBatch
 from worker.config_support import check_supported
@@ -48,7 +49,10 @@ class LoadedResult:
 
 
 class ModelLoader:
-    """Loads models of one repository; `arena_prefix` is unique to the worker. Blocking: called off the event loop."""
+    """Loads models of one repository; `arena_prefix` is unique to the worker. Blocking: called off the event loop.
+
+    `metrics` says what is observed of the models beyond what is always counted.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,9 @@ class ModelLoader:
         auto_complete: bool,
         arena_prefix: str,
         on_finished: Callable[[FinishedBatch], None],
+        metrics: MetricsConfig | None = None,
     ) -> None:
+        self._metrics = metrics or MetricsConfig()
         self._repository = repository
         self._auto_complete = auto_complete
         self._arena_prefix = arena_prefix
@@ -104,6 +110,7 @@ class ModelLoader:
                 ModelVersion(found.name, number, found.path, config),
                 f"{self._arena_prefix}_{self._loads}",
                 self._on_finished,
+                self._metrics,
             )
         except Exception as error:  # noqa: BLE001 - as above
             reason = _reason(error)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from schemas.model_config import ModelConfig
 from schemas.registry import ModelState, VersionRecord
+from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
 from worker.batch_execution import FinishedBatch
+from worker.latencies import observer_for
 from worker.model_instance import ModelInstance
 from worker.reshape import Reshaper
 from worker.sequence_controls import SequenceControls
@@ -21,10 +24,16 @@ class ServedVersion:
     """
 
     def __init__(
-        self, backend: Backend, model: ModelVersion, arena_name: str, on_finished: Callable[[FinishedBatch], None]
+        self,
+        backend: Backend,
+        model: ModelVersion,
+        arena_name: str,
+        on_finished: Callable[[FinishedBatch], None],
+        metrics: MetricsConfig,
     ) -> None:
+        begun_s = time.monotonic()
         self.model = model
-        self.statistics = ModelStatistics()
+        self.statistics = ModelStatistics(latencies=observer_for(model.config, metrics))
         self.instances: list[ModelInstance] = []
         self._loaded: LoadedModel = backend.load(model)
         reshaper = Reshaper(model.config)
@@ -46,11 +55,12 @@ class ServedVersion:
         except BaseException:
             self.unload()
             raise
+        self._load_duration_s = time.monotonic() - begun_s
 
     @property
     def record(self) -> VersionRecord:
         """What the registry is told of this version."""
-        return VersionRecord(ModelState.READY, instances=len(self.instances))
+        return VersionRecord(ModelState.READY, instances=len(self.instances), load_duration_s=self._load_duration_s)
 
     def unload(self) -> None:
         """Finishes what was submitted and gives everything up."""

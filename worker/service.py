@@ -12,8 +12,6 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
-import msgpack
-
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
@@ -35,7 +33,9 @@ from schemas.messages import (
     unpack_release,
 )
 from schemas.registry import Heartbeat, ModelRecord, ModelState, VersionRecord, WorkerRecord
+from schemas.statistics import pack_counters
 from worker.batch_execution import FinishedBatch
+from worker.device_metrics import DevicePoller
 from worker.model_instance import ModelInstance
 from worker.model_loader import LoadedResult, ModelLoader
 from worker.running_batch import RunningBatch
@@ -47,9 +47,16 @@ _DRAIN_SETTLE_S = 0.1
 
 
 class WorkerService:
-    """One worker process: holds models and runs the batches that schedulers send it."""
+    """One worker process: holds models and runs the batches that schedulers send it.
 
-    def __init__(self, bus: Bus, publisher: ThreadPublisher, worker_id: str) -> None:
+    `devices` is what it tells of its host, None for nothing.
+    """
+
+    def __init__(
+        self, bus: Bus, publisher: ThreadPublisher, worker_id: str, devices: DevicePoller | None = None
+    ) -> None:
+        self._devices = devices
+        self._born_ns = time.time_ns()
         self._bus = bus
         self.worker_id = worker_id
         self._registry = RegistryWriter(bus, worker_id)
@@ -100,6 +107,9 @@ class WorkerService:
             logger.warning("%d batches are still running at the end of the exit timeout", len(self._held))
         if self._beats is not None:
             self._beats.cancel()
+        # What it has counted stays in the sums of those who hear this, before they see it leave.
+        self._bus.publish(subjects.LAST_COUNTERS, self._counters())
+        await self._bus.flush()
         await self._registry.remove_all()
         await self._bus.flush()
         if not self._held:
@@ -199,7 +209,21 @@ class WorkerService:
 
     def _on_statistics_query(self, message: Message) -> None:
         if message.reply:
-            self._bus.publish(message.reply, msgpack.packb({"worker": self.worker_id, "models": self.statistics()}))
+            self._bus.publish(message.reply, self._counters())
+
+    def _counters(self) -> bytes:
+        devices = self._devices
+        return pack_counters(
+            {
+                "worker": self.worker_id,
+                "born_ns": self._born_ns,
+                "models": self.statistics(),
+                "malformed_messages": self.malformed_messages,
+                "payload_slots": sum(instance.slots_held for instance in self._arenas.values()),
+                "host": None if devices is None else devices.host,
+                "gpus": {} if devices is None else devices.gpus,
+            }
+        )
 
     def failures(self) -> dict[str, str]:
         """Models that are not wholly served, with the reason."""

@@ -1,8 +1,9 @@
 """Counters of one model version on one worker, by Triton's counting rules.
 
-Source: Triton's statistics extension and metrics. A request counts once in `success` or `failures`; `inference_count`
-adds its batch size; durations of a batch are attributed to each of its requests, `batches` holds them once per run.
-A Python model's error response counts as a success, as in Triton.
+Source: Triton's statistics extension and metrics, and a running Triton 2.51. A request counts once in `success` or
+`failures`; `inference_count` adds its batch size if it succeeded; durations of a batch are attributed to each of its
+requests, `batches` holds them once per run, by all the rows that ran. A run that fails counts as a run, and moves the time
+of the last inference. A Python model's error response counts as a success.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+from schemas.statistics import FAILURE_REASONS
+from worker.latencies import LatencyObserver
+
 RESPONSE_OUTCOMES = ("success", "fail", "empty_response", "cancel")
 
 MAX_RESPONSE_INDEXES = 1000
@@ -41,33 +44,45 @@ class ModelStatistics:
     compute_input: Durations = field(default_factory=Durations)
     compute_infer: Durations = field(default_factory=Durations)
     compute_output: Durations = field(default_factory=Durations)
+    staged_ns: int = 0
     inference_count: int = 0
     execution_count: int = 0
     last_inference_ms: int = 0
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_REASONS, 0))
     batches: dict[int, list[int]] = field(default_factory=dict)
     responses: dict[int, dict[str, Durations]] = field(default_factory=dict)
+    latencies: LatencyObserver | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record_batch(
-        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], now_ms: int
+        self,
+        requests: int,
+        batch_size: int,
+        queue_ns: int,
+        phases_ns: tuple[int, int, int],
+        now_ms: int,
+        executed_rows: int,
+        staged_ns: int = 0,
     ) -> None:
-        """A batch of `requests` requests and `batch_size` rows ran; `queue_ns` summed over requests."""
+        """A batch of `executed_rows` rows ran, of which `requests` requests with `batch_size` rows succeeded.
+
+        `queue_ns` is summed over those, and `staged_ns` is what they spent of it at their instance.
+        """
         with self._lock:
-            self._add_requests(requests, batch_size, queue_ns, phases_ns, now_ms)
-            self._add_execution(batch_size, phases_ns)
+            self._add_requests(requests, batch_size, queue_ns, phases_ns, staged_ns)
+            self._add_execution(executed_rows, phases_ns, now_ms)
 
     def record_requests(
-        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], now_ms: int
+        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], staged_ns: int = 0
     ) -> None:
         """As `record_batch`, for requests that end before or after the run of their batch (`record_execution`)."""
         with self._lock:
-            self._add_requests(requests, batch_size, queue_ns, phases_ns, now_ms)
+            self._add_requests(requests, batch_size, queue_ns, phases_ns, staged_ns)
 
-    def record_execution(self, batch_size: int, phases_ns: tuple[int, int, int]) -> None:
-        """A batch of `batch_size` rows ran."""
+    def record_execution(self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int) -> None:
+        """A batch of `executed_rows` rows ran, whatever became of its requests."""
         with self._lock:
-            self._add_execution(batch_size, phases_ns)
+            self._add_execution(executed_rows, phases_ns, now_ms)
 
     def record_response(self, index: int, outcome: str, compute_infer_ns: int, compute_output_ns: int) -> None:
         """A decoupled model sent its response number `index` to a request, or ended without one (`empty_response`).
@@ -89,15 +104,18 @@ class ModelStatistics:
             self.failures[reason] += requests
 
     def snapshot(self) -> dict[str, Any]:
-        """All counters as plain values, for a bus message."""
+        """All counters as plain values: fields of `schemas.statistics.VersionCounters`."""
+        observed = {} if self.latencies is None else self.latencies.snapshot()
         with self._lock:
             return {
+                **observed,
                 "success": [self.success.count, self.success.ns],
                 "fail": [self.fail.count, self.fail.ns],
                 "queue": [self.queue.count, self.queue.ns],
                 "compute_input": [self.compute_input.count, self.compute_input.ns],
                 "compute_infer": [self.compute_infer.count, self.compute_infer.ns],
                 "compute_output": [self.compute_output.count, self.compute_output.ns],
+                "staged_ns": self.staged_ns,
                 "inference_count": self.inference_count,
                 "execution_count": self.execution_count,
                 "last_inference_ms": self.last_inference_ms,
@@ -107,22 +125,27 @@ class ModelStatistics:
             }
 
     def _add_requests(
-        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], now_ms: int
+        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], staged_ns: int
     ) -> None:
         input_ns, infer_ns, output_ns = phases_ns
         self.success.add(requests, queue_ns + sum(phases_ns) * requests)
+        self.staged_ns += staged_ns
         self.queue.add(requests, queue_ns)
         self.compute_input.add(requests, input_ns * requests)
         self.compute_infer.add(requests, infer_ns * requests)
         self.compute_output.add(requests, output_ns * requests)
         self.inference_count += batch_size
-        self.last_inference_ms = now_ms
 
-    def _add_execution(self, batch_size: int, phases_ns: tuple[int, int, int]) -> None:
+    def _add_execution(self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int) -> None:
         self.execution_count += 1
-        row = self.batches.setdefault(batch_size, [0, 0, 0, 0])
-        for position, value in enumerate((1, *phases_ns)):
-            row[position] += value
+        self.last_inference_ms = now_ms
+        row = self.batches.get(executed_rows)
+        if row is None:
+            row = self.batches[executed_rows] = [0, 0, 0, 0]
+        row[0] += 1
+        row[1] += phases_ns[0]
+        row[2] += phases_ns[1]
+        row[3] += phases_ns[2]
 
 
 def _response_row(row: dict[str, Durations]) -> dict[str, list[int]]:
