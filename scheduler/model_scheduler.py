@@ -11,7 +11,7 @@ Promises, whatever order events come in:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count, groupby
 from operator import attrgetter
 
@@ -67,6 +67,17 @@ class ModelScheduler:
         for version in self._versions.values():
             waiting += version.waiting
         return waiting
+
+    def versions(self) -> Mapping[int, VersionScheduler]:
+        """The versions it knows of, served or not."""
+        return self._versions
+
+    def oldest_us(self) -> int | None:
+        """When the request came that has waited longest and was not yet sent to a worker; None if none waits."""
+        running = {request for version in self._versions.values() for request in version.running()}
+        # A gateway's requests are held in the order they came.
+        first = (next((r for r in live.values() if r not in running), None) for live in self._live.values())
+        return min((request.enqueued_us for request in first if request is not None), default=None)
 
     def workers(self) -> set[str]:
         """Workers that hold an instance of any version."""

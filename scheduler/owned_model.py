@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from bus.pull import FramePull
 from scheduler.alarm import Alarm
+from scheduler.counters import DispatchCounters
 from scheduler.model_scheduler import ModelScheduler
 
 MAX_HELD_BYTES = 256 << 20
@@ -45,7 +46,7 @@ class LiveFrame:
 
 
 class OwnedModel:
-    """One model: its policy, its pull, its alarm (which calls `wake` with the model), and the bytes held for it.
+    """One model: its policy, pull and alarm (which calls `wake` with the model), counters, and the bytes held for it.
 
     `unsubscribe` ends the subscription through which the pull's frames come.
     """
@@ -61,6 +62,7 @@ class OwnedModel:
         self.scheduler = scheduler
         self.pull = pull
         self.alarm = Alarm(lambda: wake(self))
+        self.counters = DispatchCounters()
         self._unsubscribe = unsubscribe
         self._held_bytes = 0
         self._full = False

@@ -22,6 +22,7 @@ from bus.connection import Bus, Message
 from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
+from scheduler.counters import forget_unloaded, model_counters
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
@@ -38,6 +39,7 @@ from schemas.messages import (
 )
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat, ModelRecord, ModelState
+from schemas.statistics import pack_counters
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -60,6 +62,7 @@ class SchedulerService:
         self._bus = bus
         self._background = background
         self._id = scheduler_id
+        self._born_ns = time.time_ns()
         self._registry = RegistryView(bus)
         self._models: dict[str, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
@@ -82,11 +85,13 @@ class SchedulerService:
         await self._registry.start(self._background)
         await asyncio.gather(*self._taking.values(), return_exceptions=True)
         self._ticker = self._background.create_task(self._tick())
+        self._bus.publish(subjects.LAST_COUNTERS, self._counters())
 
     async def listen(self) -> None:
         """Takes the ends of batches from now on, and word of workers that are gone."""
         await self._bus.subscribe(subjects.done(self._id), self._on_done)
         await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
+        await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
 
     async def own(self, name: str, consumer: str) -> OwnedModel:
         """Serves the model from now on with what `consumer` delivers."""
@@ -117,6 +122,7 @@ class SchedulerService:
             self._ticker.cancel()
         for task in list(self._taking.values()):
             task.cancel()
+        self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
     @property
     def unanswered(self) -> int:
@@ -132,6 +138,7 @@ class SchedulerService:
         try:
             gateway, rows = unpack_frame_rows(data)
             frame = LiveFrame(owned, ack_subject, len(data), len(rows))
+            owned.counters.frame_came(ack_subject)
             requests = requests_of(gateway, rows, now_us, frame)
         except MalformedMessage as error:
             self._dropped(owned.name, error)
@@ -159,6 +166,8 @@ class SchedulerService:
                 if outcome != BatchOutcome.RELEASED:
                     del self._batches[batch_id]
                 ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us)
+                if outcome != BatchOutcome.ANSWERED:
+                    owned.counters.redone_batches += 1
                 self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED else 0)
                 if owned.scheduler.waiting:
                     self._touch(owned)
@@ -205,8 +214,25 @@ class SchedulerService:
         for name, batch_ids in by_model.items():
             logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
             owned = self._models[name]
+            owned.counters.redone_batches += len(batch_ids)
             self._finish(owned.scheduler.batches_missing(_now_us(), sorted(batch_ids)))
             self._touch(owned)
+
+    def _on_statistics_query(self, message: Message) -> None:
+        if message.reply:
+            self._bus.publish(message.reply, self._counters())
+
+    def _counters(self, leaving: bool = False) -> bytes:
+        now_us = _now_us()
+        return pack_counters(
+            {
+                "scheduler": self._id,
+                "born_ns": self._born_ns,
+                "models": [model_counters(owned.scheduler, owned.counters, now_us) for owned in self._models.values()],
+                "malformed_messages": self.malformed_messages,
+                "leaving": leaving,
+            }
+        )
 
     def _dropped(self, model: str, error: MalformedMessage) -> None:
         self.malformed_messages += 1
@@ -237,6 +263,7 @@ class SchedulerService:
                 for number in instances:
                     owned.scheduler.configure(number, config)
             self._finish(owned.scheduler.set_instances(worker, instances))
+        forget_unloaded(owned.scheduler, [v.models[name] for v in self._registry.workers.values() if name in v.models])
         self._touch(owned)
 
     async def _take(self, name: str) -> None:
@@ -259,6 +286,7 @@ class SchedulerService:
         for owned in self._models.values():
             for batch_id in owned.scheduler.in_flight_on(worker):
                 self._batches.pop(batch_id, None)
+                owned.counters.redone_batches += 1
             self._finish(owned.scheduler.worker_lost(now_us, worker))
             self._touch(owned)
 
@@ -307,6 +335,7 @@ class SchedulerService:
             rows.insert(row, (NOBODY, 0, 0, requests[0].body))
         acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
         self._batches[batch.id] = owned
+        owned.counters.batch_requests.add(len(requests))
         self._bus.publish(
             subjects.work(instance.worker),
             pack_batch_rows(self._id, batch.id, owned.name, batch.version, instance.number, rows, acks),

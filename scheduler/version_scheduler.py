@@ -103,6 +103,17 @@ class VersionScheduler:
         return len(self._batcher)
 
     @property
+    def staged(self) -> int:
+        """Requests in batches that wait at their instance, behind the one it executes."""
+        executing: set[Instance] = set()
+        staged = 0
+        for batch in self._in_flight.values():
+            if batch.instance in executing:
+                staged += len(batch.requests)
+            executing.add(batch.instance)
+        return staged
+
+    @property
     def instance_count(self) -> int:
         """Instances of all live workers."""
         return len(self._placement)

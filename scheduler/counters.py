@@ -1,0 +1,71 @@
+"""What a scheduler counts of its models, and what it tells when it is asked (`schemas.statistics.QueueCounters`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from scheduler.model_scheduler import ModelScheduler
+from schemas.registry import ModelRecord, ModelState
+from telemetry.histogram import SizeHistogram
+
+LIVE_LANE = "live"
+
+
+class DispatchCounters:
+    """Of one model: batches by the requests they were sent with, batches done again, and frames delivered again."""
+
+    __slots__ = ("batch_requests", "redelivered_frames", "redone_batches")
+
+    def __init__(self) -> None:
+        self.batch_requests = SizeHistogram()
+        self.redone_batches = 0
+        self.redelivered_frames = 0
+
+    def frame_came(self, ack_subject: str) -> None:
+        """A frame was pulled; its ack subject tells how often it has been delivered."""
+        # $JS.ACK.<stream>.<consumer>.<delivered>.…, with <domain>.<account> before the stream since protocol 2.
+        tokens = ack_subject.split(".")
+        if len(tokens) >= 9 and tokens[4 if len(tokens) < 11 else 6] != "1":
+            self.redelivered_frames += 1
+
+
+def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us: int) -> dict[str, Any]:
+    """The model's part of the answer, in the form of `QueueCounters`."""
+    oldest_us = scheduler.oldest_us()
+    return {
+        "model": scheduler.name,
+        "lanes": {
+            LIVE_LANE: {
+                "depth": scheduler.waiting,
+                "oldest_us": 0 if oldest_us is None else max(0, now_us - oldest_us),
+            }
+        },
+        "versions": [
+            {
+                "version": number,
+                "pending": version.waiting + getattr(version, "staged", 0),
+                # A policy that fails requests itself counts them by reason.
+                "failures": dict(getattr(version, "failures", {})),
+                "failed_ns": getattr(version, "failed_ns", 0),
+            }
+            for number, version in scheduler.versions().items()
+        ],
+        "redelivered_frames": counters.redelivered_frames,
+        "redone_batches": counters.redone_batches,
+        "batch_requests": counters.batch_requests.snapshot(),
+    }
+
+
+def forget_unloaded(scheduler: ModelScheduler, records: Iterable[ModelRecord]) -> None:
+    """Failures of a version that its workers have unloaded are forgotten: it starts at zero when it is loaded again.
+
+    A version whose workers have died is none of those: no record speaks of it.
+    """
+    records = list(records)
+    for number, version in scheduler.versions().items():
+        states = [record.versions[number].state for record in records if number in record.versions]
+        if states and all(state in (ModelState.UNLOADING, ModelState.UNAVAILABLE) for state in states):
+            getattr(version, "failures", {}).clear()
+            if hasattr(version, "failed_ns"):
+                version.failed_ns = 0
