@@ -103,6 +103,10 @@ class _Segment:
         self._used += 1
         return Slot(self, self._used - 1, size)
 
+    @property
+    def in_use(self) -> int:
+        return self._used - len(self._free)
+
     def generation(self, index: int) -> int:
         return int(_GENERATION.unpack_from(self.memory, index * self.stride)[0])
 
@@ -127,6 +131,11 @@ class PayloadArena:
         self._name = name
         self._capacity_bytes = capacity_bytes
         self._segments: dict[int, _Segment] = {}
+
+    @property
+    def slots_in_use(self) -> int:
+        """Slots that are given out."""
+        return sum(segment.in_use for segment in self._segments.values())
 
     def allocate(self, size: int) -> Slot | None:
         """A slot of at least `size` bytes, or None when the arena or `/dev/shm` is full."""

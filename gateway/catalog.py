@@ -89,6 +89,19 @@ class Catalog:
         known = {name for view in self._registry.workers.values() for name in view.models}
         return sorted(known | self._served.keys())
 
+    def served_model(self, name: str) -> ServedModel | None:
+        """The model, if requests for it are accepted."""
+        return self._served.get(name) if self._is_accepted(name) else None
+
+    def served(self) -> list[ServedModel]:
+        """The models that requests are accepted for, by name."""
+        return [served for name in sorted(self._served) if (served := self.served_model(name))]
+
+    def load_duration_s(self, name: str, version: int) -> float:
+        """How long the version took to load, on the worker where that took longest."""
+        records = (record.versions.get(version) for record in self._records(name))
+        return max((record.load_duration_s for record in records if record is not None), default=0.0)
+
     def index(self) -> list[dict[str, Any]]:
         """One row for each model: name, READY versions, state, and the reason why it is not READY."""
         rows: list[dict[str, Any]] = []

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from gateway.catalog import Catalog
 from gateway.inference import Inference
 from gateway.payload_store import PayloadStore
+from gateway.statistics import Statistics
 from schemas.request_limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """The models, the way to them, memory for large bodies, and the limits of requests."""
+    """The models, the way to them, memory for large bodies, the limits of requests, and what was counted."""
 
     catalog: Catalog
     inference: Inference
     payloads: PayloadStore
     limits: RequestLimits
     server_id: str
+    statistics: Statistics

@@ -23,6 +23,7 @@ from bus.connection import Bus, Message
 from bus.payloads import INLINE_LIMIT_BYTES, PayloadReader, Slot, StalePayload
 from bus.streams import ensure_streams
 from gateway.catalog import Catalog, ServedModel
+from gateway.frame_counters import FrameCounters
 from gateway.payload_store import Freeable, PayloadStore
 from gateway.prepared import PreparedRequest
 from schemas.errors import WeirError, internal, invalid, unavailable
@@ -110,6 +111,7 @@ class Inference:
         self._frame_numbers = count(1)
         self._unacked: dict[int, tuple[str, list[int]]] = {}
         self._ticker: asyncio.Task[None] | None = None
+        self.counters = FrameCounters()
         self.duplicate_answers = 0
         self.malformed_messages = 0
 
@@ -248,7 +250,9 @@ class Inference:
             self._unacked[number] = (model, [part.key for part in frame])
             self._on_the_way[model] += 1
             ack = f"{subjects.publish_ack(self._id)}.{number}"
-            self._bus.publish(subjects.live(model), pack_frame(self._id, frame), ack)
+            message = pack_frame(self._id, frame)
+            self._bus.publish(subjects.live(model), message, ack)
+            self.counters.sent(len(frame), frame[-1].key, len(message), len(self._pending))
 
     def _place_bodies(self, frame: list[Part]) -> None:
         placed = self._payloads.place_bodies([part.body for part in frame])
@@ -301,6 +305,7 @@ class Inference:
             if pending.slots and answer.is_final:
                 _free(pending.slots)
             pending.on_answer(outcome, answer.is_final)
+        self.counters.changed(len(self._pending))
 
     def _on_other_run(self, pending: Pending, answer: Answer) -> None:
         """The request was delivered again and is run again, after somebody has heard of the first run."""

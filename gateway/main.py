@@ -13,9 +13,6 @@ from collections.abc import Iterator
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from bus.connection import Bus
 from bus.identity import new_id
@@ -27,11 +24,13 @@ from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.inference import Inference
-from gateway.metrics import Metrics
+from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.payload_store import PayloadStore
 from gateway.settings import GatewaySettings
+from gateway.statistics import Statistics
 from schemas.request_limits import RequestLimits
 from telemetry.logs import configure_logging
+from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
 
 logger = logging.getLogger("weir.gateway")
@@ -70,21 +69,24 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     gateway_id = settings.gateway_id or new_id("gateway")
     try:
         http_socket = _listen("HTTP", settings.http_address, settings.http_port)
-        metrics_socket = _listen("metrics", settings.metrics_address, settings.metrics_port)
+        metrics_config = parse_metrics_config(settings.metrics_config)
+        metrics_socket = None
+        if settings.allow_metrics:
+            metrics_socket = _listen("metrics", settings.metrics_address, settings.metrics_port)
         bus = await Bus.connect(settings.nats_url, gateway_id, background)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         announce_failure(str(error))
         return 1
     registry = RegistryView(bus)
     catalog = Catalog(registry, settings.strict_readiness)
     payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
     inference = Inference(bus, gateway_id, catalog, payloads)
-    metrics = Metrics(bus, gateway_id, registry, inference)
+    statistics = Statistics(bus, gateway_id, registry, catalog)
     limits = RequestLimits(input_size=settings.http_max_input_size)
-    doors = Doors(catalog, inference, payloads, limits, settings.server_id)
+    doors = Doors(catalog, inference, payloads, limits, settings.server_id, statistics)
     await inference.start(background)
     await registry.start(background)
-    await metrics.start()
+    await statistics.start()
     grpc_server = GrpcServer(doors)
     try:
         grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
@@ -94,25 +96,28 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
         await bus.close()
         return 1
     http = _server(make_app(doors), functools.partial(HttpProtocol, doors, {}))
-    metrics_http = _server(_metrics_app(metrics), "httptools")
-    servers = [
-        background.create_task(http.serve([http_socket])),
-        background.create_task(metrics_http.serve([metrics_socket])),
-    ]
+    listeners, servers = [http], [background.create_task(http.serve([http_socket]))]
+    if metrics_socket is not None:
+        endpoint = MetricsEndpoint(statistics, catalog, inference, payloads, metrics_config)
+        listeners.append(_server(endpoint.app(), "httptools"))
+        servers.append(background.create_task(listeners[-1].serve([metrics_socket])))
     expiry = background.create_task(_expire(registry, bus))
-    while not (http.started and metrics_http.started):
+    while not all(listener.started for listener in listeners):
         await asyncio.sleep(0.01)
-    http_port, metrics_port = http_socket.getsockname()[1], metrics_socket.getsockname()[1]
+    http_port = http_socket.getsockname()[1]
+    metrics_port = 0 if metrics_socket is None else metrics_socket.getsockname()[1]
     logger.info("Started HTTPService at %s:%d", settings.http_address, http_port)
     logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_port)
-    logger.info("Started Metrics Service at %s:%d", settings.metrics_address, metrics_port)
+    if metrics_socket is not None:
+        logger.info("Started Metrics Service at %s:%d", settings.metrics_address, metrics_port)
     announce_ready(http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, models=catalog.index())
 
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.
     http.should_exit = True
     await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
-    metrics_http.should_exit = True
+    for listener in listeners:
+        listener.should_exit = True
     expiry.cancel()
     await asyncio.wait(servers, timeout=5)
     payloads.close()
@@ -147,17 +152,6 @@ def _listen(what: str, address: str, port: int) -> socket.socket:
         raise OSError(f"{what} can't listen on {address}:{port}: {error.strerror}") from error
     listener.setblocking(False)
     return listener
-
-
-def _metrics_app(metrics: Metrics) -> Starlette:
-    async def scrape(_request: Request) -> Response:
-        return Response(await metrics.render(), media_type="text/plain")
-
-    async def nothing(_request: Request) -> Response:
-        # Triton answers any other path of this port with an empty page.
-        return Response()
-
-    return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
 
 
 async def _expire(registry: RegistryView, bus: Bus) -> None:

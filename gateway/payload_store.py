@@ -46,6 +46,11 @@ class PayloadStore:
         self._arena = arena
         self._is_shared = is_shared
 
+    @property
+    def slots_in_use(self) -> int:
+        """Slots that are given out."""
+        return self._arena.slots_in_use
+
     def slot_for_body(self, size_bytes: int) -> Slot | None:
         """A slot to receive a request body of this size in, or None when it is to be received in ordinary memory."""
         if size_bytes <= INLINE_LIMIT_BYTES or not self._is_shared():

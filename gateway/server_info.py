@@ -21,6 +21,7 @@ EXTENSIONS = (
     "model_configuration",
     "binary_tensor_data",
     "parameters",
+    "statistics",
 )
 """The protocol extensions that are served, by Triton's names and in Triton's order.
 

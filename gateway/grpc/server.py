@@ -25,6 +25,7 @@ from gateway.grpc.infer_methods import infer_methods
 from gateway.grpc.messages import Message
 from gateway.grpc.metadata_methods import metadata_methods
 from gateway.grpc.rpc import Handler
+from gateway.grpc.statistics_methods import statistics_methods
 from gateway.grpc.status import CallError, Status
 from gateway.http2.headers import RequestHead
 from gateway.http2.options import Http2Options
@@ -143,7 +144,7 @@ class GrpcServer:
             call.fail(CallError(Status.INTERNAL, "internal server error"))
 
     def _make_handlers(self, doors: Doors) -> dict[bytes, Handler]:
-        methods = {**metadata_methods(doors), **infer_methods(doors)}
+        methods = {**metadata_methods(doors), **statistics_methods(doors), **infer_methods(doors)}
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
         return {**handlers, b"/grpc.health.v1.Health/Check": self._check_health}
 

@@ -14,13 +14,14 @@ from starlette.routing import Route
 from gateway.doors import Doors
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.routing import MODEL_PATHS, error_answer
+from gateway.http.statistics_routes import statistics_routes
 from schemas.errors import WeirError
 
 
 def make_app(doors: Doors) -> Starlette:
     """The application over these doors."""
     app = Starlette(
-        routes=[*metadata_routes(doors), *_infer_routes()],
+        routes=[*statistics_routes(doors), *metadata_routes(doors), *_infer_routes()],
         exception_handlers={WeirError: _on_weir_error, HTTPException: _on_http_error},
     )
     app.router.redirect_slashes = False

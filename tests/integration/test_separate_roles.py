@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import nats
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from serving import clean_environment, segments_of, wait_until
 
 from bus.embedded import EmbeddedNats
 from bus.parent_death import dies_with_parent
+from schemas.statistics import WorkerCounters, unpack_counters
 from telemetry.readiness import READY_FD
 
 
@@ -132,9 +132,13 @@ async def _executions_by_worker(nats_url: str, workers: int) -> list[int]:
     client = await nats.connect(nats_url)
     answers = await client.subscribe("told")
     await client.publish("statistics.query", reply="told")
-    told = [msgpack.unpackb((await answers.next_msg(5)).data, strict_map_key=False) for _ in range(workers)]
+    told: list[WorkerCounters] = []
+    while len(told) < workers:
+        answer = unpack_counters((await answers.next_msg(5)).data)
+        if isinstance(answer, WorkerCounters):  # and not of the scheduler
+            told.append(answer)
     await client.close()
-    return [sum(row["execution_count"] for row in answer["models"]) for answer in told]
+    return [sum(row.execution_count for row in answer.models) for answer in told]
 
 
 @pytest.mark.timeout(120)

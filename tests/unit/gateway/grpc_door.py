@@ -153,7 +153,7 @@ class Door:
         self.loop = loop
         self.catalog = Models()
         self.inference = Calculator()
-        self.doors = Doors(self.catalog, self.inference, None, DEFAULT_LIMITS, "test-server")  # type: ignore[arg-type]
+        self.doors = Doors(self.catalog, self.inference, None, DEFAULT_LIMITS, "test-server", None)  # type: ignore[arg-type]
         self.server: GrpcServer = loop.run(self._make(options))
         self.port: int = loop.run(self.server.start("127.0.0.1", 0))
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self.port}")

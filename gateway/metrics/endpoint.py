@@ -1,0 +1,69 @@
+"""`MetricsEndpoint`: the page that is scraped, made anew for each scrape after everybody was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.catalog import Catalog
+from gateway.inference import Inference
+from gateway.metrics.device_families import device_families
+from gateway.metrics.model_families import ServedVersion, model_families
+from gateway.metrics.text import CONTENT_TYPE, Family, render
+from gateway.metrics.weir_families import cluster_families, gateway_families
+from gateway.payload_store import PayloadStore
+from gateway.statistics import Statistics
+from telemetry.metrics_config import MetricsConfig
+
+
+class MetricsEndpoint:
+    """Triton's metrics and Weir's own, over HTTP on a port of their own; `config` is `--metrics-config`'s."""
+
+    def __init__(
+        self,
+        statistics: Statistics,
+        catalog: Catalog,
+        inference: Inference,
+        payloads: PayloadStore,
+        config: MetricsConfig,
+    ) -> None:
+        self._statistics = statistics
+        self._catalog = catalog
+        self._inference = inference
+        self._payloads = payloads
+        self._config = config
+
+    def app(self) -> Starlette:
+        """The application: `/metrics`, and an empty page for any other path, as in Triton."""
+
+        async def scrape(_request: Request) -> Response:
+            return Response(await self.page(), headers={"Content-Type": CONTENT_TYPE})
+
+        async def nothing(_request: Request) -> Response:
+            return Response()
+
+        return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
+
+    async def page(self) -> bytes:
+        """The page in Prometheus's text format."""
+        await self._statistics.refresh()
+        return render(self._families())
+
+    def _families(self) -> Iterator[Family]:
+        totals = self._statistics.versions()
+        versions = []
+        for served in self._catalog.served():
+            tags, cache = served.config.metric_tags, served.config.response_cache
+            for version in served.versions:
+                duration_s = self._catalog.load_duration_s(served.name, version)
+                has_cache = cache is not None and cache.enable
+                versions.append(ServedVersion(totals[served.name, version], tags, duration_s, has_cache))
+        yield from model_families(versions, self._config)
+        yield from device_families(self._statistics.live_workers())
+        names = {version.totals.model for version in versions}
+        yield from cluster_families(self._statistics, totals.values(), self._inference, names)
+        yield from gateway_families(self._inference, self._payloads)

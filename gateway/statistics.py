@@ -1,0 +1,214 @@
+"""`Statistics`: the counters of all workers and schedulers, asked for when somebody wants to know, and summed.
+
+Who counts is who does the work; a gateway only asks, so any gateway tells the totals of the cluster, and a request that was
+answered is in them as soon as its answer has come.
+
+What becomes of counters when their owner goes:
+- of a worker that has left or died, its last known ones stay in the sums: a counter never goes back. A worker that leaves
+  says a last word; of one that was killed, what was last asked for is what is known;
+- of a version that was unloaded, all are forgotten, and a version that is loaded again starts at zero.
+Neither outlasts the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import count
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.registry import RegistryView
+from gateway.catalog import Catalog
+from gateway.counter_owners import CounterOwners
+from gateway.version_totals import VersionTotals
+from schemas.messages import MalformedMessage
+from schemas.statistics import (
+    SchedulerCounters,
+    WorkerCounters,
+    unpack_counters,
+)
+
+logger = logging.getLogger("weir.gateway")
+
+ANSWER_TIMEOUT_S = 0.5
+"""How long a round waits for those it asked."""
+
+MAX_SCHEDULERS = 64
+"""Schedulers that are listened to: their names come from messages alone."""
+
+Key = tuple[str, int]
+"""A model's name and a version."""
+
+
+class Statistics:
+    """See the module. `refresh` asks; what it returns then are the sums over what was answered."""
+
+    def __init__(self, bus: Bus, gateway_id: str, registry: RegistryView, catalog: Catalog) -> None:
+        self._bus = bus
+        self._subject = subjects.counters(gateway_id)
+        self._registry = registry
+        self._catalog = catalog
+        self._rounds = count(1)
+        self._round = 0
+        self._awaited: set[str] = set()
+        self._complete = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[None] | None = None
+        self._workers: CounterOwners[WorkerCounters] = CounterOwners(self._sum_up_worker)
+        self._schedulers: CounterOwners[SchedulerCounters] = CounterOwners(self._sum_up_scheduler)
+        self._summed_up: dict[Key, VersionTotals] = {}  # of owners that have gone too long ago to be kept apart
+        self._served: dict[str, set[int]] = {}
+        self.malformed_messages = 0
+        registry.on_model_change(self._on_model_change)
+        registry.on_worker_lost(self._on_worker_lost)
+
+    async def start(self) -> None:
+        """Listens for answers, and asks once, to learn which schedulers there are."""
+        await self._bus.subscribe(f"{self._subject}.*", self._on_answer)
+        await self._bus.subscribe(subjects.LAST_COUNTERS, self._on_answer)
+        self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._subject}.0")
+
+    async def refresh(self) -> None:
+        """Returns when everybody was asked after this call and has answered, or did not in time.
+
+        All who call while a round is running share the next one: the running one may have been answered before what they
+        have just seen.
+        """
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._ask_after(self._running))
+        await asyncio.shield(self._next)
+
+    def versions(self) -> dict[Key, VersionTotals]:
+        """The sums for each version that is served."""
+        totals = {
+            (served.name, version): VersionTotals(served.name, version)
+            for served in self._catalog.served()
+            for version in served.versions
+        }
+        for key, earlier in self._summed_up.items():
+            if key in totals:
+                totals[key].add_totals(earlier)
+        for worker in self.workers():
+            for row in worker.models:
+                if (row.model, row.version) in totals:
+                    totals[row.model, row.version].add(row)
+        for scheduler in self.schedulers():
+            for queue in scheduler.models:
+                for version in queue.versions:
+                    if (queue.model, version.version) in totals:
+                        totals[queue.model, version.version].add_queued(version)
+        return totals
+
+    def workers(self) -> list[WorkerCounters]:
+        """What live workers tell, and those that have gone told last."""
+        return [*self._workers.departed, *self._workers.current.values()]
+
+    def live_workers(self) -> list[WorkerCounters]:
+        """What live workers tell."""
+        return list(self._workers.current.values())
+
+    def schedulers(self) -> list[SchedulerCounters]:
+        """What schedulers tell, and those that have gone told last: in their queues there is nothing any more."""
+        return [*self._schedulers.departed, *self._schedulers.current.values()]
+
+    async def _ask_after(self, running: asyncio.Task[None] | None) -> None:
+        if running is not None:
+            await running
+        self._running, self._next = self._next, None
+        self._round = next(self._rounds)
+        self._awaited = {*self._registry.workers, *self._schedulers.current}
+        self._complete.clear()
+        self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._subject}.{self._round}")
+        if not self._awaited:
+            return
+        try:
+            await asyncio.wait_for(self._complete.wait(), ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            late = ", ".join(sorted(self._awaited))
+            logger.warning("%s did not tell their counters in time: the last known ones are used", late)
+            for scheduler in self._awaited & self._schedulers.current.keys():
+                # Nobody else notices when a scheduler dies. If it is only slow, it is listened to again when it answers.
+                self._scheduler_has_gone(scheduler)
+
+    def _on_answer(self, message: Message) -> None:
+        try:
+            counters = unpack_counters(message.data)
+        except MalformedMessage as error:
+            self._dropped(error)
+            return
+        is_last = False
+        if isinstance(counters, WorkerCounters):
+            # Only of workers that the registry knows: anybody may publish here.
+            name = counters.worker
+            if name not in self._registry.workers:
+                return
+            self._workers.heard(name, counters)
+        else:
+            name = counters.scheduler
+            if name not in self._schedulers.current and len(self._schedulers.current) >= MAX_SCHEDULERS:
+                self._dropped(f"there are {MAX_SCHEDULERS} schedulers already")
+                return
+            self._schedulers.heard(name, counters)
+            is_last = counters.leaving
+            if is_last:
+                self._scheduler_has_gone(name)
+        if is_last or message.subject == f"{self._subject}.{self._round}":
+            self._no_longer_awaited(name)
+
+    def _no_longer_awaited(self, name: str) -> None:
+        self._awaited.discard(name)
+        if not self._awaited:
+            self._complete.set()
+
+    def _dropped(self, problem: object) -> None:
+        self.malformed_messages += 1
+        logger.warning("dropped a message that holds no counters: %s", problem)
+
+    def _on_worker_lost(self, worker: str) -> None:
+        self._workers.gone(worker)
+        self._no_longer_awaited(worker)
+
+    def _scheduler_has_gone(self, scheduler: str) -> None:
+        known = self._schedulers.current[scheduler]
+        for queue in known.models:
+            queue.lanes = {}
+            for version in queue.versions:
+                version.pending = 0
+        self._schedulers.gone(scheduler)
+
+    def _sum_up_worker(self, worker: WorkerCounters) -> None:
+        for row in worker.models:
+            self._totals_of(row.model, row.version).add(row)
+
+    def _sum_up_scheduler(self, scheduler: SchedulerCounters) -> None:
+        for queue in scheduler.models:
+            for version in queue.versions:
+                self._totals_of(queue.model, version.version).add_queued(version)
+
+    def _totals_of(self, model: str, version: int) -> VersionTotals:
+        # Only of what is served: a message may name anything.
+        if version not in self._served.get(model, ()):
+            return VersionTotals(model, version)
+        return self._summed_up.setdefault((model, version), VersionTotals(model, version))
+
+    def _on_model_change(self, model: str) -> None:
+        """Forgets what was counted of versions that are no longer there (the catalog has heard of it before)."""
+        if not model:
+            return
+        served = self._catalog.served_model(model)
+        versions = set() if served is None else set(served.versions)
+        gone = self._served.pop(model, set()) - versions
+        if versions:
+            self._served[model] = versions
+        if gone:
+            self._forget({(model, version) for version in gone})
+
+    def _forget(self, keys: set[Key]) -> None:
+        for key in keys:
+            self._summed_up.pop(key, None)
+        for worker in self.workers():
+            worker.models = [row for row in worker.models if (row.model, row.version) not in keys]
+        for scheduler in self._schedulers.departed:
+            for queue in scheduler.models:
+                queue.versions = [version for version in queue.versions if (queue.model, version.version) not in keys]
