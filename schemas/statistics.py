@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from schemas.messages import MalformedMessage
 
@@ -21,6 +21,9 @@ CountAndNs = Annotated[list[Count], Field(min_length=2, max_length=2)]
 MAX_BINS = 4096
 Bin = Annotated[int, Field(ge=-1, le=MAX_BINS)]
 Name = Annotated[str, Field(min_length=1, max_length=1024)]
+
+MemoryUse = Annotated[tuple[str, Count, Count], Field(strict=False)]
+"""(type, id, bytes); msgpack knows no tuples."""
 
 FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 """Triton's reasons; one that is none of them is counted as OTHER."""
@@ -36,8 +39,14 @@ class HistogramCounters(Counters):
     """Observations by bucket: `counts` has one more than there are `bounds` (upper, inclusive, ascending)."""
 
     bounds: Annotated[list[Reading], Field(max_length=256)] = []
-    counts: Annotated[list[Count], Field(max_length=257)] = []
+    counts: Annotated[list[Count], Field(max_length=257)] = [0]
     sum: Reading = 0.0
+
+    @model_validator(mode="after")
+    def _has_a_count_for_each_bucket(self) -> HistogramCounters:
+        if len(self.counts) != len(self.bounds) + 1:
+            raise ValueError("there must be one more count than bounds")
+        return self
 
 
 class SummaryCounters(Counters):
@@ -75,7 +84,7 @@ class VersionCounters(Counters):
         dict[Count, Annotated[list[Count], Field(min_length=4, max_length=4)]], Field(max_length=1 << 16)
     ] = {}
     responses: Annotated[dict[Count, dict[str, CountAndNs]], Field(max_length=1 << 16)] = {}
-    memory_usage: Annotated[list[tuple[str, Count, Count]], Field(strict=False, max_length=1024)] = []
+    memory_usage: Annotated[list[MemoryUse], Field(max_length=1024)] = []
     first_response_ms: HistogramCounters | None = None
     summaries: dict[str, SummaryCounters] = {}
 

@@ -130,7 +130,7 @@ def _histogram(name: str, help: str, rows: Iterable[tuple[dict[str, str], Histog
         name,
         help,
         "histogram",
-        [s for labels, h in rows if h.counts for s in histogram_samples(labels, h.bounds, h.counts, h.sum)],
+        [s for labels, h in rows for s in histogram_samples(labels, h.bounds, h.counts, h.sum)],
     )
 
 
@@ -147,7 +147,7 @@ def _hops(totals: VersionTotals) -> dict[str, int]:
 def _rows(totals: VersionTotals) -> HistogramCounters:
     """The sizes of executed batches, by powers of two."""
     if not totals.batches:
-        return HistogramCounters(bounds=[], counts=[0], sum=0.0)
+        return HistogramCounters()
     powers = (max(1, *totals.batches) - 1).bit_length() + 1
     counts = [0] * (powers + 1)
     for size, (runs, *_) in totals.batches.items():

@@ -1,0 +1,118 @@
+"""What a scheduler tells of its models, in the form that gateways take."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from collecting_bus import CollectingBus
+from queued import part
+
+from bus import subjects
+from scheduler.counters import DispatchCounters, forget_unloaded
+from scheduler.owned_model import OwnedModel
+from scheduler.service import SchedulerService
+from schemas.messages import BatchOutcome, Done, pack_done, pack_frame, unpack_batch
+from schemas.model_config import ModelConfig
+from schemas.registry import ModelRecord, ModelState, VersionRecord
+from schemas.statistics import SchedulerCounters, unpack_counters
+
+CONFIG = ModelConfig.model_validate({"name": "model", "max_batch_size": 2, "dynamic_batching": {}})
+
+
+@pytest.fixture
+async def bus() -> CollectingBus:
+    return CollectingBus()
+
+
+@pytest.fixture
+async def service(bus: CollectingBus) -> SchedulerService:
+    service = SchedulerService(bus, "scheduler", None)
+    await service.listen()
+    return service
+
+
+@pytest.fixture
+async def owned(service: SchedulerService, bus: CollectingBus) -> OwnedModel:
+    owned = await service.own("model", "live-model")
+    owned.scheduler.configure(1, CONFIG)
+    owned.scheduler.set_instances("worker", {1: 1})
+    bus.published.clear()
+    return owned
+
+
+def told(bus: CollectingBus) -> SchedulerCounters:
+    bus.deliver(subjects.STATISTICS_QUERY, b"", "asked")
+    counters = unpack_counters(bus.taken("asked")[0])
+    assert isinstance(counters, SchedulerCounters)
+    return counters
+
+
+def send(bus: CollectingBus, *keys: int, delivered: int = 1) -> None:
+    ack = f"$JS.ACK.LIVE.live-model.{delivered}.7.7.1700000000000000000.0"
+    bus.deliver("inbox.scheduler.model", pack_frame("gateway", [part(key) for key in keys]), ack)
+
+
+async def test_pending_are_those_behind_the_executing_batch(bus: CollectingBus, owned: OwnedModel) -> None:
+    send(bus, *range(1, 8))
+    (model,) = told(bus).models
+    (version,) = model.versions
+    assert (version.version, version.pending) == (1, 5)
+    assert model.lanes["live"].depth == 3
+    assert model.lanes["live"].oldest_us >= 0
+    assert (model.batch_requests.counts[:2], model.batch_requests.sum) == ([0, 2], 4)
+    owned.alarm.close()
+
+
+async def test_the_age_of_the_oldest(bus: CollectingBus, owned: OwnedModel) -> None:
+    send(bus, *range(1, 6))
+    await asyncio.sleep(0.005)
+    send(bus, 6)
+    assert told(bus).models[0].lanes["live"].oldest_us >= 5000
+    owned.alarm.close()
+
+
+async def test_what_is_done_again_is_counted(bus: CollectingBus, owned: OwnedModel) -> None:
+    send(bus, 1, delivered=2)
+    (batch,) = map(unpack_batch, bus.taken("work."))
+    bus.deliver("done.scheduler", pack_done("worker", [Done(batch.batch_id, BatchOutcome.UNANSWERED, 10)]))
+    (model,) = told(bus).models
+    assert (model.redelivered_frames, model.redone_batches) == (1, 1)
+    bus.deliver("lost.scheduler.worker", b"", status="503")
+    assert told(bus).models[0].redone_batches == 2
+    owned.alarm.close()
+
+
+async def test_the_last_word(bus: CollectingBus, service: SchedulerService, owned: OwnedModel) -> None:
+    bus.deliver("done.scheduler", b"nonsense")
+    owned.close = lambda: None  # type: ignore[method-assign]
+    await service.stop(0)
+    counters = unpack_counters(bus.taken(subjects.LAST_COUNTERS)[0])
+    assert isinstance(counters, SchedulerCounters)
+    assert (counters.leaving, counters.malformed_messages) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("subject", "again"),
+    [
+        ("$JS.ACK.LIVE.live-m.1.7.7.1700.0", 0),
+        ("$JS.ACK.LIVE.live-m.2.7.7.1700.0", 1),
+        ("$JS.ACK.domain.account.LIVE.live-m.1.7.7.1700.0.x", 0),
+        ("$JS.ACK.domain.account.LIVE.live-m.3.7.7.1700.0.x", 1),
+        ("$JS.ACK.1", 0),
+    ],
+)
+def test_how_often_a_frame_was_delivered_is_in_its_ack_subject(subject: str, again: int) -> None:
+    counters = DispatchCounters()
+    counters.frame_came(subject)
+    assert counters.redelivered_frames == again
+
+
+async def test_failures_end_with_the_version_and_not_with_its_worker(owned: OwnedModel) -> None:
+    version = owned.scheduler.versions()[1]
+    version.failures = {"REJECTED": 3}  # type: ignore[attr-defined]
+    forget_unloaded(owned.scheduler, [])
+    forget_unloaded(owned.scheduler, [ModelRecord("model", {1: VersionRecord(ModelState.LOADING)})])
+    assert version.failures == {"REJECTED": 3}  # type: ignore[attr-defined]
+    forget_unloaded(owned.scheduler, [ModelRecord("model", {1: VersionRecord(ModelState.UNAVAILABLE, "unloaded")})])
+    assert version.failures == {}  # type: ignore[attr-defined]
