@@ -102,6 +102,9 @@ _BOUNDS = [
         "counted at the last",
     ),
     ("worker.answer_packer", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
+    ("gateway.counter_owners", "MAX_DEPARTED", "workers that have gone, with counters of their own", "summed up"),
+    ("gateway.statistics", "MAX_SCHEDULERS", "schedulers whose counters a gateway believes", "not listened to"),
+    ("gateway.statistics", "ANSWER_TIMEOUT_S", "wait for counters", "the last known ones are told"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""
 

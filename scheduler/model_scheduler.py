@@ -68,7 +68,7 @@ class ModelScheduler:
             waiting += version.waiting
         return waiting
 
-    def versions(self) -> Mapping[int, VersionScheduler]:
+    def versions(self) -> Mapping[int, AnyVersion]:
         """The versions it knows of, served or not."""
         return self._versions
 

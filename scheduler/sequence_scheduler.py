@@ -69,6 +69,11 @@ class SequenceScheduler:
         return self._table.waiting
 
     @property
+    def staged(self) -> int:
+        """Requests that wait at their instance: none, for one batch at a time is sent there."""
+        return 0
+
+    @property
     def instance_count(self) -> int:
         """Instances of all live workers."""
         return len(self._table.instances)

@@ -108,6 +108,8 @@ class VersionScheduler:
         executing: set[Instance] = set()
         staged = 0
         for batch in self._in_flight.values():
+            if batch.released:
+                continue
             if batch.instance in executing:
                 staged += len(batch.requests)
             executing.add(batch.instance)

@@ -176,7 +176,8 @@ class ModelInstance:
             return None
         if self._has_null_rows:
             real = [batch.entries[position].gateway != NOBODY for position in positions]
-            positions, sizes, outcomes = ([*compress(row, real)] for row in (positions, sizes, outcomes))
+            positions, sizes = list(compress(positions, real)), list(compress(sizes, real))
+            outcomes = list(compress(outcomes, real))
         answers = self._encode(batch, results)
         end_ns = time.monotonic_ns()
         record_batch(self._statistics, running, positions, sizes, outcomes, execution, end_ns)

@@ -32,6 +32,7 @@ PLAIN = [
 ]
 
 WORKER_RECORD, MODEL_RECORD = "$KV.registry.worker", "$KV.registry.model"
+SCHEDULER_STATISTICS = "statistics of a scheduler"
 KINDS = (
     "work",
     "reply",
@@ -41,6 +42,7 @@ KINDS = (
     "release",
     "heartbeat",
     "statistics",
+    SCHEDULER_STATISTICS,
     WORKER_RECORD,
     MODEL_RECORD,
     "live",
@@ -74,8 +76,10 @@ def _paths(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from _paths(value, (*path, key))
 
 
-def kind_of(subject: str) -> str:
+def kind_of(subject: str, data: bytes = b"") -> str:
     first = subject.split(".", 1)[0]
+    if first == "statistics" and b"scheduler" in data[:16]:
+        return SCHEDULER_STATISTICS
     if first != "$KV":
         return first
     return WORKER_RECORD if subject.count(".") == 2 else MODEL_RECORD
@@ -87,7 +91,7 @@ async def _listen(server: Server) -> dict[str, tuple[str, bytes]]:
 
     async def hear(message: Msg) -> None:
         if message.data and (kind_of(message.subject) != "live" or "fast" in message.subject):
-            heard.setdefault(kind_of(message.subject), (message.subject, message.data))
+            heard.setdefault(kind_of(message.subject, message.data), (message.subject, message.data))
 
     client = await nats.connect(server.nats_url)
     await client.subscribe(">", cb=hear)
