@@ -127,6 +127,8 @@ class ModelInstance:
             logger.exception("%s: a batch could not be run", self._device.name)
             failure = Result(error=internal(f"{type(error).__name__}: {error}"))
             message = batch.message
+            taken_ns = (time.monotonic_ns() - batch.received_ns) * len(message.entries)
+            self._statistics.record_failures(len(message.entries), "OTHER", taken_ns)
             answers = self._encode(message, [failure] * len(message.entries))
             done = Done(message.batch_id, BatchOutcome.ANSWERED, 0)
             return FinishedBatch(message.scheduler, done, answers, message.acks)
