@@ -66,6 +66,7 @@ def forget_unloaded(scheduler: ModelScheduler, records: Iterable[ModelRecord]) -
     for number, version in scheduler.versions().items():
         states = [record.versions[number].state for record in records if number in record.versions]
         if states and all(state in (ModelState.UNLOADING, ModelState.UNAVAILABLE) for state in states):
-            getattr(version, "failures", {}).clear()
+            failures: dict[str, int] = getattr(version, "failures", {})
+            failures.update(dict.fromkeys(failures, 0))
             if hasattr(version, "failed_ns"):
                 version.failed_ns = 0

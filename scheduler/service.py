@@ -166,7 +166,7 @@ class SchedulerService:
                 if outcome != BatchOutcome.RELEASED:
                     del self._batches[batch_id]
                 ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us)
-                if outcome != BatchOutcome.ANSWERED:
+                if outcome == BatchOutcome.UNANSWERED:
                     owned.counters.redone_batches += 1
                 self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED else 0)
                 if owned.scheduler.waiting:
