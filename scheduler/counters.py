@@ -44,10 +44,8 @@ def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us
         "versions": [
             {
                 "version": number,
-                "pending": version.waiting + getattr(version, "staged", 0),
-                # A policy that fails requests itself counts them by reason.
-                "failures": dict(getattr(version, "failures", {})),
-                "failed_ns": getattr(version, "failed_ns", 0),
+                "pending": version.waiting + version.staged,
+                "failures": dict(version.failures),
             }
             for number, version in scheduler.versions().items()
         ],
@@ -66,7 +64,4 @@ def forget_unloaded(scheduler: ModelScheduler, records: Iterable[ModelRecord]) -
     for number, version in scheduler.versions().items():
         states = [record.versions[number].state for record in records if number in record.versions]
         if states and all(state in (ModelState.UNLOADING, ModelState.UNAVAILABLE) for state in states):
-            failures: dict[str, int] = getattr(version, "failures", {})
-            failures.update(dict.fromkeys(failures, 0))
-            if hasattr(version, "failed_ns"):
-                version.failed_ns = 0
+            version.failures.update(dict.fromkeys(version.failures, 0))

@@ -311,7 +311,7 @@ def test_correlation_ids_of_the_wrong_type(data_type: str, correlation_id: int |
 
 @pytest.mark.parametrize(
     ("data_type", "correlation_id"),
-    [("TYPE_UINT64", 5), ("TYPE_INT32", 5), ("TYPE_STRING", "s"), ("TYPE_STRING", 0), ("TYPE_UINT64", "")],
+    [("TYPE_UINT64", 5), ("TYPE_INT32", 5), ("TYPE_STRING", "s")],
 )
 def test_correlation_ids_that_fit(data_type: str, correlation_id: int | str) -> None:
     asked = request(tensor("A", [1, 4]))
@@ -320,3 +320,18 @@ def test_correlation_ids_that_fit(data_type: str, correlation_id: int | str) -> 
     without_control = request(tensor("A", [1, 4]), tensor("B", [1, 4]))
     without_control.correlation_id = correlation_id
     TWO.normalize(without_control)
+
+
+@pytest.mark.parametrize("correlation_id", [0, ""])
+def test_a_sequence_must_be_named(correlation_id: int | str) -> None:
+    asked = request(tensor("A", [1, 4]))
+    asked.correlation_id = correlation_id
+    with pytest.raises(WeirError, match="must specify a non-zero or non-empty correlation ID"):
+        sequences("TYPE_UINT64").normalize(asked)
+
+
+def test_a_sequence_takes_one_row_at_a_time() -> None:
+    asked = request(tensor("A", [2, 4]))
+    asked.correlation_id = 5
+    with pytest.raises(WeirError, match="must specify batch-size 1 due to requirements of sequence batcher"):
+        sequences("TYPE_UINT64").normalize(asked)

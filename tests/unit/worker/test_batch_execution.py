@@ -61,6 +61,7 @@ class Scripted:
             "test",
             self.statistics,
             None,
+            None,
             self.published.put,
         )
         self.instance.start()
