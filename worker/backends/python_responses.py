@@ -60,30 +60,31 @@ class ResponseReader:
         return self._has_ended
 
     def begin(self, sink: ResponseSink, size: int) -> int:
-        """The number of a new run of so many requests."""
-        with self._lock:
-            self._last_run += 1
-            self._runs[self._last_run] = _Run(sink, size)
-            return self._last_run
+        """The number of a new run of so many requests; for the instance's thread alone."""
+        self._last_run += 1
+        self._runs[self._last_run] = _Run(sink, size)
+        return self._last_run
 
     def returned(self, number: int, answered: int) -> None:
         """The run's `execute` has returned with so many answers; the other requests are answered through the sink."""
+        run = self._runs.get(number)
+        if run is None:
+            return  # a coroutine of it has failed since
+        if answered == run.size:
+            self.forget(number)
+            return
         with self._lock:
-            run = self._runs.get(number)
-            if run is None:
-                return  # a coroutine of it has failed since
             run.has_returned = True
             run.unanswered -= answered
             if run.unanswered <= 0 or self._has_ended:
-                del self._runs[number]
+                self.forget(number)
             is_lost = run.unanswered > 0 and self._has_ended
         if is_lost:
             run.sink.fail(process_lost())
 
     def forget(self, number: int) -> None:
         """The run has failed: nothing that comes for it is of use any more."""
-        with self._lock:
-            self._runs.pop(number, None)
+        self._runs.pop(number, None)
 
     def close(self) -> None:
         """Ends the thread. What still had no last response is lost."""
@@ -104,7 +105,7 @@ class ResponseReader:
             self._kill()
         with self._lock:
             self._has_ended = True
-            lost = [number for number, run in self._runs.items() if run.has_returned]
+            lost = [number for number, run in list(self._runs.items()) if run.has_returned]
             runs = [self._runs.pop(number) for number in lost]
         for run in runs:
             run.sink.fail(process_lost())
@@ -130,7 +131,7 @@ class ResponseReader:
             with self._lock:
                 run.unanswered -= 1
                 if run.has_returned and run.unanswered <= 0:
-                    self._runs.pop(number, None)
+                    self.forget(number)
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from _weir_channel import Kind
 from _weir_errors import TritonModelException
-from _weir_response import InferenceResponse, Parameters, check_parameters
+from _weir_response import Parameters, check_parameters
 from _weir_response_sender import InferenceResponseSender, ResponseChannel
 from _weir_tensor import Tensor
 
@@ -144,17 +144,14 @@ class InferenceRequest:
             self._sender = InferenceResponseSender(self._channel, self._place, self._outputs)
         return self._sender
 
-    def settle(self, response: InferenceResponse | None) -> bool:
-        """What `execute` returned for this request; whether it is answered, or will be, by its response sender.
+    def has_sender(self) -> bool:
+        """Whether somebody has the response sender, and may have used it."""
+        return self._sender is not None
 
-        Raises TritonModelException for a response that is one too many.
-        """
-        if self._sender is None:
-            return False
-        if response is not None:
-            self._sender.check(response)
-            self._sender.sent(True, True)
-        return response is None
+    def returned(self) -> None:
+        """`execute` returned the response. Raises TritonModelException when that is one too many."""
+        if self._sender is not None:
+            self._sender.returned()
 
     def close(self) -> None:
         """The request is over: its response sender sends nothing any more."""

@@ -62,7 +62,7 @@ class ResponseChannel:
     def send(self, sender: InferenceResponseSender, response: InferenceResponse | None, is_final: bool) -> None:
         """Sends what `sender` may send now; returns when the worker has taken it."""
         with self._lock:
-            sender.check(response)
+            sender.check(response is not None)
             if response is not None:
                 self._packer.rewind()
                 packed = self._packer.packed(response, sender.wanted)
@@ -124,19 +124,19 @@ class InferenceResponseSender:
         """Whether the caller has given up; not told any more once the last response was sent."""
         return not self._is_closed and bool(self._channel.ask(Kind.IS_CANCELLED, *self.place))
 
-    @property
-    def has_responded(self) -> bool:
-        """Whether a response was sent."""
-        return self._responses > 0
+    def returned(self) -> None:
+        """`execute` returned the one response. Raises TritonModelException when it was sent before."""
+        self.check(is_response=True)
+        self.sent(is_response=True, is_final=True)
 
-    def check(self, response: InferenceResponse | None) -> None:
-        """Raises TritonModelException when this response, or the end alone, may not be sent now."""
+    def check(self, is_response: bool) -> None:
+        """Raises TritonModelException when a response, or the end alone, may not be sent now."""
         if not self._channel.is_decoupled:
-            if response is not None and self._responses:
+            if is_response and self._responses:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send more than one response."
                 )
-            if response is None and not self._responses and not self._is_closed:
+            if not is_response and not self._responses and not self._is_closed:
                 raise TritonModelException(
                     "Unable to send response. Non-decoupled model cannot send complete final before sending a response."
                 )

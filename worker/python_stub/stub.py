@@ -204,21 +204,22 @@ class Stub:
                 "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
                 f"InferenceRequest(s) size is:{len(asked)}, and InferenceResponse(s) size is:{len(responses)}\n"
             )
-        for response in responses:
-            if not (response is None or isinstance(response, pb_utils.InferenceResponse)):
+        answers: list[Any] = []
+        for request, response in zip(asked, responses, strict=True):
+            if isinstance(response, pb_utils.InferenceResponse):
+                request.returned()
+                answers.append(self._packer.packed(response, request.requested_output_names()))
+            elif response is not None:
                 raise _ModelFault(
                     "Expected an 'InferenceResponse' object in the execute function return list, "
                     f"found type '{type(response)}'."
                 )
-        return [self._answer_of(request, response) for request, response in zip(asked, responses, strict=True)]
-
-    def _answer_of(self, request: pb_utils.InferenceRequest, response: pb_utils.InferenceResponse | None) -> Any:
-        if request.settle(response):
-            return None
-        if response is None:
-            # Nobody holds a sender that could still answer it.
-            return pb_utils.TritonError.INTERNAL, "expected a single response, got 0"
-        return self._packer.packed(response, request.requested_output_names())
+            elif request.has_sender():
+                answers.append(None)
+            else:
+                # Nobody could still answer it.
+                answers.append((pb_utils.TritonError.INTERNAL, "expected a single response, got 0"))
+        return answers
 
     def _run_decoupled(self, run: int, requests: list[pb_utils.InferenceRequest]) -> None:
         asked = list(requests)

@@ -17,7 +17,7 @@ from schemas.registry import ModelState
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.batch_execution import FinishedBatch
-from worker.model_loader import LoadedResult, ModelLoader, backend_for
+from worker.model_loader import LoadedResult, ModelLoader, backend_for, check_supported
 from worker.running_batch import RunningBatch
 from worker.served_version import instance_devices
 
@@ -173,3 +173,11 @@ def test_instances_are_named_and_placed_as_in_triton() -> None:
         ("KIND_GPU", 2),
     ]
     assert [device.name for device in devices[:2]] == ["cpu_0", "cpu_1"]
+
+
+def test_only_python_models_may_be_decoupled() -> None:
+    config = {"name": "m", "model_transaction_policy": {"decoupled": True}}
+    check_supported(ModelConfig.model_validate({**config, "backend": "python"}))
+    with pytest.raises(WeirError, match="model 'm' can't be decoupled") as refused:
+        check_supported(ModelConfig.model_validate({**config, "backend": "onnxruntime"}))
+    assert refused.value.code is ErrorCode.UNSUPPORTED

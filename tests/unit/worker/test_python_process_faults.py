@@ -61,7 +61,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         "body,message",
         [
-            ("return None", "Expected a list in the execute return, found type '<class 'NoneType'>'."),
+            ("return {}", "Expected a list in the execute return, found type '<class 'dict'>'."),
             ("return 'no'", "Expected a list in the execute return, found type '<class 'str'>'."),
             (
                 "return []",
@@ -133,13 +133,10 @@ class TestErrors:
         assert str(folder) not in caught.value.message
         assert process.pid is None
 
-    def test_a_missing_file_and_what_is_not_supported_yet(self, models: Models) -> None:
+    def test_a_missing_file(self, models: Models) -> None:
         folder = models.write(IDENTITY)
         with pytest.raises(WeirError, match=r"'other\.py' not found in version 1"):
             PythonProcess(folder, 1, "other.py", {}).start(30)
-        decoupled = json.dumps({"model_transaction_policy": {"decoupled": True}})
-        with pytest.raises(WeirError, match="not supported yet"):
-            PythonProcess(folder, 1, "model.py", {"model_config": decoupled}).start(30)
 
 
 class TestUserCode:

@@ -3,100 +3,21 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from python_models import Models, execute_body
+from python_models import Models
+from python_senders import DECOUPLED, Collected, body, run, said, until
 
-from schemas.errors import ErrorCode, WeirError
+from schemas.errors import ErrorCode
 from schemas.tensors import Tensor
-from worker.backends.python_messages import PythonResponse
-from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
-from worker.backends.python_responses import ResponseReader
-from worker.python_stub._weir_channel import Channel, Kind
-
-DECOUPLED = {"model_transaction_policy": {"decoupled": True}}
-
-TRIED = """
-        def tried(call, *arguments, **options):
-            try:
-                call(*arguments, **options)
-                return "ok"
-            except (pb_utils.TritonModelException, TypeError) as error:
-                return f"{type(error).__name__}: {error}".partition("\\n")[0]
-
-        def texts(*lines):
-            return pb_utils.InferenceResponse([pb_utils.Tensor("T", np.array(lines, dtype=np.object_))])
-
-        FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-"""
-
-
-class Collected:
-    """A sink that keeps everything, copied."""
-
-    def __init__(self) -> None:
-        self.responses: dict[int, list[PythonResponse | None]] = {}
-        self.over: list[int] = []
-        self.failures: list[WeirError] = []
-        self.cancelled: set[int] = set()
-
-    def respond(self, position: int, response: PythonResponse | None, is_final: bool) -> None:
-        assert position not in self.over
-        for tensor in () if response is None else response.outputs:
-            assert not isinstance(tensor.data, tuple)
-            tensor.data = bytes(tensor.data)
-        self.responses.setdefault(position, []).append(response)
-        if is_final:
-            self.over.append(position)
-
-    def is_cancelled(self, position: int) -> bool:
-        return position in self.cancelled
-
-    def fail(self, error: WeirError) -> None:
-        self.failures.append(error)
-
-    def texts(self, position: int = 0) -> list[str]:
-        """Each response as its first text, "-" for the end alone."""
-        return [
-            "-" if response is None else response.outputs[0].to_numpy()[0].decode()
-            for response in self.responses.get(position, [])
-        ]
-
-
-def said(error: WeirError | None) -> tuple[ErrorCode, str]:
-    assert error is not None
-    return error.code, error.message
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.005)
+from worker.backends.python_process import PythonRequest
 
 
 @pytest.fixture
 def models(tmp_path: Path) -> Models:
     return Models(tmp_path)
-
-
-def body(text: str) -> str:
-    """A model with `tried`, `texts` and `FINAL` in scope of its `execute`."""
-    source = execute_body(text)
-    head, _, rest = source.partition("    def execute(self, requests):\n")
-    return f"{head}    def execute(self, requests):\n{TRIED}{rest}"
-
-
-def run(process: PythonProcess, *ids: str) -> tuple[list[PythonResponse | None], Collected]:
-    """What `execute` returned for requests of these ids, and what was sent."""
-    sink = Collected()
-    return process.execute([PythonRequest(id) for id in ids or ("",)], sink), sink
 
 
 class TestDecoupled:
@@ -250,51 +171,6 @@ class TestDecoupled:
         assert (sink.texts(0), sink.texts(1)) == (["False False"], ["True True"])
 
 
-class TestCoroutines:
-    SOURCE = """
-        async def answer(request):
-            import asyncio
-            sender = request.get_response_sender()
-            sender.send(texts("begun"))
-            while not sender.is_cancelled():
-                await asyncio.sleep(0.005)
-            if request.request_id() == "raise":
-                raise ValueError("boo")
-            if request.request_id() == "exit":
-                sys.exit(1)
-            sender.send(texts("done"), FINAL)
-
-        import asyncio
-        await asyncio.gather(*(answer(request) for request in requests))
-    """
-
-    def test_run_on_beside_each_other(self, models: Models) -> None:
-        with models.running(body(self.SOURCE).replace("def execute", "async def execute", 1), DECOUPLED) as process:
-            sinks = [run(process, "", "")[1] for _ in range(3)]
-            until(lambda: all(len(sink.responses) == 2 for sink in sinks))
-            assert [sink.texts(1) for sink in sinks] == [["begun"]] * 3
-            for sink in reversed(sinks):
-                sink.cancelled = {0, 1}
-                until(lambda sink=sink: sorted(sink.over) == [0, 1])
-            assert [sink.texts() for sink in sinks] == [["begun", "done"]] * 3
-
-    @pytest.mark.parametrize(
-        ("id", "message"), [("raise", "message: ValueError: boo\n\nAt:\n"), ("exit", "SystemExit: 1")]
-    )
-    def test_that_fail_tell_so(self, models: Models, id: str, message: str) -> None:
-        with models.running(body(self.SOURCE).replace("def execute", "async def execute", 1), DECOUPLED) as process:
-            _, failing = run(process, id)
-            failing.cancelled = {0}
-            until(lambda: failing.failures)
-            _, sink = run(process, "")
-            sink.cancelled = {0}
-            until(lambda: sink.over)
-        (error,) = failing.failures
-        assert error.message.startswith("Failed to process the request(s) for model 'm_0_0', message: ")
-        assert message in error.message
-        assert failing.texts() == ["begun"]
-
-
 class TestNotDecoupled:
     def test_a_response_is_the_last_one(self, models: Models) -> None:
         with models.running(
@@ -363,68 +239,3 @@ class TestNotDecoupled:
         assert response is not None
         text = response.outputs[0].to_numpy()[0]
         assert text == b"TritonModelException: a request made by a model has no response senderFalse"
-
-
-class TestDeath:
-    KEEPS = body("""
-        self.kept = getattr(self, "kept", []) + [request.get_response_sender() for request in requests]
-        self.kept[-1].send(texts("first"))
-        if requests[0].request_id() == "exit":
-            os._exit(3)
-    """)
-
-    def test_while_streams_are_open(self, models: Models) -> None:
-        with models.running(self.KEEPS, DECOUPLED) as process:
-            sinks = [run(process, "a", "b")[1] for _ in range(2)]
-            process.kill()
-            until(lambda: all(sink.failures for sink in sinks))
-            assert not process.is_running
-            for sink in sinks:
-                (error,) = sink.failures
-                assert error.code is ErrorCode.UNAVAILABLE
-                assert error.message.endswith("the request may be sent again")
-
-    def test_during_execute(self, models: Models) -> None:
-        with models.running(self.KEEPS, DECOUPLED) as process:
-            _, open_sink = run(process, "a")
-            sink = Collected()
-            with pytest.raises(ProcessDied):
-                process.execute([PythonRequest("exit")], sink)
-            assert sink.texts() == ["first"]
-            assert not sink.failures, "its caller was told by the exception"
-            assert len(open_sink.failures) == 1
-
-    def test_no_thread_is_left(self, models: Models) -> None:
-        before = threading.active_count()
-        with models.running(self.KEEPS, DECOUPLED) as process:
-            run(process, "a")
-            assert threading.active_count() == before + 1
-        assert threading.active_count() == before
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        (99, 1, 0),
-        (Kind.RESPONSE, 1, 7, None, True),
-        (Kind.RESPONSE, 1, 0),
-        (Kind.RESPONSE, 1, 0, 5, True),
-        ("x",),
-        (Kind.RESPONSE, 1, 0, ([("A", "FP32")], None), True),
-    ],
-)
-def test_a_process_that_makes_no_sense_is_ended(message: tuple[object, ...]) -> None:
-    ours, theirs = socket.socketpair()
-    killed = threading.Event()
-    reader = ResponseReader(
-        Channel(ours), lambda *packed: PythonResponse([*packed[0][0][3]]), WeirError, killed.set, "m"
-    )
-    sink = Collected()
-    number = reader.begin(sink, 1)
-    reader.returned(number, 0)
-    Channel(theirs).send(*message)
-    assert killed.wait(5)
-    until(lambda: sink.failures)
-    reader.close()
-    ours.close()
-    theirs.close()
