@@ -18,12 +18,14 @@ import numpy as np
 
 _SEGMENT_NAME = re.compile(r"weir-[A-Za-z0-9_.-]+")
 _SEGMENT_FOLDER = "/dev/shm/"  # noqa: S108  # where Linux keeps POSIX shared memory
+_MADV_POPULATE_WRITE = 23
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class PrivateMapping:
@@ -54,7 +56,13 @@ class PrivateMapping:
         return {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": (self._address, False)}
 
     def detach(self) -> None:
-        """Makes every page private now, so that no later change of the file shows."""
+        """Makes every page private now, so that no later change of the file shows.
+
+        Threads of the model may be writing meanwhile, so the kernel does it (Linux 5.14); where it can't, one byte of
+        each page is written as it was.
+        """
+        if libc.madvise(self._address, self._size, _MADV_POPULATE_WRITE) == 0:
+            return
         pages = np.asarray(self)[:: mmap.PAGESIZE]
         pages[...] = pages.copy()
 
