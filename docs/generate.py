@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
+from schemas.abandoned import AbandonedRequests
 from schemas.messages import BatchEntry, BatchMessage, Done, Part
 from weir.options import SERVE, Option, options_of
 
@@ -59,19 +60,21 @@ def _default(option: Option) -> str:
 
 def message_fields() -> str:
     """The messages of the request's way, with the fields of their rows."""
-    part, entry, batch, done = (", ".join(row._fields) for row in (Part, BatchEntry, BatchMessage, Done))
+    part, entry, batch, done, abandoned = (
+        ", ".join(row._fields) for row in (Part, BatchEntry, BatchMessage, Done, AbandonedRequests)
+    )
     rows = [
         ("frame", "gateway → scheduler", f"gateway, [part …] with part = ({part})"),
         ("batch", "scheduler → worker", f"{batch} with entry = ({entry})"),
         (
             "answers",
             "worker → gateway",
-            "version, [answer …] with answer = (key, outputs, parameters) or (key, code, text), and is_final, moments "
-            "behind it where there are several answers or a trace",
+            "version, [answer …] with answer = (key, outputs, parameters) or (key, code, text), and is_final, moments, "
+            "run, number behind it where there are several answers or a trace",
         ),
         ("done", "worker → scheduler", f"worker, [done …] with done = ({done})"),
         ("cancel", "gateway → scheduler", "gateway, keys"),
-        ("abandoned", "scheduler → worker", "scheduler, [(batch_id, gateway, keys) …]"),
+        ("abandoned", "scheduler → worker", f"scheduler, [({abandoned}) …]"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
     ]
     return _table(("message", "way", "fields"), rows)

@@ -26,6 +26,7 @@ from gateway.catalog import Catalog, ServedModel
 from gateway.frame_counters import FrameCounters
 from gateway.payload_store import Freeable, PayloadStore
 from gateway.prepared import PreparedRequest
+from gateway.stream_order import Place, StreamOrder
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import (
     Answer,
@@ -71,7 +72,7 @@ OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 class Pending:
     """A request that was submitted and has no answer yet."""
 
-    __slots__ = ("key", "model", "on_answer", "part", "request", "run", "slots")
+    __slots__ = ("key", "model", "on_answer", "part", "request", "slots", "stream")
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Pending:
         self.part = part
         self.on_answer = on_answer
         self.slots = slots
-        self.run = ""  # of a decoupled model, whose responses have been passed on
+        self.stream: StreamOrder | None = None
 
 
 class Inference:
@@ -297,23 +298,29 @@ class Inference:
                 self.duplicate_answers += answer.is_final
                 self._release(tensor.data for tensor in answer.outputs or ())
                 continue
-            if answer.run and answer.run != (pending.run or answer.run):
-                self._on_other_run(pending, answer)
+            if answer.run and not self._is_next(pending, answer):
                 continue
-            pending.run = answer.run
             outcome = self._outcome(pending, version, answer)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
             pending.on_answer(outcome, answer.is_final)
         self.counters.changed(len(self._pending))
 
-    def _on_other_run(self, pending: Pending, answer: Answer) -> None:
-        """The request was delivered again and is run again, after somebody has heard of the first run."""
+    def _is_next(self, pending: Pending, answer: Answer) -> bool:
+        """Whether a stream goes on with this answer; one that can't any more is ended."""
+        if pending.stream is None:
+            pending.stream = StreamOrder(answer.run)
+        place = pending.stream.place(answer)
+        if place is Place.NEXT:
+            return True
         self._release(tensor.data for tensor in answer.outputs or ())
-        if answer.is_final:
-            # The first run would have ended before: it is gone with its worker, or as good as that.
-            _free(pending.slots)
+        if place is Place.BROKEN:
+            if answer.is_final:
+                _free(pending.slots)
+            else:
+                self.abandon(pending)
             pending.on_answer(unavailable(_LOST_STREAM), True)
+        return False
 
     def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
         if answer.error is not None or answer.outputs is None:

@@ -27,16 +27,9 @@ from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.version_scheduler import Batch, Ended, Failure
+from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
-from schemas.messages import (
-    NOBODY,
-    BatchOutcome,
-    MalformedMessage,
-    pack_abandoned,
-    pack_answers,
-    pack_error,
-    unpack_cancel,
-)
+from schemas.messages import NOBODY, BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat, ModelRecord, ModelState
 from schemas.statistics import pack_counters
@@ -179,9 +172,9 @@ class SchedulerService:
             self._dropped(owned.name, error)
             return
         self._finish(owned.scheduler.cancel(gateway, keys))
-        abandoned: dict[str, list[tuple[int, str, list[int]]]] = defaultdict(list)
+        abandoned: dict[str, list[AbandonedRequests]] = defaultdict(list)
         for batch, of_batch in owned.scheduler.cancelled_in_flight(gateway, keys):
-            abandoned[batch.instance.worker].append((batch.id, gateway, of_batch))
+            abandoned[batch.instance.worker].append(AbandonedRequests(batch.id, gateway, of_batch))
         for worker, batches in abandoned.items():
             self._bus.publish(subjects.abandoned(worker), pack_abandoned(self._id, batches))
 

@@ -214,6 +214,9 @@ def unpack_batch(data: bytes) -> BatchMessage:
         raise MalformedMessage(f"not a batch: {error}") from error
 
 
+Run = tuple[str, int]
+"""A run of a decoupled model, and how many responses it had sent before."""
+
 Moments = dict[str, int]
 """When a traced request passed the points of its way, by the names of Triton's trace timestamps; unix nanoseconds."""
 
@@ -223,7 +226,7 @@ class Answer(NamedTuple):
 
     `is_final` is False while others follow, as a decoupled model may send any number; `outputs` None is no response at
     all, but the end of them alone. `moments` are there where the request was traced. `run` tells the responses of one run
-    of a decoupled model from those of another, when the request was delivered again.
+    of a decoupled model from those of another, when the request was delivered again; `number` is how many came before.
     """
 
     key: int
@@ -233,6 +236,7 @@ class Answer(NamedTuple):
     is_final: bool = True
     moments: Moments | None = None
     run: str = ""
+    number: int = 0
 
 
 def pack_answer(
@@ -241,28 +245,32 @@ def pack_answer(
     parameters: Parameters | None = None,
     is_final: bool = True,
     moments: Moments | None = None,
-    run: str = "",
+    run: Run | None = None,
 ) -> tuple[Any, ...]:
     """A successful answer, to be sent by `pack_answers`."""
     rows = [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in outputs]
     return _with_ending((key, rows, parameters), is_final, moments, run)
 
 
-def pack_end(key: int, moments: Moments | None = None, run: str = "") -> tuple[Any, ...]:
+def pack_end(key: int, moments: Moments | None = None, run: Run | None = None) -> tuple[Any, ...]:
     """The end of a request's answers, to be sent by `pack_answers` where no response comes with it."""
     return _with_ending((key, None, None), True, moments, run)
 
 
 def pack_error(
-    key: int, error: WeirError, is_final: bool = True, moments: Moments | None = None, run: str = ""
+    key: int,
+    error: WeirError,
+    is_final: bool = True,
+    moments: Moments | None = None,
+    run: Run | None = None,
 ) -> tuple[Any, ...]:
     """An answer that is an error, to be sent by `pack_answers`."""
     return _with_ending((key, error.code.number, error.message), is_final, moments, run)
 
 
-def _with_ending(row: tuple[Any, ...], is_final: bool, moments: Moments | None, run: str) -> tuple[Any, ...]:
-    if run:
-        return (*row, is_final, moments, run)
+def _with_ending(row: tuple[Any, ...], is_final: bool, moments: Moments | None, run: Run | None) -> tuple[Any, ...]:
+    if run is not None:
+        return (*row, is_final, moments, *run)
     return row if is_final and moments is None else (*row, is_final, moments)
 
 
@@ -279,7 +287,7 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
         for key, outcome, detail, *more in rows:
             if type(key) is not int or type(version) is not int:
                 raise TypeError("expected integers")
-            ending = _unpack_ending(*more) if more else (True, None, "")
+            ending = _unpack_ending(*more) if more else ()
             if type(outcome) is int:
                 error = WeirError(ErrorCode.from_number(outcome), _text(detail))
                 answers.append(Answer(key, [], None, error, *ending))
@@ -307,25 +315,6 @@ def unpack_cancel(data: bytes) -> tuple[str, list[int]]:
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise MalformedMessage("not a cancel message")
     return _text(gateway), keys
-
-
-def pack_abandoned(scheduler: str, batches: Sequence[tuple[int, str, Sequence[int]]]) -> bytes:
-    """The message that tells a worker which requests of its batches were abandoned: (batch id, gateway, keys) each."""
-    return bytes(_pack((WIRE_VERSION, scheduler, batches)))
-
-
-def unpack_abandoned(data: bytes) -> tuple[str, list[tuple[int, str, list[int]]]]:
-    """(scheduler, (batch id, gateway, keys) of each batch) of what was abandoned. Raises MalformedMessage."""
-    scheduler, rows = _unpack(data, 2)
-    batches: list[tuple[int, str, list[int]]] = []
-    try:
-        for batch_id, gateway, keys in rows:
-            if type(batch_id) is not int or type(keys) is not list or not all(type(key) is int for key in keys):
-                raise TypeError("wrong types")
-            batches.append((batch_id, _text(gateway), keys))
-    except (TypeError, ValueError) as error:
-        raise MalformedMessage(f"not what was abandoned: {error}") from error
-    return _text(scheduler), batches
 
 
 def pack_release(slots: Sequence[tuple[str, int, int]]) -> bytes:
@@ -376,13 +365,15 @@ def _unpack_tensors(rows: Any) -> list[Tensor]:
     return tensors
 
 
-def _unpack_ending(is_final: Any, moments: Any, run: Any = "") -> tuple[bool, Moments | None, str]:
+def _unpack_ending(
+    is_final: Any, moments: Any, run: Any = "", number: Any = 0
+) -> tuple[bool, Moments | None, str, int]:
     known = moments is None or (
         type(moments) is dict and all(type(name) is str and type(ns) is int for name, ns in moments.items())
     )
-    if type(is_final) is not bool or not known:
+    if type(is_final) is not bool or not known or type(number) is not int:
         raise TypeError("not the end of an answer")
-    return is_final, moments, _text(run)
+    return is_final, moments, _text(run), number
 
 
 def _payload_ref(segment: Any, slot: Any, generation: Any, offset: Any, size: Any) -> PayloadRef:

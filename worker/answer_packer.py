@@ -8,7 +8,7 @@ from typing import Any
 from bus.identity import shares_memory
 from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import pack_answer, pack_error
+from schemas.messages import Run, pack_answer, pack_error
 from schemas.tensors import Tensor
 from worker.backend import Result
 
@@ -24,7 +24,9 @@ class AnswerPacker:
         self._leases = LeasedSlots()
         self._lock = threading.Lock()  # of the two above
 
-    def packed(self, gateway: str, key: int, result: Result, is_final: bool = True, run: str = "") -> tuple[Any, ...]:
+    def packed(
+        self, gateway: str, key: int, result: Result, is_final: bool = True, run: Run | None = None
+    ) -> tuple[Any, ...]:
         """The row of an answers message for this result (see `schemas.messages.Answer`).
 
         Large outputs are copied now, the others when the message is packed.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bus.payloads import PayloadReader
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import BatchEntry, BatchOutcome, Done, pack_answers, pack_end
+from schemas.messages import BatchEntry, BatchOutcome, Done, Run, pack_answers, pack_end
 from worker.answer_packer import AnswerPacker
 from worker.backend import Execution, Result
 from worker.reshape import Reshaper
@@ -127,11 +127,11 @@ class BatchExecution(Execution):
             entry = self._entry(position)
             began_ns = time.monotonic_ns()
             if result is None:
-                row = pack_end(entry.key, run=self._run)
+                row = pack_end(entry.key, run=self._run_of(stream))
             else:
                 if batches.reshaper is not None:
                     batches.reshaper.to_client(result)
-                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, self._run)
+                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, self._run_of(stream))
             self._count_response(position, stream, result, began_ns)
             if is_final:
                 self._end(position, has_failed=_has_failed(result))
@@ -162,6 +162,10 @@ class BatchExecution(Execution):
                 self._run = f"{self._batch.message.scheduler}.{self._batch.message.batch_id}"
         return self._streams
 
+    def _run_of(self, stream: _Stream) -> Run | None:
+        """What tells this run's answers from those of others, and their order; only streams have it."""
+        return (self._run, stream.responses) if self._run else None
+
     def _entry(self, position: int) -> BatchEntry:
         return self._batch.message.entries[self._entries[position]]
 
@@ -172,14 +176,16 @@ class BatchExecution(Execution):
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
         for index, result in results.items():
             position = positions.get(index)
+            run: Run | None = None
             if position is not None:
                 stream = streams.get(position)
                 if stream is None:
                     continue
+                run = self._run_of(stream)
                 self._count_response(position, stream, result, time.monotonic_ns())
                 self._end(position, has_failed=_has_failed(result))
             entry = self._batch.message.entries[index]
-            row = self._batches.packer.packed(entry.gateway, entry.key, result, run=self._run)
+            row = self._batches.packer.packed(entry.gateway, entry.key, result, run=run)
             by_gateway.setdefault(entry.gateway, []).append(row)
         return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
 

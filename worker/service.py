@@ -18,6 +18,7 @@ from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.streams import ensure_streams
 from bus.thread_publisher import ThreadPublisher
 from repository.layout import FoundModel
+from schemas.abandoned import unpack_abandoned
 from schemas.errors import unavailable
 from schemas.messages import (
     NOBODY,
@@ -28,7 +29,6 @@ from schemas.messages import (
     pack_answers,
     pack_done,
     pack_error,
-    unpack_abandoned,
     unpack_batch,
     unpack_release,
 )

@@ -199,6 +199,19 @@ def test_who_gives_up_is_heard_of_by_the_model(
     run(ask)
 
 
+def test_a_gateway_that_stops_gives_up_its_streams(run: Callable[..., Any], tmp_path: Path) -> None:
+    told = tmp_path / "cancelled"
+
+    async def ask(caller: Caller) -> None:
+        heard = await caller.ask(ALONE, until_cancelled=str(told))
+        await heard.wait(2)
+        await caller.inference.stop(0)
+        assert (error_of(heard).code, error_of(heard).message) == (ErrorCode.UNAVAILABLE, "the server is stopping")
+
+    run(ask)
+    wait_until(told.exists)
+
+
 @pytest.mark.parametrize("in_thread", [False, True])
 def test_the_process_dies_in_the_middle(run: Callable[..., Any], in_thread: bool) -> None:
     async def ask(caller: Caller) -> None:

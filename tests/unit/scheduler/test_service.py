@@ -15,6 +15,7 @@ from queued import BODY, part
 
 from scheduler.owned_model import OwnedModel
 from scheduler.service import SchedulerService
+from schemas.abandoned import unpack_abandoned
 from schemas.errors import ErrorCode
 from schemas.messages import (
     BatchMessage,
@@ -23,7 +24,6 @@ from schemas.messages import (
     pack_cancel,
     pack_done,
     pack_frame,
-    unpack_abandoned,
     unpack_answers,
     unpack_batch,
 )

@@ -7,16 +7,15 @@ from typing import Any
 import msgpack
 import pytest
 
+from schemas.abandoned import AbandonedRequests, pack_abandoned, unpack_abandoned
 from schemas.errors import ErrorCode, WeirError
 from schemas.messages import (
     WIRE_VERSION,
     MalformedMessage,
-    pack_abandoned,
     pack_answer,
     pack_answers,
     pack_end,
     pack_error,
-    unpack_abandoned,
     unpack_answers,
 )
 from schemas.tensors import Tensor
@@ -26,22 +25,22 @@ def test_responses_and_their_end() -> None:
     tensor = Tensor("A", "INT8", [2], b"\1\2")
     error = WeirError(ErrorCode.NOT_FOUND, "gone")
     rows = [
-        pack_answer(7, [tensor], {"a": 1}, is_final=False, run="s.1"),
+        pack_answer(7, [tensor], {"a": 1}, is_final=False, run=("s.1", 4)),
         pack_error(7, error, is_final=False),
-        pack_answer(7, [tensor], None, is_final=False, moments={"QUEUE_START": 5}, run="s.1"),
-        pack_end(7, run="s.1"),
+        pack_answer(7, [tensor], None, is_final=False, moments={"QUEUE_START": 5}, run=("s.1", 4)),
+        pack_end(7, run=("s.1", 4)),
         pack_end(8),
         pack_answer(9, [tensor]),
     ]
     version, answers = unpack_answers(pack_answers(3, rows))
     assert version == 3
-    assert [(answer.key, answer.is_final, answer.run) for answer in answers] == [
-        (7, False, "s.1"),
-        (7, False, ""),
-        (7, False, "s.1"),
-        (7, True, "s.1"),
-        (8, True, ""),
-        (9, True, ""),
+    assert [(answer.key, answer.is_final, answer.run, answer.number) for answer in answers] == [
+        (7, False, "s.1", 4),
+        (7, False, "", 0),
+        (7, False, "s.1", 4),
+        (7, True, "s.1", 4),
+        (8, True, "", 0),
+        (9, True, "", 0),
     ]
     assert answers[0].parameters == {"a": 1}
     assert answers[1].error is not None
@@ -52,7 +51,7 @@ def test_responses_and_their_end() -> None:
 
 
 def test_what_was_abandoned() -> None:
-    batches = [(5, "gateway-a", [1, 2]), (6, "gateway-b", [])]
+    batches = [AbandonedRequests(5, "gateway-a", [1, 2]), AbandonedRequests(6, "gateway-b", [])]
     assert unpack_abandoned(pack_abandoned("scheduler", batches)) == ("scheduler", batches)
 
 
@@ -78,11 +77,10 @@ def test_what_abandons_nothing(fields: tuple[Any, ...]) -> None:
         unpack_abandoned(msgpack.packb((WIRE_VERSION, *fields)))
 
 
-@pytest.mark.parametrize("ending", [(1, None), (True, 5), (True, None, 5), (True, None, ""), (True, None, "run", 1)])
+@pytest.mark.parametrize(
+    "ending",
+    [(1, None), (True, 5), (True, None, 5), (True, None, "run", "1"), (True, None, "run", 1, 1)],
+)
 def test_answers_with_strange_endings(ending: tuple[Any, ...]) -> None:
-    data = pack_answers(1, [(7, None, None, *ending)])
-    if ending == (True, None, ""):
-        assert unpack_answers(data)[1][0].is_final
-    else:
-        with pytest.raises(MalformedMessage):
-            unpack_answers(data)
+    with pytest.raises(MalformedMessage):
+        unpack_answers(pack_answers(1, [(7, None, None, *ending)]))
