@@ -258,6 +258,23 @@ def test_the_scheduler_dies_in_the_middle(run: Callable[..., Any], server: Serve
     server.wait_ready()
 
 
+def test_the_broker_dies_in_the_middle(run: Callable[..., Any], server: Server) -> None:
+    """What was on its way is lost with it: a stream is whole, or ends with an error, but has no gap."""
+
+    async def ask(caller: Caller) -> None:
+        heard = [await caller.ask(ALONE, responses=100, pause_ms=pause, in_thread=True) for pause in (5, 10, 20)]
+        await asyncio.gather(*(one.wait(3) for one in heard))
+        await asyncio.to_thread(server.kill, "nats")
+        await asyncio.gather(*(one.wait() for one in heard))
+        for one in heard:
+            assert one.numbers() == list(range(len(one.numbers())))
+            if len(one.numbers()) < 100:
+                assert error_of(one).code is ErrorCode.UNAVAILABLE
+
+    run(ask)
+    server.wait_ready()
+
+
 @pytest.mark.parametrize("plan", [{}, {"bare_end": True}, {"end_never": True}, {"in_thread": True, "pause_ms": 20}])
 def test_a_sender_in_a_model_that_is_not_decoupled(run: Callable[..., Any], plan: dict[str, Any]) -> None:
     async def ask(caller: Caller) -> None:
