@@ -30,10 +30,13 @@ class Exchange(Protocol):
         """The stream is open."""
 
     def receive(self, data: bytes | memoryview) -> None:
-        """The next bytes of the request; a view is good only during the call."""
+        """The next bytes of the request; a view keeps all that was read with it."""
 
     def end(self) -> None:
         """The request is complete."""
+
+    def drained(self) -> None:
+        """All data that had to be kept has been sent, and the response goes on."""
 
     def closed(self) -> None:
         """Called once, at the end: the response is on its way, or nobody wants it any more. Nothing can be sent."""
@@ -52,11 +55,13 @@ class Application(Protocol):
 class Stream:
     """See the module. What the peer sends is passed on to the `exchange`; `window` is what the peer takes.
 
-    `unsent_bytes` of data are kept until the peer takes them; `is_queued` belongs to `Output`.
+    `unsent_bytes` of data are kept until the peer takes them; `is_queued` belongs to `Output`. While it is on hold, the
+    peer may send what it was granted before, and is granted no more.
     """
 
     __slots__ = (
         "_grant_left",
+        "_is_on_hold",
         "_kept",
         "_output",
         "_request_complete",
@@ -74,6 +79,7 @@ class Stream:
 
     def __init__(self, connection: Connection, stream_id: int, window: int) -> None:
         self._grant_left = STREAM_WINDOW_BYTES
+        self._is_on_hold = False
         self._kept: deque[bytes | memoryview] = _NOTHING
         self._output = connection.output
         self._request_complete = False
@@ -92,13 +98,14 @@ class Stream:
         if self._request_complete:
             raise StreamFault(FaultCode.STREAM_CLOSED)
         self._grant_left -= flow_bytes
+        if self._grant_left < 0:
+            raise StreamFault(FaultCode.FLOW_CONTROL_ERROR)
         if data:
             self.exchange.receive(data)
         if is_last:
             self.end()
-        elif self._grant_left < STREAM_WINDOW_BYTES // 2 and not self.is_closed:
-            self._output.write(window_update(self.id, STREAM_WINDOW_BYTES - self._grant_left))
-            self._grant_left = STREAM_WINDOW_BYTES
+        elif self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._is_on_hold:
+            self._grant()
 
     def end(self) -> None:
         """The request ended. Raises StreamFault if it had ended before."""
@@ -116,7 +123,17 @@ class Stream:
         if self.unsent_bytes and self.window > 0:
             self._output.enqueue(self)
 
-    # What the application sends
+    # What the application does
+
+    def hold(self) -> None:
+        """Grants the peer no more of its request, until `go_on`."""
+        self._is_on_hold = True
+
+    def go_on(self) -> None:
+        """Grants again what the peer has used."""
+        self._is_on_hold = False
+        if self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._request_complete:
+            self._grant()
 
     def send(self, headers: bytes = b"", data: Sequence[bytes] = (), trailers: bytes = b"") -> None:
         """Sends the parts of a response that are given, in this order; `headers` and `trailers` are header blocks.
@@ -174,7 +191,14 @@ class Stream:
             if self._trailers:
                 self.connection.respond(frame_head(len(self._trailers), _HEADERS, _LAST, self.id), self._trailers)
                 self._finish()
+            else:
+                self.exchange.drained()
         return size
+
+    def _grant(self) -> None:
+        if not self.is_closed:
+            self._output.write(window_update(self.id, STREAM_WINDOW_BYTES - self._grant_left))
+            self._grant_left = STREAM_WINDOW_BYTES
 
     def _keep(self, data: Sequence[bytes], size: int, trailers: bytes) -> None:
         if not self.unsent_bytes:

@@ -83,6 +83,7 @@ class Echo:
     received: bytearray = field(default_factory=bytearray)
     ended: bool = False
     closings: int = 0
+    drainings: int = 0
 
     def begin(self) -> None:
         assert not self.received
@@ -96,6 +97,9 @@ class Echo:
         self.ended = True
         if self.head.path == b"/echo":
             self.stream.send(ANSWER, (bytes(self.received),), TRAILERS)
+
+    def drained(self) -> None:
+        self.drainings += 1
 
     def closed(self) -> None:
         self.closings += 1

@@ -1,6 +1,6 @@
 """Windows both ways (RFC 9113, sections 5.2 and 6.9): nothing is sent that a peer does not take, everything else is."""
 
-from http2_peer import Peer, data, frame, headers, settings_frame, window_update, word
+from http2_peer import ANSWER, REQUEST, TRAILERS, Peer, data, frame, headers, settings_frame, window_update, word
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +39,55 @@ def test_a_long_request_is_granted_what_it_has_used() -> None:
     assert granted(frames, 0) > sent - CONNECTION_WINDOW_BYTES
     assert granted(frames, 1) > sent - STREAM_WINDOW_BYTES
     assert not peer.connection.is_closed
+
+
+def test_a_stream_on_hold_is_granted_nothing_until_it_goes_on() -> None:
+    peer = Peer()
+    peer.tell(headers(1))
+    stream = peer.connection.streams[1]
+    stream.hold()
+    frames = [answer for _ in range(STREAM_WINDOW_BYTES // len(CHUNK)) for answer in peer.tell(data(1, CHUNK))]
+    assert granted(frames, 1) == 0
+    stream.go_on()
+    assert granted(peer.take(), 1) == STREAM_WINDOW_BYTES // len(CHUNK) * len(CHUNK)
+
+
+def test_a_client_that_sends_more_than_it_was_granted_loses_the_stream() -> None:
+    peer = Peer()
+    peer.tell(headers(1))
+    peer.connection.streams[1].hold()
+    frames = [answer for _ in range(STREAM_WINDOW_BYTES // len(CHUNK) + 1) for answer in peer.tell(data(1, CHUNK))]
+    assert [payload for kind, _, _, payload in frames if kind == FrameType.RST_STREAM] == [
+        word(FaultCode.FLOW_CONTROL_ERROR)
+    ]
+    assert peer.application.exchanges[0].closings == 1
+    assert not peer.connection.is_closed
+
+
+def test_a_request_that_is_complete_is_granted_nothing_more() -> None:
+    peer = Peer()
+    peer.tell(headers(1, [*REQUEST[:2], (b":path", b"/silent")]))
+    stream = peer.connection.streams[1]
+    stream.hold()
+    for _ in range(STREAM_WINDOW_BYTES // len(CHUNK) - 1):
+        peer.tell(data(1, CHUNK))
+    peer.tell(data(1, CHUNK, end=True))
+    stream.go_on()
+    assert granted(peer.take(), 1) == 0
+
+
+def test_a_response_that_goes_on_is_told_when_all_was_taken() -> None:
+    peer = Peer()
+    peer.tell(headers(1))
+    (echo,) = peer.application.exchanges
+    peer.connection.streams[1].send(ANSWER, (bytes(65_536),))
+    peer.take()
+    assert echo.drainings == 0
+    peer.tell(window_update(0, 100), window_update(1, 100))
+    assert echo.drainings == 1
+    peer.connection.streams[1].send(b"", (b"more",), TRAILERS)
+    peer.take()
+    assert (echo.drainings, echo.closings) == (1, 1)
 
 
 def test_a_response_stops_at_the_window_of_the_connection() -> None:
