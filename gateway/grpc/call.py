@@ -1,17 +1,23 @@
 """`GrpcCall`: one gRPC call on a stream of HTTP/2, and `UnaryCall`, which takes one message and answers with one.
 
 A call ends in exactly one way: answered, failed, or given up by the client; whoever works for it is told of the last.
+Messages of its response may be compressed; what would hold up the event loop for long is compressed, or expanded, in a
+thread, and nothing overtakes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 
+from gateway.grpc.compression import Deflater, Inflation
 from gateway.grpc.head import CallHead
 from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_prefix
 from gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status
 from gateway.http2.stream import Stream
+
+logger = logging.getLogger("weir.gateway")
 
 _LEAST_BUFFER_BYTES = 64 * 1024 * 1024
 
@@ -26,11 +32,22 @@ class GrpcCall:
     answered. It is an `Exchange` of its stream.
     """
 
-    __slots__ = ("_buffered_bytes", "_deadline", "_has_begun", "_limit", "_reader", "_stream", "head", "on_cancel")
+    __slots__ = (
+        "_buffered_bytes",
+        "_deadline",
+        "_deflater",
+        "_has_begun",
+        "_limit",
+        "_reader",
+        "_stream",
+        "head",
+        "on_cancel",
+    )
 
     def __init__(self, stream: Stream, head: CallHead, limit: int) -> None:
         self._buffered_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
+        self._deflater: Deflater | None = None
         self._has_begun = False
         self._limit = limit
         self._reader: MessageReader | None = None
@@ -40,7 +57,7 @@ class GrpcCall:
 
     # The kind of call
 
-    def take(self, message: Message) -> None:
+    def take(self, message: Message | Inflation) -> None:
         """A message of the request is complete. Raises CallError for one that should not be."""
         raise NotImplementedError
 
@@ -73,38 +90,61 @@ class GrpcCall:
         except CallError as error:
             self.fail(error)
 
+    def drained(self) -> None:
+        """See Exchange."""
+
     def closed(self) -> None:
         """See Exchange."""
         if self._deadline is not None:
             self._deadline.cancel()
-        self.release()
+        if self._deflater is not None:
+            self._deflater.close()
+        self.release(self._buffered_bytes)
         if self.on_cancel is not None:
             on_cancel, self.on_cancel = self.on_cancel, None
             on_cancel()
 
     # Answers
 
-    def send(self, message: bytes, is_last: bool = False) -> None:
-        """Sends a message; the last one ends the call, with the status OK."""
-        output = self._stream.connection.output
-        if output.unsent_bytes + len(message) > MAX_UNSENT_BYTES and output.unsent_bytes:
-            self.fail(CallError(Status.RESOURCE_EXHAUSTED, "the answers on this connection are not being read"))
-            return
-        headers = b"" if self._has_begun else RESPONSE_HEADERS
-        self._has_begun = True
+    def compress(self, level: int) -> None:
+        """Has the messages to come compressed with zlib's `level`, where the client accepts that."""
+        if self.head.accepted_encoding:
+            self._deflater = Deflater(self.head.accepted_encoding, level, self._put_out)
+
+    def send(self, *pieces: bytes, is_last: bool = False) -> None:
+        """Sends a message, which is in one piece or several; the last one ends the call, with the status OK."""
         if is_last:
             self.on_cancel = None
-        data = (message_prefix(len(message)), message)
-        self._stream.send(headers, data, OK_TRAILERS if is_last else b"")
+        if self._deflater is None:
+            self._put_out(0, pieces, is_last)
+        else:
+            self._deflater.put(pieces, is_last)
+
+    def exhaust(self) -> None:
+        """Ends the call: its client leaves too much unread."""
+        self.fail(CallError(Status.RESOURCE_EXHAUSTED, "the answers on this connection are not being read"))
+
+    def _put_out(self, flag: int, pieces: Sequence[bytes], is_last: bool) -> None:
+        size = sum(map(len, pieces))
+        output = self._stream.connection.output
+        if output.unsent_bytes + size > MAX_UNSENT_BYTES and output.unsent_bytes:
+            self.exhaust()
+            return
+        headers = b"" if self._has_begun else self._response_headers()
+        self._has_begun = True
+        self._stream.send(headers, (message_prefix(size, flag), *pieces), OK_TRAILERS if is_last else b"")
+
+    def _response_headers(self) -> bytes:
+        return RESPONSE_HEADERS["" if self._deflater is None else self.head.accepted_encoding]
 
     def fail(self, error: CallError) -> None:
         """Ends the call with the status of `error`; whoever works for it is told."""
         self._stream.send(trailers=error.trailers() if self._has_begun else error.response())
 
-    def release(self) -> None:
-        """What was received is done with, as far as the bound on it is concerned."""
-        self._stream.connection.buffered_bytes -= self._buffered_bytes
-        self._buffered_bytes = 0
+    def release(self, size: int) -> None:
+        """`size` bytes of what was received are done with, as far as the bound on it is concerned."""
+        self._stream.connection.buffered_bytes -= size
+        self._buffered_bytes -= size
 
     def _admit(self, size: int) -> None:
         # All that a connection holds of requests is at most one of the largest, unless that is small.
@@ -129,14 +169,14 @@ class UnaryCall(GrpcCall):
         head: CallHead,
         limit: int,
         serve: Callable[[UnaryCall, Message], None],
-        open_calls: set[UnaryCall],
+        open_calls: set[GrpcCall],
     ) -> None:
         super().__init__(stream, head, limit)
-        self._message: Message | None = None
+        self._message: Message | Inflation | None = None
         self._open_calls = open_calls
         self._serve = serve
 
-    def take(self, message: Message) -> None:
+    def take(self, message: Message | Inflation) -> None:
         """See GrpcCall."""
         if self._message is not None:
             raise _not_one_message()
@@ -144,18 +184,48 @@ class UnaryCall(GrpcCall):
 
     def end(self) -> None:
         """See GrpcCall."""
-        message, self._message = self._message, None
+        message = self._message
         if message is None or (self._reader is not None and not self._reader.is_between_messages):
             self.fail(_not_one_message())
             return
-        self.release()
         self._open_calls.add(self)
+        if isinstance(message, Inflation):
+            inflate(message, self._take_inflated)
+            return
+        self._message = None
+        self.release(self._buffered_bytes)
         self._serve(self, message)
 
     def closed(self) -> None:
         """See GrpcCall."""
         self._open_calls.discard(self)
+        if isinstance(self._message, Inflation):
+            self._message.is_wanted = False
         super().closed()
+
+    def _take_inflated(self, message: Message | CallError) -> None:
+        if self._stream.is_closed:
+            return
+        self._message = None
+        self.release(self._buffered_bytes)
+        if isinstance(message, CallError):
+            self.fail(message)
+        else:
+            self._serve(self, message)
+
+
+def inflate(inflation: Inflation, take: Callable[[Message | CallError], None]) -> None:
+    """Expands a message in a thread; `take` is told the outcome, in the event loop."""
+
+    def end(job: asyncio.Future[bytes]) -> None:
+        if not job.cancelled():
+            error = job.exception()
+            if error is not None and not isinstance(error, CallError):
+                logger.error("a message could not be expanded", exc_info=error)
+                error = CallError(Status.INTERNAL, "internal server error")
+            take(job.result() if error is None else error)
+
+    asyncio.get_running_loop().run_in_executor(None, inflation.run).add_done_callback(end)
 
 
 def _not_one_message() -> CallError:

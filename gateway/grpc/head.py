@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from gateway.grpc.messages import ENCODINGS
+from gateway.grpc.compression import ENCODINGS, accepted_encoding
 from gateway.grpc.status import CallError, Status, http_error
 from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
 from gateway.http2.headers import RequestHead
@@ -19,17 +19,29 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 class CallHead:
     """Which method is called, and how.
 
-    `handler` is the method's, None where there is none. `timeout_s` is None for a call without a deadline. `refusal` is
-    the header block that answers a call that can't be, and empty otherwise.
+    `handler` is the method's, None where there is none. `encoding` is how messages of the request may be compressed,
+    `accepted_encoding` how those of the response are best compressed, "" for not at all. With `wants_grpc_errors`
+    (`triton_grpc_error`) an error of one request is to end the whole call. `timeout_s` is None for a call without a
+    deadline. `refusal` is the header block that answers a call that can't be, and empty otherwise.
     """
 
-    __slots__ = ("encoding", "handler", "refusal", "timeout_s", "traceparent")
+    __slots__ = (
+        "accepted_encoding",
+        "encoding",
+        "handler",
+        "refusal",
+        "timeout_s",
+        "traceparent",
+        "wants_grpc_errors",
+    )
 
-    def __init__(self, head: RequestHead, handlers: Mapping[bytes, Callable[..., Any]]) -> None:
+    def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any]) -> None:
         fields = dict(head.fields)
         self.handler: Any = handlers.get(head.path)
         self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
         self.traceparent = fields.get(b"traceparent", b"").decode("latin-1")
+        self.accepted_encoding = accepted_encoding(fields.get(b"grpc-accept-encoding", b"").decode("latin-1"))
+        self.wants_grpc_errors = fields.get(b"triton_grpc_error") == b"true"
         self.timeout_s: float | None = None
         self.refusal = b""
         if head.method != b"POST":

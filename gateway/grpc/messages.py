@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from gateway.grpc.compression import Inflation, too_large
 from gateway.grpc.status import CallError, Status
 
 PREFIX_BYTES = 5
 """One byte that tells whether the message is compressed, and four with its length."""
 
-MAX_EXPANDED_BYTES = 256 * 1024 * 1024
-"""The largest message that a compressed one may become: a thousandth of it can be asked to become so."""
-
 Message = bytes | memoryview
 """A message; a large one is a view over what was received."""
 
-_WINDOW_BITS = {"gzip": 31, "deflate": 15}
 
-ENCODINGS = frozenset(["identity", *_WINDOW_BITS])
-"""The values of `grpc-encoding` that are known."""
-
-
-def message_prefix(length: int) -> bytes:
-    """What goes before a message of `length` bytes that is not compressed."""
-    return b"\0" + length.to_bytes(4, "big")
+def message_prefix(length: int, flag: int = 0) -> bytes:
+    """What goes before a message of `length` bytes; `flag` is 1 for a compressed one."""
+    return bytes((flag,)) + length.to_bytes(4, "big")
 
 
 class MessageReader:
@@ -51,8 +43,11 @@ class MessageReader:
         """Whether nothing of a message waits for its rest."""
         return not self._prefix
 
-    def feed(self, data: bytes | memoryview) -> Iterator[Message]:
-        """The messages that `data` completes. Raises CallError for one that is too large or malformed."""
+    def feed(self, data: bytes | memoryview) -> Iterator[Message | Inflation]:
+        """The messages that `data` completes. Raises CallError for one that is too large or malformed.
+
+        A compressed one that takes long to expand comes as it is, to be expanded elsewhere.
+        """
         rest = memoryview(data)
         while rest:
             if self._body is None:
@@ -74,32 +69,16 @@ class MessageReader:
     def _room_for_message(self) -> memoryview:
         length = int.from_bytes(self._prefix[1:], "big")
         if length > self._limit:
-            raise _too_large(length, self._limit)
+            raise too_large(length, self._limit)
         self._admit(length)
         # Memory that is not written to costs nothing, so it can be had at once: growing costs more than all the rest.
         return np.empty(length, np.uint8).data
 
-    def _message(self, flag: int, data: memoryview) -> Message:
+    def _message(self, flag: int, data: memoryview) -> Message | Inflation:
         if not flag:
             return data
-        window_bits = _WINDOW_BITS.get(self._encoding)
-        if flag != 1 or window_bits is None:
-            raise CallError(Status.INTERNAL, "a message is compressed, but not in the way that the call announced")
-        return _decompress(data, window_bits, min(self._limit, MAX_EXPANDED_BYTES))
-
-
-def _decompress(data: memoryview, window_bits: int, limit: int) -> bytes:
-    inflater = zlib.decompressobj(window_bits)
-    try:
-        message = inflater.decompress(data, limit + 1)
-    except zlib.error as error:
-        raise CallError(Status.INTERNAL, "a message can't be decompressed") from error
-    if len(message) > limit:
-        raise _too_large(len(message), limit)
-    if not inflater.eof or inflater.unused_data:
-        raise CallError(Status.INTERNAL, "a message can't be decompressed")
-    return message
-
-
-def _too_large(length: int, limit: int) -> CallError:
-    return CallError(Status.RESOURCE_EXHAUSTED, f"Received message larger than max ({length} vs. {limit})")
+        if flag != 1:
+            raise CallError(Status.INTERNAL, "a message has a flag that is not known")
+        inflation = Inflation(data, self._encoding, self._limit)
+        message = inflation.run_if_short()
+        return inflation if message is None else message

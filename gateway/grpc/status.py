@@ -7,7 +7,7 @@ import urllib.parse
 from enum import IntEnum
 
 from gateway.http2.headers import encode_headers
-from schemas.errors import WeirError
+from schemas.errors import WeirError, unavailable
 
 _MAX_DETAILS_BYTES = 2400
 """A status message travels percent-encoded, three bytes for one at worst, in the 8 KiB clients grant to metadata."""
@@ -15,8 +15,12 @@ _MAX_DETAILS_BYTES = 2400
 _UNENCODED = "".join(sorted({*string.printable} - {*string.whitespace, "%"})) + " "
 _OK_HEADERS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 
-RESPONSE_HEADERS = encode_headers(_OK_HEADERS)
-"""The header block before the messages of a response."""
+RESPONSE_HEADERS = {
+    "": encode_headers(_OK_HEADERS),
+    "gzip": encode_headers((*_OK_HEADERS, (b"grpc-encoding", b"gzip"))),
+    "deflate": encode_headers((*_OK_HEADERS, (b"grpc-encoding", b"deflate"))),
+}
+"""The header block before the messages of a response, by the way they are compressed."""
 
 OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
 """The header block after the messages of a call that went well."""
@@ -25,6 +29,7 @@ OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
 class Status(IntEnum):
     """The gRPC statuses that calls end with for reasons of the protocol; others come with a `WeirError`."""
 
+    CANCELLED = 1
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
@@ -57,6 +62,11 @@ class CallError(Exception):
     def _fields(self) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
         details = urllib.parse.quote(_shortened(self.details), safe=_UNENCODED, errors="replace")
         return (b"grpc-status", b"%d" % self.status), (b"grpc-message", details.encode())
+
+
+def shutting_down() -> WeirError:
+    """What is told to those who come while the server stops."""
+    return unavailable("GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def http_error(status: int) -> bytes:

@@ -13,7 +13,7 @@ from grpc_door import TIMEOUT_S, Door, Loop, raw_request, tensor, wait_until
 from http2_peer import REQUEST, Wire, data, frame, headers, word
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.messages import MAX_EXPANDED_BYTES
+from gateway.grpc.compression import MAX_EXPANDED_BYTES
 from gateway.grpc.server import GrpcOptions
 from gateway.http2.faults import FaultCode
 from gateway.http2.frames import FrameType
