@@ -19,6 +19,7 @@ from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc.parameters import read_parameters, write_parameters
+from gateway.grpc.versions import read_version
 from schemas.classification import classify
 from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError, internal, invalid
@@ -78,7 +79,7 @@ def request_from_message(
     messages for reserved parameters of the wrong type, for content that is missing, given twice or of another type,
     and for what exceeds `limits`; UNSUPPORTED for tensors in shared memory.
     """
-    request = InferRequest(message.model_name, message.model_version, message.id)
+    request = InferRequest(message.model_name, read_version(message.model_version), message.id)
     request.binary_default = True
     if len(request.id) > limits.text_length:
         raise invalid(f"request 'id' cannot be longer than {limits.text_length} characters")
@@ -164,7 +165,8 @@ def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
             return value, position
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """`value` as protobuf's wire format has it."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -176,7 +178,7 @@ def _varint(value: int) -> bytes:
 def _join_raw_contents(head: bytes, raw_contents: Sequence[bytes | memoryview]) -> bytes:
     pieces: list[bytes | memoryview] = [head]
     for content in raw_contents:
-        pieces += (_RAW_OUTPUT_TAG, _varint(len(content)), content)
+        pieces += (_RAW_OUTPUT_TAG, varint(len(content)), content)
     size = sum(map(len, pieces))
     if size > MAX_MESSAGE_BYTES:
         raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.")
@@ -188,12 +190,20 @@ def _read_inputs(message: Any, raw_contents: Sequence[bytes | memoryview], limit
     if len(message.inputs) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} inputs")
     inputs: list[Tensor] = []
+    names: set[str] = set()
     used = 0
     for tensor in message.inputs:
         name, shape = tensor.name, tensor.shape[:]
+        if name in names:
+            raise refused(message.id, f"input '{name}' already exists in request")
+        names.add(name)
         if not 0 < math.prod(shape) <= MAX_ELEMENT_COUNT or len(shape) > limits.dims:
             _check_shape(name, shape, limits)
         if tensor.parameters:
+            if "shared_memory_region" in tensor.parameters and tensor.HasField("contents"):
+                raise invalid(
+                    f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
+                )
             _refuse_shared_memory(tensor.parameters)
         if tensor.HasField("contents"):
             if raw_contents:

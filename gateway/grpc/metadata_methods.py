@@ -8,6 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.doors import Doors
 from gateway.grpc.rpc import Methods, unary
+from gateway.grpc.versions import read_version
 from gateway.server_info import model_metadata, server_metadata
 
 
@@ -23,17 +24,19 @@ def metadata_methods(doors: Doors) -> Methods:
         return service_pb2.ServerReadyResponse(ready=catalog.server_ready())
 
     def model_ready(request: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=catalog.is_ready(request.name, request.version))
+        return service_pb2.ModelReadyResponse(ready=catalog.is_ready(request.name, read_version(request.version)))
 
     def server_info(_request: Any) -> Any:
         return metadata
 
     def model_info(request: Any) -> Any:
-        served = catalog.resolve(request.name, request.version)
-        return service_pb2.ModelMetadataResponse(**model_metadata(served, request.version))
+        version = read_version(request.version)
+        served = catalog.resolve(request.name, version)
+        return service_pb2.ModelMetadataResponse(**model_metadata(served, version))
 
     def model_config(request: Any) -> Any:
-        return service_pb2.ModelConfigResponse(config=catalog.resolve(request.name, request.version).config_message)
+        served = catalog.resolve(request.name, read_version(request.version))
+        return service_pb2.ModelConfigResponse(config=served.config_message)
 
     return {
         "ServerLive": unary(service_pb2.ServerLiveRequest, server_live),
