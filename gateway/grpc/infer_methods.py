@@ -6,11 +6,10 @@ import logging
 from functools import partial
 
 from gateway.catalog import ServedModel
-from gateway.doors import Doors
 from gateway.grpc.call import UnaryCall
-from gateway.grpc.codec import decode_request, encode_response, request_from_message
+from gateway.grpc.codec import decode_request
+from gateway.grpc.infer_requests import InferRequests, encoded
 from gateway.grpc.messages import Message
-from gateway.grpc.prepared import PreparedCalls
 from gateway.grpc.rpc import Methods
 from gateway.grpc.status import CallError, Status
 from schemas.errors import ErrorCode, WeirError, internal
@@ -19,47 +18,30 @@ from schemas.requests import InferRequest, InferResponse
 logger = logging.getLogger("weir.gateway")
 
 
-def infer_methods(doors: Doors) -> Methods:
-    """The methods that run models."""
-    return {"ModelInfer": _ModelInfer(doors)}
+def infer_methods(requests: InferRequests, compression_level: int = 0) -> Methods:
+    """The method that runs models and answers once. Answers are compressed by zlib's `compression_level`."""
+    return {"ModelInfer": _ModelInfer(requests, compression_level)}
 
 
 class _ModelInfer:
-    def __init__(self, doors: Doors) -> None:
-        self._catalog = doors.catalog
-        self._inference = doors.inference
-        self._prepared = PreparedCalls()
+    def __init__(self, requests: InferRequests, compression_level: int) -> None:
+        self._compression_level = compression_level
+        self._requests = requests
 
     def __call__(self, call: UnaryCall, data: Message) -> None:
-        if isinstance(data, bytes) and not call.head.traceparent and self._infer_prepared(call, data):
-            return
-        message, raw_contents = decode_request(data)
-        served = self._catalog.resolve(message.model_name, message.model_version)
-        if served.config.is_decoupled:
-            raise WeirError(
-                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
-        request = request_from_message(message, raw_contents)
-        request.traceparent = call.head.traceparent
-        pending = self._inference.submit(request, partial(self._answer, call, served, request))
-        call.on_cancel = partial(self._inference.abandon, pending)
-        if isinstance(data, bytes):
-            self._prepared.keep(request, served, data, raw_contents)
-
-    def _infer_prepared(self, call: UnaryCall, data: bytes) -> bool:
-        """Submits a request of which all but the tensors is known; False for another."""
-        prepared = self._prepared.find(data)
-        if prepared is None:
-            return False
-        request = prepared.request
-        served = self._catalog.resolve(request.model_name, request.model_version)
-        if served is not prepared.served:
-            self._prepared.forget(prepared)
-            return False
-        on_answer = partial(self._answer, call, served, request)
-        pending = self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer)
-        call.on_cancel = partial(self._inference.abandon, pending)
-        return True
+        on_answer = partial(self._answer, call)
+        submitted = self._requests.submit_prepared(call.head, data, on_answer, takes_decoupled=False)
+        if submitted is not None:
+            pending = submitted[1]
+        else:
+            message, raw_contents = decode_request(data)
+            served = self._requests.resolve(message)
+            if served.config.is_decoupled:
+                raise WeirError(
+                    ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+                )
+            pending = self._requests.submit(call.head, data, message, raw_contents, served, on_answer)
+        call.on_cancel = partial(self._requests.abandon, pending)
 
     def _answer(
         self,
@@ -75,11 +57,13 @@ class _ModelInfer:
                 raise internal("expected a single response, got 0")
             if isinstance(answer, WeirError):
                 raise answer
-            message = encode_response(request, answer, served.labels, served.config.max_batch_size > 0)
+            message = encoded(served, request, answer)
         except WeirError as error:
             call.fail(CallError.of(error))
         except Exception:  # a bug of ours: the log gets the traceback, the client no internals
             logger.exception("a gRPC call could not be answered")
             call.fail(CallError(Status.INTERNAL, "internal server error"))
         else:
+            if self._compression_level:
+                call.compress(self._compression_level)
             call.send(message, is_last=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.grpc.call import UnaryCall
 from gateway.grpc.codec import parse_message
 from gateway.grpc.messages import Message
 from gateway.grpc.status import CallError, Status
+from gateway.grpc.stream_call import Conversation, StreamCall
 from schemas.errors import WeirError
 
 logger = logging.getLogger("weir.gateway")
@@ -18,8 +20,19 @@ logger = logging.getLogger("weir.gateway")
 Handler = Callable[[UnaryCall, Message], None]
 """Serves one call whose request is this message. Raises WeirError for what is refused."""
 
-Methods = dict[str, Handler]
-"""Handlers by the method's name in its service."""
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A method with any number of messages each way: `converse` begins the conversation of a call.
+
+    It raises WeirError for a call that is refused.
+    """
+
+    converse: Callable[[StreamCall], Conversation]
+
+
+Methods = dict[str, Handler | Streaming]
+"""What serves each method, by its name in its service."""
 
 
 def unary(request_type: Any, answer: Callable[[Any], Any]) -> Handler:

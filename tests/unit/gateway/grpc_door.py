@@ -48,6 +48,7 @@ MODELS = {
         model("silent", "FP32", ["IN"], ["OUT"]),
         model("failing", "FP32", ["IN"], ["OUT"]),
         model("stream", "FP32", ["IN"], ["OUT"], model_transaction_policy=TransactionPolicy(decoupled=True)),
+        model("repeat", "INT32", ["IN"], ["OUT"], model_transaction_policy=TransactionPolicy(decoupled=True)),
         *(model(f"same_{datatype}", datatype, ["IN"], ["OUT"]) for datatype in DATATYPES),
     ]
 }
@@ -73,8 +74,15 @@ class Models:
         return self.ready
 
 
+BARE_END, END_WITH_LAST, ERROR_AMID, ERROR_AS_END = range(4)
+"""How `repeat` ends its answers."""
+
+
 class Calculator:
-    """Answers requests in the next turn of the event loop; `silent` never answers, `failing` fails as it is told."""
+    """Answers requests in the next turn of the event loop; `silent` never answers, `failing` fails as it is told.
+
+    `repeat` is decoupled: it takes [how many answers, how they end, bytes of each], and numbers its answers.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -90,6 +98,9 @@ class Calculator:
             raise self.failure
         MODELS[request.model_name].normalizer.normalize(request)
         self.requests.append(request)
+        if request.model_name == "repeat":
+            asyncio.get_running_loop().call_soon(self._repeat, request, on_answer)
+            return request
         answer = self._answer(request)
         if request.model_name == "silent":
             self.held.append(lambda: on_answer(answer, True))
@@ -109,6 +120,20 @@ class Calculator:
     def abandon(self, pending: InferRequest) -> None:
         self.abandoned.append(pending)
 
+    def _repeat(self, request: InferRequest, on_answer: OnAnswer) -> None:
+        times, ending, *more = request.inputs[0].to_numpy().ravel().tolist()
+        version = request.model_version or "2"
+        for number in range(times):
+            is_last = number == times - 1
+            values = np.full((1, more[0] // 4 if more else 1), number, np.int32)
+            outputs = [Tensor.from_numpy("OUT", values, "INT32")]
+            answer: InferResponse | WeirError = InferResponse("repeat", version, request.id, outputs)
+            if (ending == ERROR_AMID and number == 1) or (ending == ERROR_AS_END and is_last):
+                answer = not_found("told to fail")
+            on_answer(answer, is_last and ending in (END_WITH_LAST, ERROR_AS_END))
+        if not times or ending in (BARE_END, ERROR_AMID):
+            on_answer(None, True)
+
     def _answer(self, request: InferRequest) -> InferResponse | WeirError:
         if request.model_name == "failing":
             assert isinstance(self.failure, WeirError)
@@ -121,6 +146,15 @@ class Calculator:
             outputs = [Tensor("OUT", tensor.datatype, tensor.shape, tensor.data)]
         version = request.model_version or "2"
         return InferResponse(request.model_name, version, request.id, outputs, request.parameters)
+
+
+def repeat_request(times: int, ending: int = BARE_END, *more: int, **fields: Any) -> service_pb2.ModelInferRequest:
+    """A request for the decoupled model."""
+    values = np.array([[times, ending, *more]], np.int32)
+    inputs = [{"name": "IN", "datatype": "INT32", "shape": values.shape}]
+    return service_pb2.ModelInferRequest(
+        **{"model_name": "repeat", "inputs": inputs, "raw_input_contents": [values.tobytes()], **fields}
+    )
 
 
 class Loop:

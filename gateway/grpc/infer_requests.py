@@ -1,0 +1,79 @@
+"""`InferRequests`: a ModelInferRequest on its way to the queue, and its answers back, whichever method it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gateway.catalog import ServedModel
+from gateway.doors import Doors
+from gateway.grpc.codec import encode_response, request_from_message
+from gateway.grpc.head import CallHead
+from gateway.grpc.messages import Message
+from gateway.grpc.prepared import PreparedCalls
+from gateway.grpc.versions import read_version
+from gateway.inference import Pending
+from schemas.errors import WeirError
+from schemas.requests import InferRequest, InferResponse
+
+OnAnswer = Callable[[ServedModel, InferRequest, InferResponse | WeirError | None, bool], None]
+"""Told of each answer to a request to a model, and whether it is the last."""
+
+
+class InferRequests:
+    """What all methods that run models share, with the request headers they have seen."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._catalog = doors.catalog
+        self._inference = doors.inference
+        self._prepared = PreparedCalls()
+
+    def resolve(self, message: Any) -> ServedModel:
+        """The model that a ModelInferRequest asks. Raises WeirError where there is none."""
+        return self._catalog.resolve(message.model_name, read_version(message.model_version))
+
+    def submit(
+        self,
+        head: CallHead,
+        data: Message,
+        message: Any,
+        raw_contents: Sequence[bytes | memoryview],
+        served: ServedModel,
+        on_answer: OnAnswer,
+    ) -> Pending:
+        """Publishes the request that `decode_request` has read from `data`. Raises WeirError for what is refused."""
+        request = request_from_message(message, raw_contents)
+        request.traceparent = head.traceparent
+        pending = self._inference.submit(request, partial(on_answer, served, request))
+        if isinstance(data, bytes):
+            self._prepared.keep(request, served, data, raw_contents)
+        return pending
+
+    def submit_prepared(
+        self, head: CallHead, data: Message, on_answer: OnAnswer, takes_decoupled: bool
+    ) -> tuple[ServedModel, Pending] | None:
+        """Publishes a request of which all but the tensors is known; None for another. Raises WeirError as `submit`."""
+        if head.traceparent or not isinstance(data, bytes):
+            return None
+        prepared = self._prepared.find(data)
+        if prepared is None:
+            return None
+        request = prepared.request
+        served = self._catalog.resolve(request.model_name, request.model_version)
+        if served is not prepared.served:
+            self._prepared.forget(prepared)
+            return None
+        if served.config.is_decoupled and not takes_decoupled:
+            return None
+        on_answer = partial(on_answer, served, request)
+        return served, self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer)
+
+    def abandon(self, pending: Pending) -> None:
+        """Nobody waits for the answer any more."""
+        self._inference.abandon(pending)
+
+
+def encoded(served: ServedModel, request: InferRequest, response: InferResponse) -> bytes:
+    """The serialized ModelInferResponse. Raises WeirError where there can be none."""
+    return encode_response(request, response, served.labels, served.config.max_batch_size > 0)
