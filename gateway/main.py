@@ -20,6 +20,7 @@ from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
 from gateway.catalog import Catalog
 from gateway.doors import Doors
+from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
@@ -87,10 +88,13 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     await inference.start(background)
     await registry.start(background)
     await statistics.start()
-    grpc_server = GrpcServer(doors)
+    grpc_server: GrpcServer | None = None
+    grpc_port = 0
     try:
-        grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
-    except OSError as error:
+        if settings.allow_grpc:
+            grpc_server = GrpcServer(doors, GrpcOptions.of(settings))
+            grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
+    except (OSError, ValueError) as error:
         announce_failure(str(error))
         await inference.stop(0)
         await bus.close()
@@ -107,7 +111,8 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     http_port = http_socket.getsockname()[1]
     metrics_port = 0 if metrics_socket is None else metrics_socket.getsockname()[1]
     logger.info("Started HTTPService at %s:%d", settings.http_address, http_port)
-    logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_port)
+    if grpc_server is not None:
+        logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_port)
     if metrics_socket is not None:
         logger.info("Started Metrics Service at %s:%d", settings.metrics_address, metrics_port)
     announce_ready(http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, models=catalog.index())
@@ -115,7 +120,10 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.
     http.should_exit = True
-    await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
+    ends = [inference.stop(settings.exit_timeout_secs)]
+    if grpc_server is not None:
+        ends.append(grpc_server.stop(settings.exit_timeout_secs))
+    await asyncio.gather(*ends)
     for listener in listeners:
         listener.should_exit = True
     expiry.cancel()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass, fields
 
 from gateway.grpc.codec import MAX_MESSAGE_BYTES
 from gateway.grpc.compression import LEVELS
+from gateway.grpc.tls import tls_context
 from gateway.http2.options import Http2Options
 from gateway.settings import GatewaySettings
 
@@ -15,7 +17,9 @@ class GrpcOptions:
     """Options of the gRPC server, with Triton's names and defaults: sizes in bytes, times in milliseconds.
 
     `max_connection_age` and its grace are unlimited when 0. `reuse_port` lets several processes share the port; without
-    it a taken port is an error. `infer_response_compression_level` is one of `LEVELS`.
+    it a taken port is an error. `infer_response_compression_level` is one of `LEVELS`. With `use_ssl` (and its stricter
+    form `use_ssl_mutual`, by which clients too must show a certificate, signed by `root_cert`) connections are
+    encrypted; `server_cert`, `server_key` and `root_cert` name files in the PEM format.
     """
 
     max_receive_bytes: int = MAX_MESSAGE_BYTES
@@ -29,6 +33,11 @@ class GrpcOptions:
     max_connection_age_grace: int = 0
     reuse_port: bool = False
     infer_response_compression_level: str = "none"
+    use_ssl: bool = False
+    use_ssl_mutual: bool = False
+    server_cert: str = ""
+    server_key: str = ""
+    root_cert: str = ""
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> GrpcOptions:
@@ -46,6 +55,12 @@ class GrpcOptions:
                 f"invalid argument for --grpc-infer-response-compression-level, one of {', '.join(LEVELS)}"
             )
         return level
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What connections are encrypted with, if they are. Raises OSError, which names the option that is at fault."""
+        if not (self.use_ssl or self.use_ssl_mutual):
+            return None
+        return tls_context(self.server_cert, self.server_key, self.root_cert if self.use_ssl_mutual else None)
 
     def http2(self) -> Http2Options:
         """The options as connections take them."""

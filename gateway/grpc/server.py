@@ -1,4 +1,4 @@
-"""The gRPC front door: Triton's `inference.GRPCInferenceService` and the standard health check.
+"""The gRPC front door: Triton's `inference.GRPCInferenceService`, the standard health check, and reflection.
 
 Promises: a request is refused at the door with Triton's code and wording, a call its client gives up is abandoned, and
 calls that are open when the server stops get the time they were promised.
@@ -24,12 +24,14 @@ from gateway.grpc.infer_requests import InferRequests
 from gateway.grpc.messages import Message
 from gateway.grpc.metadata_methods import metadata_methods
 from gateway.grpc.options import GrpcOptions
+from gateway.grpc.reflection_methods import reflection_methods
 from gateway.grpc.rpc import Handler, Methods, Streaming
 from gateway.grpc.statistics_methods import statistics_methods
 from gateway.grpc.status import CallError, Status, shutting_down
 from gateway.grpc.stream_call import Conversation, StreamCall
 from gateway.grpc.stream_methods import stream_methods
 from gateway.http2.headers import RequestHead
+from gateway.http2.lifetime import GREETING_TIME_S
 from gateway.http2.protocol import Http2Protocol
 from gateway.http2.stream import Stream
 from schemas.errors import WeirError
@@ -55,6 +57,7 @@ class GrpcServer:
 
     async def start(self, address: str, port: int) -> int:
         """Listens on `address` and `port` (0: a free one) and returns the port. Raises OSError when it can't."""
+        tls = self._options.tls_context()
         is_v6 = ":" in address
         try:
             listener = socket.create_server(
@@ -72,6 +75,8 @@ class GrpcServer:
             make_protocol,
             sock=listener,
             backlog=_BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=GREETING_TIME_S if tls else None,
         )
         return int(listener.getsockname()[1])
 
@@ -138,7 +143,8 @@ class GrpcServer:
             **stream_methods(requests, compression_level),
         }
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
-        return {**handlers, b"/grpc.health.v1.Health/Check": self._check_health}
+        reflection = {f"/{name}".encode(): method for name, method in reflection_methods().items()}
+        return {**handlers, **reflection, b"/grpc.health.v1.Health/Check": self._check_health}
 
     def _check_health(self, call: UnaryCall, _message: Message) -> None:
         # HealthCheckResponse has one field, the enum `status`: 1 is SERVING, 2 NOT_SERVING. Any service is this one.

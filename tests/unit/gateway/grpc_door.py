@@ -16,7 +16,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.grpc.codec import MAX_MESSAGE_BYTES
-from gateway.grpc.server import GrpcOptions, GrpcServer
+from gateway.grpc.options import GrpcOptions
+from gateway.grpc.server import GrpcServer
 from gateway.inference import OnAnswer
 from gateway.prepared import PreparedRequest
 from schemas.datatypes import DATATYPES

@@ -14,7 +14,7 @@ from http2_peer import REQUEST, Wire, data, frame, headers, word
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc.compression import MAX_EXPANDED_BYTES
-from gateway.grpc.server import GrpcOptions
+from gateway.grpc.options import GrpcOptions
 from gateway.http2.faults import FaultCode
 from gateway.http2.frames import FrameType
 

@@ -3,11 +3,13 @@
 import grpc
 import numpy as np
 import pytest
-from grpc_door import TIMEOUT_S, Door, failure_of, raw_request, tensor, wait_until
+from grpc_door import TIMEOUT_S, Door, Loop, failure_of, raw_request, tensor, wait_until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from gateway.grpc.server import GrpcOptions, GrpcServer
+from gateway.grpc.options import GrpcOptions
+from gateway.grpc.server import GrpcServer
+from gateway.settings import GatewaySettings
 
 # Cancellation
 
@@ -82,3 +84,34 @@ def test_options_reach_the_connections_in_seconds() -> None:
     assert (plain.keepalive_time_s, plain.keepalive_timeout_s, plain.max_age_s) == (7200, 20, 0)
     aged = GrpcOptions(max_connection_age=5000, max_connection_age_grace=100).http2()
     assert (aged.max_age_s, aged.max_age_grace_s) == (5, 0.1)
+
+
+def test_a_gateways_settings_are_the_options_of_its_grpc_door() -> None:
+    assert GrpcOptions.of(GatewaySettings(nats_url="")) == GrpcOptions()
+    settings = GatewaySettings(
+        nats_url="",
+        reuse_grpc_port=True,
+        grpc_use_ssl=True,
+        grpc_server_cert="cert",
+        grpc_keepalive_time=5,
+        grpc_http2_max_ping_strikes=7,
+        grpc_max_connection_age_grace=9,
+        grpc_infer_response_compression_level="high",
+    )
+    options = GrpcOptions.of(settings)
+    assert (options.reuse_port, options.use_ssl, options.server_cert) == (True, True, "cert")
+    assert (options.keepalive_time, options.http2_max_ping_strikes, options.max_connection_age_grace) == (5, 7, 9)
+    assert options.compression_level == 9
+
+
+def test_two_servers_may_share_a_port_if_both_want_to(grpc_loop: Loop) -> None:
+    first = Door(grpc_loop, GrpcOptions(reuse_port=True))
+
+    async def start_another() -> GrpcServer:
+        another = GrpcServer(first.doors, GrpcOptions(reuse_port=True))
+        await another.start("127.0.0.1", first.port)
+        return another
+
+    another = grpc_loop.run(start_another())
+    grpc_loop.run(another.stop(0))
+    first.close()

@@ -5,7 +5,7 @@ import pytest
 from grpc_door import Door, Loop, failure_of, raw_request
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.server import GrpcOptions
+from gateway.grpc.options import GrpcOptions
 from schemas.errors import ErrorCode, WeirError, invalid
 
 REFUSALS = {
