@@ -56,6 +56,7 @@ class StreamCall(GrpcCall):
         "_converse",
         "_inflation",
         "_is_complete",
+        "_is_over",
         "_messages",
         "_open_calls",
         "is_draining",
@@ -77,6 +78,7 @@ class StreamCall(GrpcCall):
         self._converse = converse
         self._inflation: Inflation | None = None
         self._is_complete = False
+        self._is_over = False
         self._messages: Iterator[Message | Inflation] = iter(())
         self._open_calls = open_calls
         self.is_draining = False
@@ -93,12 +95,13 @@ class StreamCall(GrpcCall):
 
     def receive(self, data: bytes | memoryview) -> None:
         """See Exchange."""
-        self._guard(self._keep if self._is_waiting else self._read, data)
+        if not self._is_over:
+            self._guard(self._keep if self._is_waiting else self._read, data)
 
     def end(self) -> None:
         """See Exchange."""
         self._is_complete = True
-        if not self._is_waiting:
+        if not self._is_waiting and not self._is_over:
             self._guard(self._end)
 
     def drained(self) -> None:
@@ -109,20 +112,15 @@ class StreamCall(GrpcCall):
     def closed(self) -> None:
         """See Exchange."""
         self._open_calls.discard(self)
-        self._backlog.clear()
-        self._messages = iter(())
-        if self._inflation is not None:
-            self._inflation.is_wanted = False
+        self._leave()
         super().closed()
-        if self._conversation is not None:
-            self._conversation.closed()
 
     # What the conversation asks of its call
 
     @property
     def is_closed(self) -> bool:
-        """Whether the call is over: nothing can be sent."""
-        return self._stream.is_closed
+        """Whether the call is over: nothing can be sent, though the client may not have taken all that was."""
+        return self._is_over
 
     @property
     def unsent_bytes(self) -> int:
@@ -146,12 +144,23 @@ class StreamCall(GrpcCall):
         if not self._is_waiting:
             self._guard(self._catch_up)
 
+    def send(self, *pieces: bytes, is_last: bool = False) -> None:
+        """See GrpcCall."""
+        if not self._is_over:
+            super().send(*pieces, is_last=is_last)
+
     def finish(self) -> None:
         """Ends the call with the status OK, after what was sent."""
+        self._leave()
         if self._deflater is not None and self._deflater.is_busy:
             self._deflater.on_idle = self._put_out_end
         else:
             self._put_out_end()
+
+    def fail(self, error: CallError) -> None:
+        """See GrpcCall. The status comes after what was sent, however late the client takes that."""
+        self._leave()
+        super().fail(error)
 
     def exhaust(self) -> None:
         """See GrpcCall; clients take this reset for RESOURCE_EXHAUSTED. What waits to be sent is forgotten."""
@@ -160,8 +169,21 @@ class StreamCall(GrpcCall):
     def drain(self) -> None:
         """The server is stopping."""
         self.is_draining = True
-        if self._conversation is not None:
+        if self._conversation is not None and not self._is_over:
             self._conversation.drain()
+
+    def _leave(self) -> None:
+        """Tells the conversation that it is over, once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._stream.hold()
+        self._backlog.clear()
+        self._messages = iter(())
+        if self._inflation is not None:
+            self._inflation.is_wanted = False
+        if self._conversation is not None:
+            self._conversation.closed()
 
     # Messages
 

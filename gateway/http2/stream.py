@@ -139,9 +139,9 @@ class Stream:
         """Sends the parts of a response that are given, in this order; `headers` and `trailers` are header blocks.
 
         Trailers end the stream; given alone at first, they are all of the response. Data that the peer can't take yet
-        is kept. Sending on a closed stream does nothing.
+        is kept. Sending on a closed stream, or after trailers, does nothing.
         """
-        if self.is_closed:
+        if self.is_closed or self._trailers:
             return
         size = sum(map(len, data))
         parts: list[bytes] = []

@@ -20,14 +20,32 @@ from grpc_door import (
     repeat_request,
     wait_until,
 )
-from http2_peer import REQUEST, Wire, data, headers
+from http2_peer import REQUEST, Wire, data, headers, window_update
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc import stream_methods
+from gateway.http2.frames import FrameType
 from schemas.errors import not_found
 
 EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 GRPC_ERRORS = (("triton_grpc_error", "true"),)
+
+
+STREAM_HEAD = [*REQUEST[:2], (b":path", b"/inference.GRPCInferenceService/ModelStreamInfer"), *REQUEST[3:]]
+
+
+def framed(*requests: service_pb2.ModelInferRequest) -> bytes:
+    contents = [request.SerializeToString() for request in requests]
+    return b"".join(b"\0" + len(content).to_bytes(4, "big") + content for content in contents)
+
+
+def unframed(body: bytes) -> list[Any]:
+    messages = []
+    while body:
+        end = 5 + int.from_bytes(body[1:5], "big")
+        messages.append(service_pb2.ModelStreamInferResponse.FromString(body[5:end]))
+        body = body[end:]
+    return messages
 
 
 class Conversation:
@@ -126,11 +144,9 @@ def test_requests_that_come_together_are_submitted_together(door: Door, monkeypa
         return submit(*arguments)
 
     monkeypatch.setattr(door.inference, "submit", note)
-    requests = [raw_request("same_FP32", id=str(i)).SerializeToString() for i in range(20)]
+    requests = [raw_request("same_FP32", id=str(i)) for i in range(20)]
     with Wire(door.port) as wire:
-        path = (b":path", b"/inference.GRPCInferenceService/ModelStreamInfer")
-        body = b"".join(b"\0" + len(request).to_bytes(4, "big") + request for request in requests)
-        wire.send(headers(1, [*REQUEST[:2], path, *REQUEST[3:]]) + data(1, body, end=True))
+        wire.send(headers(1, STREAM_HEAD), data(1, framed(*requests), end=True))
         fields, _ = wire.response(1)
     assert fields[b"grpc-status"] == b"0"
     assert turns == [0] * 20
@@ -308,6 +324,44 @@ def test_a_stopping_server_answers_what_was_asked_and_refuses_what_is_new(own_do
 
 
 # Bounds
+
+
+@pytest.mark.parametrize("cut", [1, 13, 400, 16_000])
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+def test_messages_may_be_cut_into_frames_in_any_way(
+    door: Door, monkeypatch: pytest.MonkeyPatch, cut: int, at_once: int
+) -> None:
+    monkeypatch.setattr(stream_methods, "MAX_STREAM_REQUESTS", at_once)
+    body = framed(*(raw_request("unknown" if i % 7 == 3 else "same_FP32", id=str(i)) for i in range(50)))
+    with Wire(door.port) as wire:
+        wire.send(headers(1, STREAM_HEAD))
+        wire.send(*(data(1, body[start : start + cut]) for start in range(0, len(body), cut)), data(1, b"", end=True))
+        fields, received = wire.response(1)
+    assert fields[b"grpc-status"] == b"0"
+    messages = unframed(received)
+    assert [told(message)[0] for message in messages] == [str(i) for i in range(50)]
+    assert [bool(message.error_message) for message in messages] == [i % 7 == 3 for i in range(50)]
+
+
+def test_half_a_message_at_the_end_is_an_error(door: Door) -> None:
+    with Wire(door.port) as wire:
+        wire.send(headers(1, STREAM_HEAD), data(1, framed(raw_request("same_FP32"))[:-1], end=True))
+        fields, _ = wire.response(1)
+    assert (fields[b"grpc-status"], fields[b"grpc-message"]) == (b"13", b"the last message is not complete")
+
+
+def test_an_error_is_acted_upon_before_the_client_has_read_what_came_before_it(door: Door) -> None:
+    large = repeat_request(1, END_WITH_LAST, 100_000, id="large")
+    with Wire(door.port) as wire:
+        wire.send(headers(1, [*STREAM_HEAD, (b"triton_grpc_error", b"true")]))
+        wire.send(data(1, framed(raw_request("silent", id="slow"), large)))
+        wire.read_until(FrameType.DATA, 1)
+        wire.send(data(1, framed(raw_request("unknown"), raw_request("same_FP32", id="after"))))
+        wait_until(lambda: door.inference.abandoned)
+        assert [request.id for request in door.inference.requests] == ["slow", "large"]
+        wire.send(window_update(0, 1_000_000), window_update(1, 1_000_000))
+        fields, _ = wire.response(1)
+    assert fields[b"grpc-status"] == b"5"
 
 
 def test_a_stream_that_has_enough_to_do_is_read_no_further(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
