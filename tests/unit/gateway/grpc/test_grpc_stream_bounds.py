@@ -1,0 +1,120 @@
+"""What a stream of ModelInferRequests may hold, however it is cut into frames."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_door import (
+    BARE_END,
+    END_WITH_LAST,
+    Door,
+    raw_request,
+    repeat_request,
+    wait_until,
+)
+from grpc_streams import STREAM_HEAD, Conversation, answers, framed, told, unframed
+from http2_peer import Wire, data, headers, window_update
+
+from gateway.grpc import stream_methods
+from gateway.http2.frames import FrameType
+
+
+@pytest.mark.parametrize("cut", [1, 13, 400, 16_000])
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+def test_messages_may_be_cut_into_frames_in_any_way(
+    door: Door, monkeypatch: pytest.MonkeyPatch, cut: int, at_once: int
+) -> None:
+    monkeypatch.setattr(stream_methods, "MAX_STREAM_REQUESTS", at_once)
+    body = framed(*(raw_request("unknown" if i % 7 == 3 else "same_FP32", id=str(i)) for i in range(50)))
+    with Wire(door.port) as wire:
+        wire.send(headers(1, STREAM_HEAD))
+        wire.send(*(data(1, body[start : start + cut]) for start in range(0, len(body), cut)), data(1, b"", end=True))
+        fields, received = wire.response(1)
+    assert fields[b"grpc-status"] == b"0"
+    messages = unframed(received)
+    assert [told(message)[0] for message in messages] == [str(i) for i in range(50)]
+    assert [bool(message.error_message) for message in messages] == [i % 7 == 3 for i in range(50)]
+
+
+def test_half_a_message_at_the_end_is_an_error(door: Door) -> None:
+    with Wire(door.port) as wire:
+        wire.send(headers(1, STREAM_HEAD), data(1, framed(raw_request("same_FP32"))[:-1], end=True))
+        fields, _ = wire.response(1)
+    assert (fields[b"grpc-status"], fields[b"grpc-message"]) == (b"13", b"the last message is not complete")
+
+
+def test_an_error_is_acted_upon_before_the_client_has_read_what_came_before_it(door: Door) -> None:
+    large = repeat_request(1, END_WITH_LAST, 100_000, id="large")
+    with Wire(door.port) as wire:
+        wire.send(headers(1, [*STREAM_HEAD, (b"triton_grpc_error", b"true")]))
+        wire.send(data(1, framed(raw_request("silent", id="slow"), large)))
+        wire.read_until(FrameType.DATA, 1)
+        wire.send(data(1, framed(raw_request("unknown"), raw_request("same_FP32", id="after"))))
+        wait_until(lambda: door.inference.abandoned)
+        assert [request.id for request in door.inference.requests] == ["slow", "large"]
+        wire.send(window_update(0, 1_000_000), window_update(1, 1_000_000))
+        fields, _ = wire.response(1)
+    assert fields[b"grpc-status"] == b"5"
+
+
+def test_a_stream_that_has_enough_to_do_is_read_no_further(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_methods, "MAX_STREAM_REQUESTS", 10)
+    stream = Conversation(door)
+    stream.ask(*(raw_request("silent", id=str(i)) for i in range(500)))
+    stream.close()
+    wait_until(lambda: len(door.inference.requests) == 10)
+    assert door.client.is_server_live()
+    assert len(door.inference.requests) == 10
+    received = []
+    for message in stream_until_empty(door, stream):
+        received.append(told(message)[0])
+    assert received == [str(i) for i in range(500)]
+    assert stream.call.code() is grpc.StatusCode.OK
+
+
+def stream_until_empty(door: Door, stream: Conversation) -> Iterator[Any]:
+    read = iter(stream)
+    answered = 0
+    while answered < 500:
+        wait_until(lambda answered=answered: len(door.inference.held) > answered)
+        assert len(door.inference.requests) <= answered + 10
+        door.loop.call(door.inference.held[answered])
+        answered += 1
+        yield next(read)
+    yield from read
+
+
+def test_a_stream_of_large_requests_holds_few_at_once(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_methods, "MAX_STREAM_REQUEST_BYTES", 2_000_000)
+    content = bytes(1_000_000)
+    inputs = [{"name": "IN", "datatype": "FP32", "shape": [1, 250_000]}]
+    large = [raw_request("silent", id=str(i), inputs=inputs, raw_input_contents=[content]) for i in range(8)]
+    stream = Conversation(door)
+    stream.ask(*large)
+    stream.close()
+    wait_until(lambda: len(door.inference.requests) == 2)
+    assert door.client.is_server_live()
+    assert len(door.inference.requests) == 2
+    read = iter(stream)
+    for number in range(8):
+        wait_until(lambda number=number: len(door.inference.held) > number)
+        door.loop.call(door.inference.held[number])
+        assert told(next(read))[0] == str(number)
+    assert stream.ending() == (grpc.StatusCode.OK, "")
+
+
+def test_a_client_that_leaves_its_answers_unread_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_methods, "MAX_STREAM_UNSENT_BYTES", 10_000_000)
+    stream = Conversation(door)
+    stream.ask(raw_request("silent", id="slow"), repeat_request(100, BARE_END, 1_000_000, id="r"))
+    wait_until(lambda: door.inference.abandoned)
+    code, _ = stream.ending()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert door.client.is_server_live()
+
+
+def test_large_answers_pass_while_they_are_read(door: Door) -> None:
+    messages = answers(door, repeat_request(40, END_WITH_LAST, 1_000_000, id="r"), raw_request("same_FP32", id="ok"))
+    sizes = [len(message.infer_response.raw_output_contents[0]) for message in messages]
+    assert sorted(sizes) == [8, *([1_000_000] * 40)]
