@@ -85,6 +85,7 @@ def request_from_message(
         raise invalid(f"request 'id' cannot be longer than {limits.text_length} characters")
     if message.parameters:
         read_parameters(message.parameters, request, limits)
+    _check_names(message)
     request.inputs = _read_inputs(message, raw_contents, limits)
     if message.outputs:
         request.outputs = _read_outputs(message, limits)
@@ -185,18 +186,25 @@ def _join_raw_contents(head: bytes, raw_contents: Sequence[bytes | memoryview]) 
     return b"".join(pieces)
 
 
+def _check_names(message: Any) -> None:
+    """Refuse inputs and outputs that are named twice, before anything else about them."""
+    for kind, tensors in (("input", message.inputs), ("output", message.outputs)):
+        if len(tensors) > 1:
+            names: set[str] = set()
+            for tensor in tensors:
+                if tensor.name in names:
+                    raise refused(message.id, f"{kind} '{tensor.name}' already exists in request")
+                names.add(tensor.name)
+
+
 def _read_inputs(message: Any, raw_contents: Sequence[bytes | memoryview], limits: RequestLimits) -> list[Tensor]:
     model = message.model_name
     if len(message.inputs) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} inputs")
     inputs: list[Tensor] = []
-    names: set[str] = set()
     used = 0
     for tensor in message.inputs:
         name, shape = tensor.name, tensor.shape[:]
-        if name in names:
-            raise refused(message.id, f"input '{name}' already exists in request")
-        names.add(name)
         if not 0 < math.prod(shape) <= MAX_ELEMENT_COUNT or len(shape) > limits.dims:
             _check_shape(name, shape, limits)
         if tensor.parameters:
@@ -261,12 +269,7 @@ def _pack_typed(tensor: Any, model: str) -> bytes | memoryview:
 def _read_outputs(message: Any, limits: RequestLimits) -> list[RequestedOutput]:
     if len(message.outputs) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} outputs")
-    outputs: dict[str, RequestedOutput] = {}
-    for output in message.outputs:
-        if output.name in outputs:
-            raise refused(message.id, f"output '{output.name}' already exists in request")
-        outputs[output.name] = _read_output(output)
-    return list(outputs.values())
+    return [_read_output(output) for output in message.outputs]
 
 
 def _read_output(output: Any) -> RequestedOutput:

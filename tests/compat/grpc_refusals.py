@@ -125,8 +125,8 @@ REFUSED: dict[str, tuple[Fields, str, str]] = {
         "unexpected inference input 'X' for model 'two'",
     ),
     "input twice": (two("two", "A", "A"), "INVALID_ARGUMENT", f"{UNKNOWN_ID}input 'A' already exists in request"),
-    "input twice, once without data": (
-        {**two("two", "A", "A"), "raw_input_contents": [b"\0" * 8]},
+    "input twice, before data": (
+        {**two("two", "A", "A"), "raw_input_contents": []},
         "INVALID_ARGUMENT",
         f"{UNKNOWN_ID}input 'A' already exists in request",
     ),
@@ -251,8 +251,8 @@ REFUSED: dict[str, tuple[Fields, str, str]] = {
         "INVALID_ARGUMENT",
         wrong_type("priority", "int64_param or uint64_param"),
     ),
-    "data before outputs": (
-        given(outputs=[{"name": "OUT"}] * 2, raw_input_contents=[]),
+    "data before classes": (
+        {**with_output(classification={"int64_param": 0}), "raw_input_contents": []},
         "INVALID_ARGUMENT",
         NO_DATA,
     ),
