@@ -89,11 +89,11 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     await registry.start(background)
     await statistics.start()
     grpc_server: GrpcServer | None = None
-    grpc_port = 0
+    grpc_facts: dict[str, int] = {}
     try:
         if settings.allow_grpc:
             grpc_server = GrpcServer(doors, GrpcOptions.of(settings))
-            grpc_port = await grpc_server.start(settings.grpc_address, settings.grpc_port)
+            grpc_facts["grpc_port"] = await grpc_server.start(settings.grpc_address, settings.grpc_port)
     except (OSError, ValueError) as error:
         announce_failure(str(error))
         await inference.stop(0)
@@ -112,10 +112,10 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     metrics_port = 0 if metrics_socket is None else metrics_socket.getsockname()[1]
     logger.info("Started HTTPService at %s:%d", settings.http_address, http_port)
     if grpc_server is not None:
-        logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_port)
+        logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_facts["grpc_port"])
     if metrics_socket is not None:
         logger.info("Started Metrics Service at %s:%d", settings.metrics_address, metrics_port)
-    announce_ready(http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, models=catalog.index())
+    announce_ready(http_port=http_port, **grpc_facts, metrics_port=metrics_port, models=catalog.index())
 
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.

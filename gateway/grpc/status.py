@@ -29,7 +29,6 @@ OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
 class Status(IntEnum):
     """The gRPC statuses that calls end with for reasons of the protocol; others come with a `WeirError`."""
 
-    CANCELLED = 1
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12

@@ -9,6 +9,7 @@ from grpc_door import (
     BARE_END,
     END_WITH_LAST,
     Door,
+    Loop,
     raw_request,
     repeat_request,
     wait_until,
@@ -17,6 +18,7 @@ from grpc_streams import STREAM_HEAD, Conversation, answers, framed, told, unfra
 from http2_peer import Wire, data, headers, window_update
 
 from gateway.grpc import stream_methods
+from gateway.grpc.options import GrpcOptions
 from gateway.http2.frames import FrameType
 
 
@@ -118,3 +120,29 @@ def test_large_answers_pass_while_they_are_read(door: Door) -> None:
     messages = answers(door, repeat_request(40, END_WITH_LAST, 1_000_000, id="r"), raw_request("same_FP32", id="ok"))
     sizes = [len(message.infer_response.raw_output_contents[0]) for message in messages]
     assert sorted(sizes) == [8, *([1_000_000] * 40)]
+
+
+def test_a_message_above_the_limit_ends_the_stream(grpc_loop: Loop) -> None:
+    door = Door(grpc_loop, GrpcOptions(max_receive_bytes=1000))
+    try:
+        stream = Conversation(door)
+        stream.ask(raw_request("silent", id="before"), raw_request("silent", raw_input_contents=[bytes(1000)]))
+        code, details = stream.ending()
+        assert (code, details.partition("(")[0]) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "Received message larger than max ",
+        )
+        assert [request.id for request in door.inference.abandoned] == ["before"]
+    finally:
+        door.close()
+
+
+def test_a_lost_connection_abandons_the_requests_of_its_streams(door: Door) -> None:
+    with Wire(door.port) as wire:
+        for stream_id in (1, 3):
+            wire.send(
+                headers(stream_id, STREAM_HEAD), data(stream_id, framed(raw_request("silent", id=str(stream_id))))
+            )
+        wait_until(lambda: len(door.inference.requests) == 2)
+    wait_until(lambda: len(door.inference.abandoned) == 2)
+    assert not door.server._open_calls
