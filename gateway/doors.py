@@ -11,7 +11,7 @@ from gateway.statistics import Statistics
 from schemas.request_limits import RequestLimits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
     """The models, the way to them, memory for large bodies, the limits of requests, and what was counted."""
 

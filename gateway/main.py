@@ -84,7 +84,14 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     inference = Inference(bus, gateway_id, catalog, payloads)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     limits = RequestLimits(input_size=settings.http_max_input_size)
-    doors = Doors(catalog, inference, payloads, limits, settings.server_id, statistics)
+    doors = Doors(
+        catalog=catalog,
+        inference=inference,
+        payloads=payloads,
+        limits=limits,
+        server_id=settings.server_id,
+        statistics=statistics,
+    )
     await inference.start(background)
     await registry.start(background)
     await statistics.start()

@@ -158,6 +158,18 @@ def repeat_request(times: int, ending: int = BARE_END, *more: int, **fields: Any
     )
 
 
+def doors(catalog: Models, inference: Calculator) -> Doors:
+    """What a door works with, without what these tests don't ask for."""
+    return Doors(
+        catalog=catalog,  # type: ignore[arg-type]
+        inference=inference,  # type: ignore[arg-type]
+        payloads=None,  # type: ignore[arg-type]
+        limits=DEFAULT_LIMITS,
+        server_id="test-server",
+        statistics=None,  # type: ignore[arg-type]
+    )
+
+
 class Loop:
     """An event loop in a thread of its own, as the gateway's is in its process."""
 
@@ -188,7 +200,7 @@ class Door:
         self.loop = loop
         self.catalog = Models()
         self.inference = Calculator()
-        self.doors = Doors(self.catalog, self.inference, None, DEFAULT_LIMITS, "test-server", None)  # type: ignore[arg-type]
+        self.doors = doors(self.catalog, self.inference)
         self.server: GrpcServer = loop.run(self._make(options))
         self.port: int = loop.run(self.server.start("127.0.0.1", 0))
         self.client = triton.InferenceServerClient(f"127.0.0.1:{self.port}")

@@ -6,11 +6,10 @@ import random
 from typing import Any
 
 import pytest
-from grpc_door import Calculator, Models, raw_request, repeat_request
+from grpc_door import Calculator, Models, doors, raw_request, repeat_request
 from grpc_streams import STREAM_HEAD, framed
 from http2_peer import GREETING, data, frame, headers, window_update, word
 
-from gateway.doors import Doors
 from gateway.grpc import stream_methods
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
@@ -19,7 +18,6 @@ from gateway.http2.frames import FrameType
 from gateway.http2.options import Http2Options
 from gateway.http2.output import Output
 from schemas.errors import not_found
-from schemas.request_limits import DEFAULT_LIMITS
 
 SESSIONS = 50
 
@@ -84,8 +82,7 @@ async def test_nothing_is_raised_and_nothing_left(seed: int, level: str, monkeyp
     loop.set_exception_handler(lambda _, context: faults.append(context))
     calculator = Calculator()
     calculator.failure = not_found("told to fail")
-    doors = Doors(Models(), calculator, None, DEFAULT_LIMITS, "test")  # type: ignore[arg-type]
-    server = GrpcServer(doors, GrpcOptions(infer_response_compression_level=level))
+    server = GrpcServer(doors(Models(), calculator), GrpcOptions(infer_response_compression_level=level))
     for _ in range(SESSIONS):
         await one_session(server, calculator, session(chance), chance)
     assert not faults
