@@ -18,6 +18,8 @@ from schemas.model_config import ModelConfig
 from schemas.normalizer import RequestNormalizer
 from schemas.registry import ModelRecord, ModelState
 
+_MAX_VERSION = 2**63 - 1
+
 RECOVERY_GRACE_S = 30.0
 """How long requests for a model that has just lost its last worker are still accepted."""
 
@@ -71,7 +73,12 @@ class Catalog:
         raise self._refusal(name, version)
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Whether a live worker serves this version; False for what is unknown."""
+        """Whether a live worker serves this version; False for what is unknown.
+
+        Raises WeirError (INVALID_ARG) for what can't be a version.
+        """
+        if not _is_version(version):
+            raise _not_a_version(version)
         served = self._served.get(name)
         return served is not None and version in served.version_texts and name not in self._accept_until_s
 
@@ -151,8 +158,8 @@ class Catalog:
         ]
 
     def _refusal(self, name: str, version: str) -> WeirError:
-        if version and not (version.isdigit() and version.isascii()):
-            return invalid(f"failed to get model version from specified version string '{version}'")
+        if not _is_version(version):
+            return _not_a_version(version)
         records = self._records(name)
         if not records:
             return not_found(f"Request for unknown model: '{name}' is not found")
@@ -161,6 +168,17 @@ class Catalog:
         if any(int(version) in record.versions for record in records):
             return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
         return not_found(f"Request for unknown model: '{name}' version {version} is not found")
+
+
+def _is_version(version: str) -> bool:
+    return not version or (version.isdigit() and version.isascii() and int(version) <= _MAX_VERSION)
+
+
+def _not_a_version(version: str) -> WeirError:
+    return invalid(
+        f"failed to get model version from specified version string '{version}' (details: stol), "
+        "version should be an integral value > 0"
+    )
 
 
 def _ready_versions(records: list[ModelRecord]) -> list[int]:

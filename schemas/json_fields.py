@@ -40,6 +40,11 @@ def unsigned(value: Any, field: str) -> int:
     raise wrong_type(field, "unsigned-integer")
 
 
+def parameter_value(value: str | float) -> str | float:
+    """`value` as a caller's own parameter: an integer beyond int64 is a double, as in Triton."""
+    return float(value) if type(value) is int and value >= 2**63 else value
+
+
 def string_member(members: Mapping[str, Any], field: str) -> str:
     """The text of a member that must be there."""
     value = members.get(field)

@@ -17,6 +17,7 @@ from schemas.errors import WeirError, internal
 MAX_JSON_DEPTH = 100
 """How deep the arrays of `data` may nest; Triton's limit."""
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _RAPIDJSON_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
 
@@ -35,6 +36,7 @@ def too_deep() -> WeirError:
 
 
 def _load_leniently(text: bytes) -> Any:
+    text = text.removeprefix(_BYTE_ORDER_MARK)
     # Native numbers keep integers within 64 bits, at the price of a float's last bit: only where there are such ones.
     numbers = rapidjson.NM_NATIVE if _LONG_NUMBER.search(text) else 0
     try:

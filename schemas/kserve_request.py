@@ -13,10 +13,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from schemas.errors import internal, invalid
-from schemas.json_fields import NO_MEMBERS, array_member, boolean, members_of, string, string_member, unsigned
+from schemas.json_fields import (
+    NO_MEMBERS,
+    array_member,
+    boolean,
+    members_of,
+    parameter_value,
+    string,
+    string_member,
+    unsigned,
+)
 from schemas.json_text import load_json
 from schemas.kserve_inputs import read_inputs, refuse_shared_memory
-from schemas.request_errors import refused
+from schemas.request_errors import long_correlation_id, refused, too_large
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 
@@ -66,10 +75,7 @@ def parse_infer_request(
 def _check_size(text: bytes, limits: RequestLimits) -> None:
     """Refuse a document that is too long, or so long that it may hold too many values and does."""
     if len(text) > limits.input_size:
-        raise invalid(
-            f"request JSON size of {len(text)} bytes exceeds the maximum allowed input size of {limits.input_size} "
-            "bytes. Use --http-max-input-size to increase the limit."
-        )
+        raise too_large("request JSON size", len(text), limits.input_size)
     if text.count(b",") + text.count(b"[") + text.count(b"{") > limits.json_values:
         raise invalid(f"request JSON holds more than {limits.json_values} values")
 
@@ -99,7 +105,7 @@ def _read_parameters(request: InferRequest, parameters: Any, limits: RequestLimi
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
         elif isinstance(value, (str, int, float)):
-            own[key] = value
+            own[key] = parameter_value(value)
         else:
             raise invalid(f"parameter '{key}' has invalid type. It should be either 'int', 'bool', or 'string'.")
     if own:
@@ -110,15 +116,15 @@ def _correlation_id(value: Any, limits: RequestLimits) -> int | str:
     if type(value) is int and value >= 0:
         return value
     text = string(value, "sequence_id")
-    if len(text) > limits.text_length:
-        raise invalid(f"string correlation ID cannot be longer than {limits.text_length} characters")
+    if len(text) > limits.correlation_id_length:
+        raise long_correlation_id(limits)
     return text
 
 
 def _short_text(value: Any, field: str, limits: RequestLimits) -> str:
     text = string(value, field)
-    if len(text) > limits.text_length:
-        raise invalid(f"request '{field}' cannot be longer than {limits.text_length} characters")
+    if len(text) > limits.id_length:
+        raise invalid(f"request '{field}' cannot be longer than {limits.id_length} characters")
     return text
 
 

@@ -134,7 +134,8 @@ class RequestNormalizer:
                 raise refused(
                     request.id,
                     f"incomplete string length indicator for {where} for model '{self._model}', "
-                    f"expecting {_LENGTH_BYTES} bytes but only {end - position} bytes available",
+                    f"expecting {_LENGTH_BYTES} bytes but only {end - position} bytes available. Please make sure the "
+                    "string length indicator is in one buffer.",
                 )
             count += 1
             if count > expected:
@@ -220,7 +221,8 @@ class RequestNormalizer:
             return self._unspecified_dims(request, tensor)
         note = (
             "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended "
-            "to each input shape."
+            "to each input shape. If you want to specify the full shape including the batch dim in your input dims config, "
+            "try setting max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
         )
         return refused(
             request.id,

@@ -1,8 +1,23 @@
-"""Refusals that name the request they refuse, as Triton's core does."""
+"""Refusals that many requests can meet, in Triton's words."""
 
 from __future__ import annotations
 
-from schemas.errors import WeirError, invalid
+from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.request_limits import RequestLimits
+
+
+def too_large(what: str, size_bytes: int, limit_bytes: int) -> WeirError:
+    """The INVALID_ARG error for input beyond `--http-max-input-size`."""
+    return invalid(
+        f"{what} of {size_bytes} bytes exceeds the maximum allowed input size of {limit_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
+def long_correlation_id(limits: RequestLimits) -> WeirError:
+    """The error for a correlation id in text that is too long; UNSUPPORTED, as in Triton."""
+    limit = limits.correlation_id_length
+    return WeirError(ErrorCode.UNSUPPORTED, f"string correlation ID cannot be longer than {limit} characters")
 
 
 def refused(request_id: str, message: str) -> WeirError:

@@ -9,7 +9,7 @@ class RequestLimits(NamedTuple):
     """What a request may hold at most.
 
     `input_size` is in bytes and bounds the JSON, each tensor given as JSON, and a raw body; `json_values` bounds the
-    elements and members of the whole document; `text_length` the characters of an id or a correlation id.
+    elements and members of the whole document; `id_length` and `correlation_id_length` (Triton's) are in characters.
     """
 
     input_size: int = 64 << 20
@@ -17,7 +17,8 @@ class RequestLimits(NamedTuple):
     tensors: int = 256
     dims: int = 16
     parameters: int = 64
-    text_length: int = 128
+    id_length: int = 4096
+    correlation_id_length: int = 128
 
 
 DEFAULT_LIMITS = RequestLimits()

@@ -81,8 +81,8 @@ def request_from_message(
     """
     request = InferRequest(message.model_name, read_version(message.model_version), message.id)
     request.binary_default = True
-    if len(request.id) > limits.text_length:
-        raise invalid(f"request 'id' cannot be longer than {limits.text_length} characters")
+    if len(request.id) > limits.id_length:
+        raise invalid(f"request 'id' cannot be longer than {limits.id_length} characters")
     if message.parameters:
         read_parameters(message.parameters, request, limits)
     _check_names(message)

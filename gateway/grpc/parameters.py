@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from schemas.errors import invalid
+from schemas.request_errors import long_correlation_id
 from schemas.request_limits import RequestLimits
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Parameters
 
@@ -36,8 +37,8 @@ def read_parameters(parameters: Mapping[str, Any], request: InferRequest, limits
         else:
             own[name] = _own_value(name, parameter)
     request.parameters = own or None
-    if isinstance(request.correlation_id, str) and len(request.correlation_id) > limits.text_length:
-        raise invalid(f"string correlation ID cannot be longer than {limits.text_length} characters")
+    if isinstance(request.correlation_id, str) and len(request.correlation_id) > limits.correlation_id_length:
+        raise long_correlation_id(limits)
 
 
 def write_parameters(parameters: Parameters, target: Any) -> None:

@@ -323,7 +323,9 @@ def test_checks_come_in_order() -> None:
     assert refusal(everything)[1] == access("outputs", "array")
 
 
-LIMITS = RequestLimits(input_size=600, json_values=40, tensors=3, dims=2, parameters=2, text_length=5)
+LIMITS = RequestLimits(
+    input_size=600, json_values=40, tensors=3, dims=2, parameters=2, id_length=5, correlation_id_length=5
+)
 
 
 def documents(count: int) -> dict[str, Any]:
@@ -361,4 +363,5 @@ def documents(count: int) -> dict[str, Any]:
 def test_limits(what: str, limit: int, text: str) -> None:
     parse(documents(limit - 1)[what], limits=LIMITS)
     parse(documents(limit)[what], limits=LIMITS)
-    assert refusal(documents(limit + 1)[what], limits=LIMITS) == (INVALID_ARG, text)
+    code = ErrorCode.UNSUPPORTED if what == "sequence_id" else INVALID_ARG
+    assert refusal(documents(limit + 1)[what], limits=LIMITS) == (code, text)

@@ -17,8 +17,10 @@ from schemas.tensors import PayloadRef, Tensor, pack_bytes
 UNKNOWN = "[request id: <id_unknown>] "
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "
-    "input shape."
+    "input shape. If you want to specify the full shape including the batch dim in your input dims config, try setting "
+    "max_batch_size to zero. See the model configuration docs for more info on max_batch_size."
 )
+ONE_BUFFER = ". Please make sure the string length indicator is in one buffer."
 
 
 def declared(name: str, dims: list[int], data_type: str = "TYPE_FP32", **more: Any) -> dict[str, Any]:
@@ -223,7 +225,9 @@ WHERE = "for inference input 'A' for model 'm', "
         (
             pack_bytes([b"a"]) + b"\1\0",
             [1, 1],
-            UNKNOWN + f"incomplete string length indicator {WHERE}expecting 4 bytes but only 2 bytes available",
+            UNKNOWN
+            + f"incomplete string length indicator {WHERE}expecting 4 bytes but only 2 bytes available"
+            + ONE_BUFFER,
         ),
         (
             b"\5\0\0\0ab",

@@ -208,15 +208,16 @@ def test_shared_memory_is_refused_as_unsupported() -> None:
         ),
         (message_of(parameters={n: parameter(1) for n in "abc"}), "request holds more than 2 parameters"),
         (message_of(id="too long"), "request 'id' cannot be longer than 5 characters"),
-        (
-            message_of(parameters={"sequence_id": parameter("too long")}),
-            "string correlation ID cannot be longer than 5 characters",
-        ),
     ],
 )
 def test_limits_hold(message: service_pb2.ModelInferRequest, expected: str) -> None:
-    limits = RequestLimits(tensors=2, dims=3, parameters=2, text_length=5)
+    limits = RequestLimits(tensors=2, dims=3, parameters=2, id_length=5)
     assert refusal(message, limits) == (ErrorCode.INVALID_ARG, expected)
+
+
+def test_a_long_correlation_id_is_not_supported() -> None:
+    text = "string correlation ID cannot be longer than 128 characters"
+    assert refusal(message_of(parameters={"sequence_id": parameter("x" * 129)})) == (ErrorCode.UNSUPPORTED, text)
 
 
 # Parameters
