@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.access import OPEN, Access
 from gateway.catalog import Catalog
 from gateway.inference import Inference
 from gateway.payload_store import PayloadStore
@@ -13,7 +14,7 @@ from schemas.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """The models, the way to them, memory for large bodies, the limits of requests, and what was counted."""
+    """The models, the way to them, memory for large bodies, limits of requests, what was counted, and who may ask."""
 
     catalog: Catalog
     inference: Inference
@@ -21,3 +22,4 @@ class Doors:
     limits: RequestLimits
     server_id: str
     statistics: Statistics
+    access: Access = OPEN

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import signal
-import socket
-from collections.abc import Iterator
 
-import uvicorn
 import uvloop
-from starlette.applications import Starlette
 
 from bus.connection import Bus
 from bus.identity import new_id
 from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
+from gateway.access import Access
 from gateway.catalog import Catalog
 from gateway.doors import Doors
 from gateway.grpc.options import GrpcOptions
@@ -25,10 +21,12 @@ from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.inference import Inference
+from gateway.listeners import Listeners
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.payload_store import PayloadStore
 from gateway.settings import GatewaySettings
 from gateway.statistics import Statistics
+from schemas.errors import WeirError
 from schemas.request_limits import RequestLimits
 from telemetry.logs import configure_logging
 from telemetry.metrics_config import parse_metrics_config
@@ -36,16 +34,7 @@ from telemetry.readiness import announce_failure, announce_ready, watch_parent
 
 logger = logging.getLogger("weir.gateway")
 
-_KEEP_ALIVE_S = 75
 _EXPIRY_INTERVAL_S = 1.0
-
-
-class _Listener(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the gateway stops all its doors in order."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def run(settings: GatewaySettings) -> int:
@@ -68,14 +57,18 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
         loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
     gateway_id = settings.gateway_id or new_id("gateway")
+    listeners = Listeners()
     try:
-        http_socket = _listen("HTTP", settings.http_address, settings.http_port)
+        access = Access.of(settings)
         metrics_config = parse_metrics_config(settings.metrics_config)
-        metrics_socket = None
+        grpc_options = GrpcOptions.of(settings)
+        if settings.allow_http:
+            listeners.take("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
         if settings.allow_metrics:
-            metrics_socket = _listen("metrics", settings.metrics_address, settings.metrics_port)
+            listeners.take("metrics", settings.metrics_address, settings.metrics_port)
         bus = await Bus.connect(settings.nats_url, gateway_id, background)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, WeirError) as error:
+        logger.error("%s", error)
         announce_failure(str(error))
         return 1
     registry = RegistryView(bus)
@@ -83,90 +76,52 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
     inference = Inference(bus, gateway_id, catalog, payloads)
     statistics = Statistics(bus, gateway_id, registry, catalog)
-    limits = RequestLimits(input_size=settings.http_max_input_size)
     doors = Doors(
         catalog=catalog,
         inference=inference,
         payloads=payloads,
-        limits=limits,
+        limits=RequestLimits(input_size=settings.http_max_input_size),
         server_id=settings.server_id,
         statistics=statistics,
+        access=access,
     )
     await inference.start(background)
     await registry.start(background)
     await statistics.start()
-    grpc_server: GrpcServer | None = None
-    grpc_facts: dict[str, int] = {}
+    ports: dict[str, int] = {}
     try:
+        grpc_server = GrpcServer(doors, grpc_options)
         if settings.allow_grpc:
-            grpc_server = GrpcServer(doors, GrpcOptions.of(settings))
-            grpc_facts["grpc_port"] = await grpc_server.start(settings.grpc_address, settings.grpc_port)
+            ports["grpc_port"] = await grpc_server.start(settings.grpc_address, settings.grpc_port)
     except (OSError, ValueError) as error:
         announce_failure(str(error))
         await inference.stop(0)
         await bus.close()
         return 1
-    http = _server(make_app(doors), functools.partial(HttpProtocol, doors, {}))
-    listeners, servers = [http], [background.create_task(http.serve([http_socket]))]
-    if metrics_socket is not None:
+    if listeners.has("HTTP"):
+        ports["http_port"] = listeners.port("HTTP")
+        listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
+    if listeners.has("metrics"):
+        ports["metrics_port"] = listeners.port("metrics")
         endpoint = MetricsEndpoint(statistics, catalog, inference, payloads, metrics_config)
-        listeners.append(_server(endpoint.app(), "httptools"))
-        servers.append(background.create_task(listeners[-1].serve([metrics_socket])))
+        listeners.serve("metrics", endpoint.app(), "httptools", background)
     expiry = background.create_task(_expire(registry, bus))
-    while not all(listener.started for listener in listeners):
-        await asyncio.sleep(0.01)
-    http_port = http_socket.getsockname()[1]
-    metrics_port = 0 if metrics_socket is None else metrics_socket.getsockname()[1]
-    logger.info("Started HTTPService at %s:%d", settings.http_address, http_port)
-    if grpc_server is not None:
-        logger.info("Started GRPCInferenceService at %s:%d", settings.grpc_address, grpc_facts["grpc_port"])
-    if metrics_socket is not None:
-        logger.info("Started Metrics Service at %s:%d", settings.metrics_address, metrics_port)
-    announce_ready(http_port=http_port, **grpc_facts, metrics_port=metrics_port, models=catalog.index())
+    await listeners.started()
+    for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
+        if f"{name}_port" in ports:
+            logger.info("Started %s at %s:%d", service, getattr(settings, f"{name}_address"), ports[f"{name}_port"])
+    announce_ready(**ports, models=catalog.index())
 
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.
-    http.should_exit = True
-    ends = [inference.stop(settings.exit_timeout_secs)]
-    if grpc_server is not None:
-        ends.append(grpc_server.stop(settings.exit_timeout_secs))
-    await asyncio.gather(*ends)
-    for listener in listeners:
-        listener.should_exit = True
+    listeners.stop("HTTP")
+    await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
+    listeners.stop("metrics")
     expiry.cancel()
-    await asyncio.wait(servers, timeout=5)
+    await listeners.wait_closed()
     payloads.close()
     await bus.close()
     return 0
-
-
-def _server(app: Starlette, protocol: object) -> _Listener:
-    config = uvicorn.Config(
-        app,
-        http=protocol,  # type: ignore[arg-type]
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=30,
-        backlog=2048,
-    )
-    return _Listener(config)
-
-
-def _listen(what: str, address: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((address, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(f"{what} can't listen on {address}:{port}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener
 
 
 async def _expire(registry: RegistryView, bus: Bus) -> None:

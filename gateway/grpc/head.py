@@ -6,13 +6,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.access import OPEN, Access
 from gateway.grpc.compression import ENCODINGS, accepted_encoding
 from gateway.grpc.status import CallError, Status, http_error
 from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
 from gateway.http2.headers import RequestHead
+from schemas.errors import WeirError
+from schemas.requests import Parameters
 
 _CONTENT_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE | re.DOTALL)
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_INFER_METHODS = (b"/ModelInfer", b"/ModelStreamInfer")
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
@@ -22,12 +26,14 @@ class CallHead:
     `handler` is the method's, None where there is none. `encoding` is how messages of the request may be compressed,
     `accepted_encoding` how those of the response are best compressed, "" for not at all. With `wants_grpc_errors`
     (`triton_grpc_error`) an error of one request is to end the whole call. `timeout_s` is None for a call without a
-    deadline. `refusal` is the header block that answers a call that can't be, and empty otherwise.
+    deadline. `refusal` is the header block that answers a call that can't be, and empty otherwise. `forwarded` are the
+    headers that become parameters of a request.
     """
 
     __slots__ = (
         "accepted_encoding",
         "encoding",
+        "forwarded",
         "handler",
         "refusal",
         "timeout_s",
@@ -35,7 +41,7 @@ class CallHead:
         "wants_grpc_errors",
     )
 
-    def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any]) -> None:
+    def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any], access: Access = OPEN) -> None:
         fields = dict(head.fields)
         self.handler: Any = handlers.get(head.path)
         self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
@@ -43,6 +49,7 @@ class CallHead:
         self.accepted_encoding = accepted_encoding(fields.get(b"grpc-accept-encoding", b"").decode("latin-1"))
         self.wants_grpc_errors = fields.get(b"triton_grpc_error") == b"true"
         self.timeout_s: float | None = None
+        self.forwarded: Parameters = {}
         self.refusal = b""
         if head.method != b"POST":
             self.refusal = http_error(405)
@@ -51,6 +58,7 @@ class CallHead:
         else:
             try:
                 self._check(head, fields)
+                self._admit(head, access)
             except CallError as error:
                 self.refusal = error.response()
 
@@ -64,6 +72,18 @@ class CallHead:
         timeout = fields.get(b"grpc-timeout")
         if timeout is not None:
             self.timeout_s = _seconds(timeout)
+
+    def _admit(self, head: RequestHead, access: Access) -> None:
+        # A head is interpreted once for all calls that have it, so this costs most calls nothing.
+        refusal = access.grpc_refusal(head.path, head.fields)
+        if refusal:
+            raise CallError(Status.UNAVAILABLE, refusal)
+        if not head.path.endswith(_INFER_METHODS):
+            return
+        try:
+            self.forwarded = access.grpc_parameters(head.fields)
+        except WeirError as error:
+            raise CallError.of(error) from None
 
 
 def _seconds(timeout: bytes) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from gateway.access import add_parameters
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.grpc.codec import encode_response, request_from_message
@@ -45,8 +46,10 @@ class InferRequests:
         """Publishes the request that `decode_request` has read from `data`. Raises WeirError for what is refused."""
         request = request_from_message(message, raw_contents)
         request.traceparent = head.traceparent
+        if head.forwarded:
+            request.parameters = add_parameters(request.parameters, head.forwarded)
         pending = self._inference.submit(request, partial(on_answer, served, request))
-        if isinstance(data, bytes):
+        if isinstance(data, bytes) and not head.forwarded:
             self._prepared.keep(request, served, data, raw_contents)
         return pending
 
@@ -54,7 +57,7 @@ class InferRequests:
         self, head: CallHead, data: Message, on_answer: OnAnswer, takes_decoupled: bool
     ) -> tuple[ServedModel, Pending] | None:
         """Publishes a request of which all but the tensors is known; None for another. Raises WeirError as `submit`."""
-        if head.traceparent or not isinstance(data, bytes):
+        if head.traceparent or head.forwarded or not isinstance(data, bytes):
             return None
         prepared = self._prepared.find(data)
         if prepared is None:

@@ -47,6 +47,7 @@ class GrpcServer:
     """One gRPC server on one port, on the running event loop. It is the `Application` of its connections."""
 
     def __init__(self, doors: Doors, options: GrpcOptions | None = None) -> None:
+        self._access = doors.access
         self._catalog = doors.catalog
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(doors, self._options.compression_level)
@@ -107,7 +108,7 @@ class GrpcServer:
 
     def interpret(self, head: RequestHead) -> CallHead:
         """See Application."""
-        return CallHead(head, self._handlers)
+        return CallHead(head, self._handlers, self._access)
 
     def open(self, stream: Stream, head: CallHead) -> GrpcCall:
         """See Application."""

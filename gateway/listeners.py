@@ -1,0 +1,93 @@
+"""`Listeners`: the HTTP servers of a gateway, and the ports they have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+logger = logging.getLogger("weir.gateway")
+
+_KEEP_ALIVE_S = 75
+_POLL_S = 0.01
+_LAST_WORDS_S = 5.0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the gateway stops all its doors in order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Listeners:
+    """Ports are taken at once, so that one that is not to be had ends the start; what they serve comes later."""
+
+    def __init__(self) -> None:
+        self._sockets: dict[str, socket.socket] = {}
+        self._servers: dict[str, _Server] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def take(self, name: str, address: str, port: int, reuse: bool = False) -> None:
+        """Takes a port (0: a free one) for `name`; `reuse` shares it with others that do so too. Raises OSError."""
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            listener.bind((address, port))
+        except OSError as error:
+            listener.close()
+            raise OSError(f"{name} can't listen on {address}:{port}: {error.strerror}") from error
+        listener.setblocking(False)
+        self._sockets[name] = listener
+
+    def has(self, name: str) -> bool:
+        """Whether a port was taken for `name`."""
+        return name in self._sockets
+
+    def port(self, name: str) -> int:
+        """The port of `name`."""
+        return int(self._sockets[name].getsockname()[1])
+
+    def serve(self, name: str, app: Starlette, protocol: Any, background: asyncio.TaskGroup) -> None:
+        """Serves `app` by uvicorn's `protocol` on the port of `name`, in a task of `background`."""
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=30,
+                backlog=2048,
+            )
+        )
+        self._servers[name] = server
+        self._tasks.append(background.create_task(server.serve([self._sockets[name]])))
+
+    async def started(self) -> None:
+        """Returns when all servers accept connections."""
+        while not all(server.started for server in self._servers.values()):
+            await asyncio.sleep(_POLL_S)
+
+    def stop(self, name: str) -> None:
+        """Accepts no more connections for `name`, if it is served, and ends those that are idle."""
+        if name in self._servers:
+            self._servers[name].should_exit = True
+
+    async def wait_closed(self) -> None:
+        """Returns when all connections have ended, or could have."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_WORDS_S)
