@@ -2,24 +2,33 @@
 
 It stands where uvicorn's protocol keeps its request-response cycle, so it has the attributes that protocol asks of one.
 The body is received straight into where it will be read: a shared-memory slot when it is large, placed so that the
-tensors behind the JSON header are aligned.
+tensors behind the JSON header are aligned. What takes long (large bodies to be compressed or decompressed) is done by a
+thread meanwhile; it is still this request's turn on its connection.
 """
 
 from __future__ import annotations
 
+import asyncio
 import http
+import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
+from gateway.access import add_parameters
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
+from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
 from gateway.inference import Pending
-from schemas.errors import ErrorCode, WeirError, internal, invalid
+from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request
 from schemas.kserve_response import build_infer_response, error_body
+from schemas.request_errors import too_large
 from schemas.requests import InferRequest, InferResponse
+
+logger = logging.getLogger("weir.gateway")
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 _OK = _STATUS_LINES[200]
@@ -38,7 +47,10 @@ _UNWATCHED = _Unwatched()
 
 
 class InferExchange:
-    """See the module. `headers` are (lower-case name, value); `on_response` is called when the response is written."""
+    """See the module. `headers` are (lower-case name, value); `on_response` is called when the response is written.
+
+    `raw_headers` have their names as the client wrote them; given only where some may become parameters.
+    """
 
     __slots__ = (
         "_doors",
@@ -48,11 +60,13 @@ class InferExchange:
         "_on_response",
         "_padding",
         "_pending",
+        "_raw_headers",
         "_received",
         "_request",
         "_slot",
         "_transport",
         "_version",
+        "accepts",
         "active",
         "body",
         "disconnected",
@@ -75,8 +89,10 @@ class InferExchange:
         headers: list[tuple[bytes, bytes]],
         keep_alive: bool,
         on_response: Callable[[], None],
+        raw_headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
         self._doors = doors
+        self._raw_headers = raw_headers
         self._transport = transport
         self._model = model
         self._version = version
@@ -85,6 +101,7 @@ class InferExchange:
         self._slot: Slot | None = None
         self._padding = 0
         self._received = 0
+        self.accepts = b""
         self.active = False
         self.body: Any = b""
         self.disconnected = False
@@ -106,6 +123,8 @@ class InferExchange:
                 length = int(value)  # the parser admits nothing but digits
             elif name == b"inference-header-content-length":
                 self.header_length = value.decode("latin-1")
+            elif name == b"accept-encoding":
+                self.accepts = value
             elif name == b"content-encoding":
                 self.encoding = value.strip().lower()
             elif name == b"traceparent":
@@ -122,19 +141,24 @@ class InferExchange:
 
     def _allocate(self, length: int) -> None:
         header = self.header_length
-        if header is None or not header.isdigit() or int(header) > length:
-            return  # all JSON: its tensors are made anew from it
+        if self.encoding or header is None or not header.isdigit() or int(header) > length:
+            return  # compressed, or all JSON: its tensors are made anew from it
         self._padding = -int(header) % ALIGNMENT_BYTES
         self._slot = self._doors.payloads.slot_for_body(length + self._padding)
 
-    def _refuse_size(self, length: int) -> WeirError:
+    def _refuse_size(self, length: int) -> None:
         limit = self._doors.limits.input_size
-        self.keep_alive = False  # what is left of the body is not read
-        self.refusal = invalid(
-            f"request size of {length} bytes exceeds the maximum allowed input size of {limit} bytes. "
-            "Use --http-max-input-size to increase the limit."
-        )
-        return self.refusal
+        kind = "request JSON size" if self.header_length is None and not self.encoding else "request size"
+        self.refuse(too_large(kind, length, limit))
+
+    def refuse(self, error: WeirError) -> None:
+        """Answers with this error when it is the request's turn; its connection ends, for its body is not read."""
+        self._drop_slot()
+        self.body = b""
+        self.keep_alive = False
+        self.refusal = error
+        if self.active:
+            self.respond_error(error)
 
     def receive(self, data: bytes) -> None:
         """Takes the next piece of the body."""
@@ -151,11 +175,7 @@ class InferExchange:
             self.body += data
         self._received += len(data)
         if self._received > self._doors.limits.input_size:
-            self._drop_slot()
-            self.body = b""
-            refusal = self._refuse_size(self._received)
-            if self.active:
-                self.respond_error(refusal)
+            self._refuse_size(self._received)
 
     def start(self) -> None:
         """It is this request's turn on its connection; its body may be complete or not."""
@@ -190,30 +210,69 @@ class InferExchange:
                 body = prepared.pack(self.body)
                 self._pending = self._doors.inference.submit_prepared(served, prepared, body, self._on_answer)
                 return
-            request = self._parse(served)
-            request.traceparent = self.traceparent
-            self._pending = self._doors.inference.submit(request, self._on_answer, self._slot)
-            self._slot = None
+            if served.config.is_decoupled:
+                raise WeirError(
+                    ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+                )
+            if self.encoding and is_compressed(self.encoding):
+                self._inflate(served)
+                return
+            request = self._submit_to(served)
             if length:
                 served.prepared.keep(request, self.body, length)
         except WeirError as error:
             self._drop_slot()
             self.respond_error(error)
 
+    def _inflate(self, served: ServedModel) -> None:
+        inflation = Inflation(self.body, self._doors.limits.input_size)
+        self.body = b""
+        if inflation.advance(IN_PLACE_BYTES):
+            self._on_inflated(served, inflation.content)
+        else:
+            self._in_thread(inflation.finish, partial(self._on_inflated, served))
+
+    def _on_inflated(self, served: ServedModel, content: bytearray) -> None:
+        self.body = content
+        self._submit_to(served)
+
+    def _submit_to(self, served: ServedModel) -> InferRequest:
+        request = self._parse(served)
+        request.traceparent = self.traceparent
+        if self._raw_headers is not None:
+            forwarded = self._doors.access.http_parameters(self._raw_headers)
+            request.parameters = add_parameters(request.parameters, forwarded)
+        self._pending = self._doors.inference.submit(request, self._on_answer, self._slot)
+        self._slot = None
+        return request
+
+    def _in_thread(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Calls `then` with the outcome of `work`, or answers with the error of either."""
+
+        def done(future: asyncio.Future[Any]) -> None:
+            if self.disconnected:
+                future.exception()  # nobody is there to be told
+                return
+            try:
+                then(future.result())
+            except WeirError as error:
+                self.respond_error(error)
+            except Exception:  # a bug of ours: the log gets the traceback, the client no internals
+                logger.exception("a body could not be compressed or decompressed")
+                self.respond_error(internal("internal server error"))
+
+        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
+
     def _prepared_length(self) -> int:
         """The length of the JSON header, if the request is of the kind that can be prepared; else 0."""
         header = self.header_length
         if header is None or self._slot is not None or self.traceparent or self.encoding or not header.isdigit():
             return 0
+        if self._raw_headers is not None:
+            return 0
         return int(header)
 
     def _parse(self, served: ServedModel) -> InferRequest:
-        if served.config.is_decoupled:
-            raise WeirError(
-                ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
-            )
-        if self.encoding not in (b"", b"identity"):
-            raise WeirError(ErrorCode.UNSUPPORTED, "Unsupported compression type")
         limits = self._doors.limits
         body = self.body if self._slot is None else self._slot.view[self._padding : self._padding + self._received]
         header_length = None if self.header_length is None else parse_header_length(self.header_length)
@@ -238,15 +297,29 @@ class InferExchange:
         except WeirError as error:
             self.respond_error(error)
             return
-        size = sum(map(len, chunks))
         if header_length is None:
-            head = b"%bContent-Type: application/json\r\nContent-Length: %d\r\n" % (_OK, size)
+            head = b"%bContent-Type: application/json\r\n" % _OK
         else:
-            head = (
-                b"%bContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
-                b"Content-Length: %d\r\n" % (_OK, header_length, size)
+            head = b"%bContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % (
+                _OK,
+                header_length,
             )
-        self._write(head, chunks, size)
+        encoding = response_encoding(self.accepts) if self.accepts else ""
+        if encoding:
+            self._respond_deflated(head, chunks, encoding)
+        else:
+            self._respond(head, chunks)
+
+    def _respond_deflated(self, head: bytes, chunks: list[Any], encoding: str) -> None:
+        head += b"Content-Encoding: %b\r\n" % encoding.encode()
+        if sum(map(len, chunks)) <= IN_PLACE_BYTES:
+            self._respond(head, [deflate(chunks, encoding)])
+        else:
+            self._in_thread(partial(deflate, chunks, encoding), lambda body: self._respond(head, [body]))
+
+    def _respond(self, head: bytes, chunks: list[Any]) -> None:
+        size = sum(map(len, chunks))
+        self._write(b"%bContent-Length: %d\r\n" % (head, size), chunks, size)
 
     def respond_error(self, error: WeirError) -> None:
         """Answers with Triton's error body and status."""

@@ -14,6 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.doors import Doors
 from gateway.http.exchange import InferExchange
+from schemas.errors import WeirError, invalid
+from schemas.kserve_response import error_body
+from schemas.request_errors import too_large
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 _MAX_CACHED_ROUTES = 4096
@@ -21,6 +24,12 @@ _MAX_CACHED_ROUTES = 4096
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
 """URL and headers of one request together; requests with more are answered with 400, and their connection ends."""
+
+MAX_CHUNKS = 65_536
+"""Non-empty chunks of one request's body; Triton's limit. Each costs far more than the byte it may carry."""
+
+CONNECTION_KEY = "weir.connection"
+"""Where the ASGI scope holds the `HttpProtocol` that a request came by."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -32,6 +41,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._routes = routes
         self._idle_since_s = 0.0
         self._head_bytes = 0
+        self._chunks = 0
+        self._body_bytes = 0
+        self._is_refused = False
+        self._forwards = doors.access.forwards_http
+        self.raw_headers: list[tuple[bytes, bytes]] | None = None
+        """The headers of the request, named as its client wrote them, where they may become parameters."""
 
     # Parser callbacks
 
@@ -39,7 +54,9 @@ class HttpProtocol(HttpToolsProtocol):
         """The ASGI scope is made only for requests that go to ASGI."""
         self.url = b""
         self.headers = []
-        self._head_bytes = 0
+        self._head_bytes = self._chunks = self._body_bytes = 0
+        if self._forwards:
+            self.raw_headers = []
 
     def on_url(self, url: bytes) -> None:
         """See uvicorn's protocol; bounded."""
@@ -54,26 +71,38 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             raise ValueError("the request's head is too long")
         self.headers.append((name.lower(), value))
+        if self.raw_headers is not None:
+            self.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Decides which way the request goes."""
+        if self._is_refused:
+            return
         url = self.url
         try:
             route = self._routes[url]
         except KeyError:
             route = self._parse_route(url)
-        if route is None or self.parser.get_method() != b"POST":
+        if route is None or self.parser.get_method() != b"POST" or self._doors.access.refuses_inference(self.headers):
             headers = self.headers
             super().on_message_begin()
             self.url = url
             self.headers.extend(headers)
+            scope: Any = self.scope
+            scope[CONNECTION_KEY] = self
             self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
             super().on_headers_complete()
             return
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         previous: Any = self.cycle
         exchange = InferExchange(
-            self._doors, self.transport, *route, self.headers, keep_alive, self.on_response_complete
+            self._doors,
+            self.transport,
+            *route,
+            self.headers,
+            keep_alive,
+            self.on_response_complete,
+            self.raw_headers,
         )
         self.cycle = exchange  # type: ignore[assignment]
         if previous is None or previous.response_complete:
@@ -82,13 +111,25 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
 
+    def on_chunk_header(self) -> None:
+        """A chunk of the body begins, or its end."""
+        self._chunks += 1
+
     def on_body(self, body: bytes) -> None:
-        """See uvicorn's protocol."""
+        """See uvicorn's protocol; bounded."""
+        if self._chunks > MAX_CHUNKS:
+            self._refuse(invalid(f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks."))
+            return
         cycle: Any = self.cycle
         if type(cycle) is InferExchange:
             if not cycle.response_complete:
                 cycle.receive(body)
-        else:
+            return
+        self._body_bytes += len(body)
+        limit = self._doors.limits.input_size
+        if self._body_bytes > limit:
+            self._refuse(too_large("request JSON size", self._body_bytes, limit))
+        elif not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -99,6 +140,30 @@ class HttpProtocol(HttpToolsProtocol):
                 cycle.complete()
         else:
             super().on_message_complete()
+
+    def _refuse(self, error: WeirError) -> None:
+        """Answers a request whose body is not read to its end, and ends the connection."""
+        if self._is_refused:
+            return
+        self._is_refused = True
+        cycle: Any = self.cycle
+        if type(cycle) is InferExchange:
+            if not cycle.response_complete:
+                cycle.refuse(error)
+            return
+        if not (self.pipeline or cycle.response_started or cycle.response_complete):
+            body = error_body(error.message)
+            self.transport.write(
+                b"HTTP/1.1 %d Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+                b"Connection: close\r\n\r\n%b" % (error.http_status, len(body), body)
+            )
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection at once, for its client doesn't read what it is sent."""
+        self.transport.abort()
 
     # Connection events
 
@@ -156,7 +221,9 @@ class HttpProtocol(HttpToolsProtocol):
         route = None
         if match is not None:
             model = urllib.parse.unquote(match[1].decode("latin-1"))
-            route = (model, (match[2] or b"").decode())
+            # As Triton, which takes 01 for 1; what is too long for a version is refused by the catalog.
+            version = (match[2] or b"").decode()
+            route = (model, version.lstrip("0") or version[:1])
         if len(self._routes) < _MAX_CACHED_ROUTES:
             self._routes[url] = route
         return route
