@@ -89,6 +89,16 @@ def json_data(name: str, datatype: str, shape: Sequence[int], data: bytes | memo
     return values
 
 
+def json_scalar(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Any:
+    """As `json_data`, for an output of one element: that element."""
+    values = json_data(name, datatype, shape, data)
+    if isinstance(values, list):
+        return values[0]
+    return orjson.Fragment(
+        rapidjson.dumps(memoryview(data).cast(_ARRAY_CODES[datatype])[0], number_mode=rapidjson.NM_NAN)
+    )
+
+
 def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
     """(the elements of `data` without its nesting, their types)."""
     types = set(map(type, data))

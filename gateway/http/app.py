@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.access import Access
 from gateway.doors import Doors
+from gateway.http.generate_routes import generate_routes
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.routing import MODEL_PATHS, error_answer
 from gateway.http.statistics_routes import statistics_routes
@@ -21,11 +24,35 @@ from schemas.errors import WeirError
 def make_app(doors: Doors) -> Starlette:
     """The application over these doors."""
     app = Starlette(
-        routes=[*statistics_routes(doors), *metadata_routes(doors), *_infer_routes()],
-        exception_handlers={WeirError: _on_weir_error, HTTPException: _on_http_error},
+        routes=[
+            *statistics_routes(doors),
+            *metadata_routes(doors),
+            *generate_routes(doors),
+            *_infer_routes(),
+        ],
+        exception_handlers={
+            WeirError: _on_weir_error,
+            HTTPException: _on_http_error,
+            ClientDisconnect: _on_disconnect,
+        },
     )
     app.router.redirect_slashes = False
+    if doors.access.http:
+        app.add_middleware(RestrictedRoutes, access=doors.access)
     return app
+
+
+class RestrictedRoutes:
+    """Middleware: what is restricted is answered with 403, before it is looked at whether there is such a thing."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        refusal = self._access.http_refusal(scope["path"], scope["headers"])
+        await (error_answer(403, refusal) if refusal else self._app)(scope, receive, send)
 
 
 def _infer_routes() -> list[Route]:
@@ -39,6 +66,10 @@ def _infer_routes() -> list[Route]:
 async def _on_weir_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, WeirError)  # noqa: S101 - registered for nothing else
     return error_answer(error.http_status, error.message)
+
+
+async def _on_disconnect(_request: Request, _error: Exception) -> Response:
+    return Response()  # goes nowhere
 
 
 async def _on_http_error(_request: Request, error: Exception) -> Response:

@@ -1,0 +1,109 @@
+"""`Generation`: the answers to one generate request, from the loop that hands them over to the reader that takes them.
+
+The reader may be slower than the model. What waits for it is bounded: a reader that falls further behind has its request
+abandoned, for nobody could be told how long to keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gateway.inference import Inference, Pending
+from schemas.errors import WeirError
+from schemas.kserve_generate import build_generate_response
+from schemas.kserve_response import error_body
+from schemas.requests import InferRequest, InferResponse
+
+MAX_UNREAD_BYTES = 16 << 20
+"""Answers of one request that may wait for their reader."""
+
+_EVENT_BYTES = 200  # what an event costs besides its text
+
+WRONG_COUNT = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+
+
+class Event(NamedTuple):
+    """One answer: its HTTP status, and its JSON."""
+
+    status: int
+    body: bytes
+
+
+class Generation:
+    """One generate request; `start` sends it. Its answers come from `next`, in order.
+
+    `on_overflow` is called when its reader has fallen behind and it was given up.
+    """
+
+    def __init__(self, inference: Inference, on_overflow: Callable[[], None] | None = None) -> None:
+        self._inference = inference
+        self._on_overflow = on_overflow
+        self._pending: Pending | None = None
+        self._events: deque[Event] = deque()
+        self._unread_bytes = 0
+        self._is_over = False
+        self._wakeup = asyncio.Event()
+
+    def start(self, request: InferRequest) -> None:
+        """Submits the request. Raises WeirError for what is refused at the door."""
+        self._pending = self._inference.submit(request, self._on_answer)
+
+    async def next(self) -> Event | None:
+        """The next answer, None when there are no more."""
+        while not self._events and not self._is_over:
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        self._unread_bytes -= len(event.body) + _EVENT_BYTES
+        return event
+
+    async def only(self) -> Event:
+        """The answer of a request that must have exactly one."""
+        first = await self.next()
+        second = await self.next() if first is not None else None
+        if first is not None and second is None:
+            return first
+        self.close()
+        return Event(first.status if first is not None else 200, error_body(WRONG_COUNT))
+
+    def close(self) -> None:
+        """Nobody waits for answers any more: the request is abandoned if it has some to come."""
+        self._is_over = True
+        self._wakeup.set()
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._inference.abandon(pending)
+
+    def _on_answer(self, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+        if is_final:
+            self._is_over = True
+            self._pending = None
+        if outcome is not None:
+            event = _event(outcome)
+            self._unread_bytes += len(event.body) + _EVENT_BYTES
+            if self._unread_bytes > MAX_UNREAD_BYTES and self._events:
+                self._events.clear()
+                self.close()
+                if self._on_overflow is not None:
+                    self._on_overflow()
+            else:
+                self._events.append(event)
+        self._wakeup.set()
+
+
+def _event(outcome: InferResponse | WeirError) -> Event:
+    try:
+        if isinstance(outcome, InferResponse):
+            return Event(200, build_generate_response(outcome))
+        error = outcome
+    except WeirError as unwritable:
+        error = unwritable
+    return Event(error.http_status, error_body(error.message))
