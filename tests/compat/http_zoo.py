@@ -1,17 +1,17 @@
-"""The models that the tests of the HTTP door ask; Python's all, so that a Triton without other backends serves them too."""
+"""The models that the tests of the HTTP door ask, and a server of them."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from model_zoo import SOURCES, Tensors, config_text, write_model
-
-import schemas.datatypes
+import model_zoo
+from model_zoo import Tensors, config_text, write_model
+from serving import Server
 
 _OWN_SOURCES = Path(__file__).parent / "http_models"
-
-DATATYPES = list(schemas.datatypes.DATATYPES)
 
 
 def write(
@@ -20,10 +20,34 @@ def write(
     """A Python model that runs `http_models/<source>.py`, or `tests/models/<source>.py`."""
     folder = write_model(root, name, config_text(name, "python", inputs, outputs, batch, more))
     own = _OWN_SOURCES / f"{source}.py"
-    shutil.copy(own if own.exists() else SOURCES / f"{source}.py", folder / "1" / "model.py")
+    shutil.copy(own if own.exists() else model_zoo.SOURCES / f"{source}.py", folder / "1" / "model.py")
     return folder
 
 
-def write_identity(root: Path, datatype: str) -> None:
-    """`identity_<datatype>`: one variable dimension, in batches of up to 8; `IN_OUT` is its `IN`."""
-    write(root, f"identity_{datatype}", "identity", {"IN": (datatype, [-1])}, {"IN_OUT": (datatype, [-1])}, 8)
+def make_optional(folder: Path, *names: str) -> None:
+    """Makes these inputs of a model optional."""
+    path = folder / "config.pbtxt"
+    text = path.read_text()
+    for name in names:
+        text = text.replace(f'name: "{name}" data_type', f'name: "{name}" optional: true data_type', 1)
+    path.write_text(text)
+
+
+def write_told(root: Path) -> None:
+    """`told`: what came with a request, as JSON."""
+    write(root, "told", "told", {"ANY": ("FP32", [1])}, {"TOLD": ("BYTES", [1])}, 4)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, write_models: Callable[[Path], None]) -> Iterator[Server]:
+    """A running server with models of its own, all of which are ready."""
+    (folder / "models").mkdir()
+    write_models(folder / "models")
+    server = Server(folder, folder / "models")
+    try:
+        server.wait_ready()
+        yield server
+        assert server.in_flight() == 0
+        assert server.stop() == 0
+    finally:
+        server.close()
