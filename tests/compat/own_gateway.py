@@ -1,0 +1,67 @@
+"""`OwnGateway`: a second gateway in front of a running server, with settings of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from endpoints import Endpoints
+from serving import Server, clean_environment
+
+from bus.parent_death import dies_with_parent
+from telemetry.readiness import READY_FD
+
+_RUN = """
+import json, sys
+from gateway.main import run
+from gateway.settings import GatewaySettings
+sys.exit(run(GatewaySettings(**json.loads(sys.argv[1]))))
+"""
+
+
+class OwnGateway(Endpoints):
+    """One gateway process; `told` is what it announced: its ports, or why it does not start."""
+
+    def __init__(self, folder: Path, server: Server, **settings: Any) -> None:
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        ready, announced = os.pipe()
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _RUN, json.dumps({"nats_url": server.nats_url, **ports, **settings})],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**clean_environment(folder), READY_FD: str(announced)},
+                pass_fds=(announced,),
+                preexec_fn=dies_with_parent(),
+            )
+        os.close(announced)
+        with os.fdopen(ready) as pipe:
+            self.told: dict[str, Any] = json.loads(pipe.readline() or "{}")
+        places = [f"127.0.0.1:{self.told.get(name, 0)}" for name in ports]
+        super().__init__(*places)
+
+    def log(self) -> str:
+        """What it wrote."""
+        return self._log.read_text()
+
+
+@contextlib.contextmanager
+def own_gateway(folder: Path, server: Server, **settings: Any) -> Iterator[OwnGateway]:
+    """A gateway with these settings; one that starts must stop cleanly."""
+    gateway = OwnGateway(folder, server, **settings)
+    try:
+        yield gateway
+        if gateway.told.get("ready"):
+            gateway.process.terminate()
+        assert gateway.process.wait(30) == (0 if gateway.told.get("ready") else 1), gateway.log()
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
