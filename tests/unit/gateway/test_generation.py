@@ -1,0 +1,187 @@
+"""A generation takes any number of answers, at any time, and holds no more of them than its bound."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway import generation
+from gateway.generation import WRONG_COUNT, Event, Generation
+from gateway.inference import OnAnswer
+from schemas.errors import WeirError, internal, not_found
+from schemas.kserve_response import error_body
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
+
+
+class FakeInference:
+    """Takes one request, and lets the test answer it."""
+
+    def __init__(self) -> None:
+        self.abandoned = 0
+        self.answer: OnAnswer = lambda _outcome, _is_final: None
+
+    def submit(self, _request: InferRequest, on_answer: OnAnswer) -> Any:
+        self.answer = on_answer
+        return object()
+
+    def abandon(self, _pending: Any) -> None:
+        self.abandoned += 1
+
+
+def response(text: str) -> InferResponse:
+    return InferResponse("m", "1", outputs=[Tensor.from_numpy("OUT", np.array([text], object), "BYTES")])
+
+
+def event(text: str) -> Event:
+    return Event(200, f'{{"OUT":"{text}","model_name":"m","model_version":"1"}}'.encode())
+
+
+def run(scenario: Callable[[FakeInference, Generation], Awaitable[None]]) -> FakeInference:
+    async def main() -> FakeInference:
+        inference = FakeInference()
+        made = Generation(inference)  # type: ignore[arg-type]
+        made.start(InferRequest("m"))
+        await asyncio.wait_for(scenario(inference, made), 5)
+        return inference
+
+    return asyncio.run(main())
+
+
+async def every(made: Generation) -> list[Event]:
+    events = []
+    while (next_event := await made.next()) is not None:
+        events.append(next_event)
+    return events
+
+
+def test_answers_come_in_order() -> None:
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        reading = asyncio.create_task(every(made))
+        for text in "abc":
+            await asyncio.sleep(0)
+            inference.answer(response(text), False)
+        inference.answer(None, True)
+        assert await reading == [event("a"), event("b"), event("c")]
+
+    assert run(scenario).abandoned == 0
+
+
+@pytest.mark.parametrize("texts", ["", "a", "abc"])
+def test_an_end_with_and_without_an_answer(texts: str) -> None:
+    async def bare(inference: FakeInference, made: Generation) -> None:
+        for text in texts:
+            inference.answer(response(text), False)
+        inference.answer(None, True)
+        assert await every(made) == [event(text) for text in texts]
+        assert await made.next() is None
+
+    async def with_answer(inference: FakeInference, made: Generation) -> None:
+        for number, text in enumerate(texts):
+            inference.answer(response(text), number == len(texts) - 1)
+        assert await every(made) == [event(text) for text in texts]
+
+    run(bare)
+    if texts:
+        run(with_answer)
+
+
+def test_an_error_is_an_event_with_its_status() -> None:
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        inference.answer(response("a"), False)
+        inference.answer(not_found("gone"), True)
+        assert await every(made) == [event("a"), Event(404, b'{"error":"gone"}')]
+
+    run(scenario)
+
+
+def test_an_output_that_can_not_be_written_is_an_error() -> None:
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        half = Tensor.from_numpy("OUT", np.zeros([2], np.float16), "FP16")
+        inference.answer(InferResponse("m", "1", outputs=[half]), True)
+        (told,) = await every(made)
+        assert told.status == 400
+        assert b"sending FP16 data via JSON is not supported" in told.body
+
+    run(scenario)
+
+
+WRONG = error_body(WRONG_COUNT)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected", "abandoned"),
+    [
+        ([(response("a"), True)], event("a"), 0),
+        ([(response("a"), False), (None, True)], event("a"), 0),
+        ([(internal("no"), True)], Event(500, b'{"error":"no"}'), 0),
+        ([(None, True)], Event(200, WRONG), 0),
+        ([(response("a"), False), (response("b"), True)], Event(200, WRONG), 0),
+        ([(response("a"), False), (response("b"), False)], Event(200, WRONG), 1),
+        ([(response("a"), False), (internal("no"), True)], Event(200, WRONG), 0),
+        ([(not_found("no"), False), (response("b"), True)], Event(404, WRONG), 0),
+    ],
+)
+def test_the_only_answer(
+    outcomes: list[tuple[InferResponse | WeirError | None, bool]], expected: Event, abandoned: int
+) -> None:
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        waiting = asyncio.create_task(made.only())
+        for outcome in outcomes:
+            await asyncio.sleep(0)
+            inference.answer(*outcome)
+        assert await waiting == expected
+
+    assert run(scenario).abandoned == abandoned
+
+
+def test_who_leaves_abandons_the_request_once() -> None:
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        inference.answer(response("a"), False)
+        reading = asyncio.create_task(every(made))
+        await asyncio.sleep(0)
+        made.close()
+        made.close()
+        assert await reading == [event("a")]
+
+    assert run(scenario).abandoned == 1
+
+
+def test_who_leaves_after_the_end_abandons_nothing() -> None:
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        inference.answer(response("a"), True)
+        made.close()
+
+    assert run(scenario).abandoned == 0
+
+
+def test_a_reader_that_falls_behind_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MAX_UNREAD_BYTES", 10_000)
+    overflows = []
+
+    async def main() -> None:
+        inference = FakeInference()
+        made = Generation(inference, lambda: overflows.append(1))  # type: ignore[arg-type]
+        made.start(InferRequest("m"))
+        sent = 0
+        while not inference.abandoned:
+            inference.answer(response("x" * 100), False)
+            sent += 1
+            assert sent < 100
+        assert sent > 20
+        assert await made.next() is None
+
+    asyncio.run(main())
+    assert overflows == [1]
+
+
+def test_one_large_answer_is_no_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MAX_UNREAD_BYTES", 100)
+
+    async def scenario(inference: FakeInference, made: Generation) -> None:
+        inference.answer(response("x" * 1000), True)
+        assert await every(made) == [event("x" * 1000)]
+
+    assert run(scenario).abandoned == 0
