@@ -39,13 +39,14 @@ def write_told(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, write_models: Callable[[Path], None]) -> Iterator[Server]:
-    """A running server with models of its own, all of which are ready."""
+def serving(folder: Path, write_models: Callable[[Path], None], *awaited: str) -> Iterator[Server]:
+    """A running server with models of its own; those `awaited` are ready, or all of them."""
     (folder / "models").mkdir()
     write_models(folder / "models")
     server = Server(folder, folder / "models")
     try:
-        server.wait_ready()
+        for model in awaited or [""]:
+            server.wait_ready(model)
         yield server
         assert server.in_flight() == 0
         assert server.stop() == 0
