@@ -98,6 +98,13 @@ _BOUNDS = [
         "the stream ends: RESOURCE_EXHAUSTED",
     ),
     ("gateway.grpc.compression", "MAX_EXPANDED_BYTES", "a gRPC message that came compressed", "RESOURCE_EXHAUSTED"),
+    ("gateway.http.protocol", "MAX_CHUNKS", "chunks of a request's body", "400, and the connection ends"),
+    (
+        "gateway.generation",
+        "MAX_UNREAD_BYTES",
+        "answers of one stream that wait for their reader",
+        "the connection ends",
+    ),
     ("gateway.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
     ("gateway.payload_store", "FRAME_INLINE_BYTES", "bodies inside a frame, where memory is shared", "by reference"),
     ("gateway.inference", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),

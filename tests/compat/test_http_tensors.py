@@ -99,12 +99,10 @@ def stock_input(module: Any, array: np.ndarray, datatype: str, binary: bool) -> 
 
 
 FORMS = [(d, b) for d in DATATYPES for b in (True, False) if b or d in JSON_DATATYPES]
+BOTH_WAYS = [(d, b, out) for d, b in FORMS for out in (True, False) if out or d in JSON_DATATYPES]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "binary", "binary_out"),
-    [(*form, out) for form in FORMS for out in (True, False) if out or form[0] in JSON_DATATYPES],
-)
+@pytest.mark.parametrize(("datatype", "binary", "binary_out"), BOTH_WAYS)
 def test_the_stock_client(
     stock: tritonclient.http.InferenceServerClient, datatype: str, binary: bool, binary_out: bool
 ) -> None:

@@ -2,106 +2,16 @@
 
 import asyncio
 import contextlib
-import functools
 import json
-import socket
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import numpy as np
 import pytest
+from http_door import Door, chunk, head, run
 
-from gateway import generation, main
-from gateway.catalog import ServedModel
-from gateway.doors import Doors
-from gateway.http.app import make_app
-from gateway.http.protocol import HttpProtocol
-from gateway.inference import OnAnswer
-from schemas.errors import internal, not_found
-from schemas.model_config import ModelConfig
-from schemas.request_limits import RequestLimits
-from schemas.requests import InferRequest, InferResponse
+from gateway import generation
+from schemas.errors import internal
+from schemas.requests import InferResponse
 from schemas.tensors import Tensor
-
-CONFIG = ModelConfig.model_validate(
-    {
-        "name": "m",
-        "backend": "python",
-        "input": [{"name": "text", "data_type": "TYPE_STRING", "dims": [1]}],
-        "output": [{"name": "out", "data_type": "TYPE_STRING", "dims": [1]}],
-        "model_transaction_policy": {"decoupled": True},
-    }
-)
-
-
-class OneModel:
-    def resolve(self, name: str, version: str) -> ServedModel:
-        if name != "m" or version not in ("", "1"):
-            raise not_found(f"Request for unknown model: '{name}' is not found")
-        return ServedModel("m", CONFIG, [1], {})
-
-
-class FakeInference:
-    """Holds what was asked until the test answers."""
-
-    def __init__(self) -> None:
-        self.asked: asyncio.Queue[tuple[InferRequest, OnAnswer]] = asyncio.Queue()
-        self.abandoned = asyncio.Event()
-
-    def submit(self, request: InferRequest, on_answer: OnAnswer, _slot: Any = None) -> object:
-        self.asked.put_nowait((request, on_answer))
-        return object()
-
-    def abandon(self, _pending: object) -> None:
-        self.abandoned.set()
-
-
-class Door:
-    """A running server with an inference, and connections to it."""
-
-    def __init__(self, port: int, inference: FakeInference) -> None:
-        self.port = port
-        self.inference = inference
-
-    async def ask(self, name: str, document: Any, *lines: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
-        body = json.dumps(document).encode()
-        head = [f"POST /v2/models/m/{name} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines, "", ""]
-        writer.write("\r\n".join(head).encode() + body)
-        return reader, writer
-
-    async def asked(self) -> tuple[InferRequest, OnAnswer]:
-        return await self.inference.asked.get()
-
-
-async def head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-    headers = (line.partition(": ") for line in lines[1:] if line)
-    return int(lines[0].split()[1]), {name.lower(): value for name, _, value in headers}
-
-
-async def chunk(reader: asyncio.StreamReader) -> bytes:
-    size = int((await reader.readline()).strip(), 16)
-    data = await reader.readexactly(size)
-    await reader.readline()
-    return data
-
-
-def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) -> None:
-    async def serve() -> None:
-        inference = FakeInference()
-        limits = RequestLimits(input_size=input_size)
-        doors = Doors(OneModel(), inference, None, limits, "triton")  # type: ignore[arg-type]
-        server = main._server(make_app(doors), functools.partial(HttpProtocol, doors, {}))
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(server.serve([listener]))
-            try:
-                await asyncio.wait_for(scenario(Door(listener.getsockname()[1], inference)), 10)
-            finally:
-                server.should_exit = server.force_exit = True
-                await serving
-
-    asyncio.run(serve())
 
 
 def answer(text: str) -> InferResponse:
