@@ -38,7 +38,7 @@ _RESERVED = frozenset(
 
 _MODEL = r"/v2/models/[^/]+(?:/versions/[0-9]+)?"
 _CATEGORY_OF_PATH = [
-    (re.compile(pattern), category)
+    (re.compile(pattern, re.DOTALL), category)
     for pattern, category in [
         (r"/v2", "metadata"),
         (r"/v2/health/.*", "health"),
@@ -226,6 +226,7 @@ def _text(value: bytes) -> str:
 
 
 def _category_of_path(path: str) -> str:
+    path = path.removesuffix("\n")  # for routes end where `$` matches, which is also before a last newline
     return next((category for pattern, category in _CATEGORY_OF_PATH if pattern.fullmatch(path)), "")
 
 

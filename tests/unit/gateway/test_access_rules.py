@@ -51,6 +51,14 @@ def test_each_path_belongs_to_one_category(category: str) -> None:
     assert refused_paths(category, [*every, "/", "/v3", "/v2/", "/v2/models/m/x"]) == set(PATHS[category])
 
 
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_a_newline_opens_nothing(category: str) -> None:
+    access = Access(http_restricted=[f"{category}:key=value"])
+    for path in PATHS[category]:
+        assert access.http_refusal(path + "\n", [])
+        assert access.http_refusal(path.replace("models/m", "models/m\n").replace("/r/", "/r\n/"), [])
+
+
 METHODS = {
     "health": ["ServerLive", "ServerReady", "ModelReady"],
     "metadata": ["ServerMetadata", "ModelMetadata"],
