@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 from bus import subjects
@@ -25,6 +25,7 @@ from bus.streams import ensure_streams
 from gateway.catalog import Catalog, ServedModel
 from gateway.frame_counters import FrameCounters
 from gateway.payload_store import Freeable, PayloadStore
+from gateway.pending import OnAnswer, Pending
 from gateway.prepared import PreparedRequest
 from gateway.stream_order import Place, StreamOrder
 from schemas.errors import WeirError, internal, invalid, unavailable
@@ -64,32 +65,6 @@ _RESEND_WAIT_S = 0.1
 _DRAIN_POLL_S = 0.02
 
 _NO_SLOTS: Sequence[Freeable] = ()
-
-OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
-"""Told of each answer, and whether it is the last: None is no response, but the end of them alone."""
-
-
-class Pending:
-    """A request that was submitted and has no answer yet."""
-
-    __slots__ = ("key", "model", "on_answer", "part", "request", "slots", "stream")
-
-    def __init__(
-        self,
-        key: int,
-        model: ServedModel,
-        request: InferRequest,
-        part: Part,
-        on_answer: OnAnswer,
-        slots: Sequence[Freeable],
-    ) -> None:
-        self.key = key
-        self.model = model
-        self.request = request
-        self.part = part
-        self.on_answer = on_answer
-        self.slots = slots
-        self.stream: StreamOrder | None = None
 
 
 class Inference:

@@ -82,10 +82,11 @@ class Listeners:
         while not all(server.started for server in self._servers.values()):
             await asyncio.sleep(_POLL_S)
 
-    def stop(self, name: str) -> None:
-        """Accepts no more connections for `name`, if it is served, and ends those that are idle."""
+    def stop(self, name: str, at_once: bool = False) -> None:
+        """Accepts no more connections for `name`, if it is served, and ends those that are idle, or all `at_once`."""
         if name in self._servers:
             self._servers[name].should_exit = True
+            self._servers[name].force_exit = at_once
 
     async def wait_closed(self) -> None:
         """Returns when all connections have ended, or could have."""

@@ -14,7 +14,7 @@ from gateway.grpc.head import CallHead
 from gateway.grpc.messages import Message
 from gateway.grpc.prepared import PreparedCalls
 from gateway.grpc.versions import read_version
-from gateway.inference import Pending
+from gateway.pending import Pending
 from schemas.errors import WeirError
 from schemas.requests import InferRequest, InferResponse
 

@@ -19,7 +19,7 @@ from gateway.grpc.rpc import Methods, Streaming
 from gateway.grpc.status import CallError, shutting_down
 from gateway.grpc.stream_call import StreamCall
 from gateway.grpc.stream_messages import streamed, streamed_end, streamed_error, streamed_refusal
-from gateway.inference import Pending
+from gateway.pending import Pending
 from schemas.errors import WeirError, internal
 from schemas.requests import InferRequest, InferResponse
 

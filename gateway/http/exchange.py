@@ -20,7 +20,7 @@ from gateway.access import add_parameters
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
-from gateway.inference import Pending
+from gateway.pending import Pending
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request

@@ -15,8 +15,9 @@ from bus.identity import new_id
 from bus.payloads import PayloadArena
 from bus.registry import RegistryView
 from gateway.catalog import Catalog
-from gateway.inference import Inference, Pending
+from gateway.inference import Inference
 from gateway.payload_store import PayloadStore
+from gateway.pending import Pending
 from schemas.errors import WeirError
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor

@@ -18,7 +18,7 @@ from gateway.doors import Doors
 from gateway.grpc.codec import MAX_MESSAGE_BYTES
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
-from gateway.inference import OnAnswer
+from gateway.pending import OnAnswer
 from gateway.prepared import PreparedRequest
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found

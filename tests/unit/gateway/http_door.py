@@ -3,16 +3,15 @@
 import asyncio
 import functools
 import json
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gateway import main
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
-from gateway.inference import OnAnswer
+from gateway.listeners import Listeners
+from gateway.pending import OnAnswer
 from schemas.errors import not_found
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits
@@ -86,14 +85,21 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
     async def serve() -> None:
         inference = FakeInference()
         limits = RequestLimits(input_size=input_size)
-        doors = Doors(OneModel(), inference, None, limits, "triton")  # type: ignore[arg-type]
-        server = main._server(make_app(doors), functools.partial(HttpProtocol, doors, {}))
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(server.serve([listener]))
+        doors = Doors(
+            catalog=OneModel(),  # type: ignore[arg-type]
+            inference=inference,  # type: ignore[arg-type]
+            payloads=None,  # type: ignore[arg-type]
+            limits=limits,
+            server_id="triton",
+            statistics=None,  # type: ignore[arg-type]
+        )
+        listeners = Listeners()
+        listeners.take("HTTP", "127.0.0.1", 0)
+        async with asyncio.TaskGroup() as background:
+            listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
             try:
-                await asyncio.wait_for(scenario(Door(listener.getsockname()[1], inference)), 10)
+                await asyncio.wait_for(scenario(Door(listeners.port("HTTP"), inference)), 10)
             finally:
-                server.should_exit = server.force_exit = True
-                await serving
+                listeners.stop("HTTP", at_once=True)
 
     asyncio.run(serve())

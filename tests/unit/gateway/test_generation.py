@@ -9,7 +9,7 @@ import pytest
 
 from gateway import generation
 from gateway.generation import WRONG_COUNT, Event, Generation
-from gateway.inference import OnAnswer
+from gateway.pending import OnAnswer
 from schemas.errors import WeirError, internal, not_found
 from schemas.kserve_response import error_body
 from schemas.requests import InferRequest, InferResponse

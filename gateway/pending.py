@@ -1,0 +1,38 @@
+"""`Pending`: a request from its acceptance at a door until its last answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gateway.catalog import ServedModel
+from gateway.payload_store import Freeable
+from gateway.stream_order import StreamOrder
+from schemas.errors import WeirError
+from schemas.messages import Part
+from schemas.requests import InferRequest, InferResponse
+
+OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
+"""Told of each answer, and whether it is the last: None is no response, but the end of them alone."""
+
+
+class Pending:
+    """A request that was submitted and has no answer yet."""
+
+    __slots__ = ("key", "model", "on_answer", "part", "request", "slots", "stream")
+
+    def __init__(
+        self,
+        key: int,
+        model: ServedModel,
+        request: InferRequest,
+        part: Part,
+        on_answer: OnAnswer,
+        slots: Sequence[Freeable],
+    ) -> None:
+        self.key = key
+        self.model = model
+        self.request = request
+        self.part = part
+        self.on_answer = on_answer
+        self.slots = slots
+        self.stream: StreamOrder | None = None
