@@ -136,6 +136,10 @@ class RegistryView:
         """Whether every live worker can read this process's shared memory."""
         return all(map(shares_memory, self.workers))
 
+    def model_shares_memory(self, model: str) -> bool:
+        """Whether every live worker that has the model can read this process's shared memory."""
+        return all(shares_memory(worker) for worker, view in self.workers.items() if model in view.models)
+
     def drop(self, worker: str) -> None:
         """Forgets a worker that is known to be dead."""
         view = self.workers.pop(worker, None)

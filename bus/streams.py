@@ -47,6 +47,16 @@ async def ensure_streams(bus: Bus) -> None:
         )
 
 
+async def ensure_regions_bucket(bus: Bus) -> None:
+    """Makes the bucket of clients' shared-memory regions unless it exists. Safe to call from several gateways at once."""
+    try:
+        await bus.jetstream.stream_info(subjects.REGIONS_STREAM)
+    except NotFoundError:
+        await bus.jetstream.create_key_value(
+            KeyValueConfig(bucket=subjects.REGIONS_BUCKET, history=1, storage=StorageType.MEMORY)
+        )
+
+
 async def _ensure_stream(bus: Bus, config: StreamConfig) -> None:
     assert config.name is not None  # noqa: S101 - a constant of the caller
     try:

@@ -121,6 +121,41 @@ def registry_subject(key: str) -> str:
     return f"$KV.{REGISTRY_BUCKET}.{key}"
 
 
+REGIONS_BUCKET = "client-regions"
+REGIONS_STREAM = f"KV_{REGIONS_BUCKET}"
+"""Shared-memory regions that clients registered, by host: memory is not shared any further."""
+
+
+def region_key(host: str, name: str) -> str:
+    """Key of the region that clients of `host` call `name`."""
+    return f"{host}.{token(name) or '='}"
+
+
+def region_subject(host: str, name: str) -> str:
+    """Subject on which writes of a region's key are seen."""
+    return f"$KV.{REGIONS_BUCKET}.{region_key(host, name)}"
+
+
+def region_writes(host: str) -> str:
+    """Subjects on which writes of the regions of `host` are seen."""
+    return f"$KV.{REGIONS_BUCKET}.{host}.*"
+
+
+def cuda_open(host: str) -> str:
+    """Asks the workers of `host` whether they can use GPU memory that a client shares; each answers on the reply."""
+    return f"cuda-open.{host}"
+
+
+def cuda_close(host: str) -> str:
+    """Tells the workers of `host` that GPU memory is not shared any more."""
+    return f"cuda-close.{host}"
+
+
+def cuda_opened(gateway: str) -> str:
+    """Answers of workers to `cuda_open`; the number of the question follows as one more token."""
+    return f"cuda-opened.{gateway}"
+
+
 REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"
 
 

@@ -8,13 +8,14 @@ from gateway.access import OPEN, Access
 from gateway.catalog import Catalog
 from gateway.inference import Inference
 from gateway.payload_store import PayloadStore
+from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
 from schemas.request_limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """The models, the way to them, memory for large bodies, limits of requests, what was counted, and who may ask."""
+    """What a gateway has: models, the way to them, memory, limits, counters; what clients registered, and may ask."""
 
     catalog: Catalog
     inference: Inference
@@ -22,4 +23,5 @@ class Doors:
     limits: RequestLimits
     server_id: str
     statistics: Statistics
+    regions: SharedMemoryRegions
     access: Access = OPEN

@@ -27,6 +27,7 @@ from gateway.frame_counters import FrameCounters
 from gateway.payload_store import Freeable, PayloadStore
 from gateway.pending import OnAnswer, Pending
 from gateway.prepared import PreparedRequest
+from gateway.shared_memory import SharedMemoryRegions
 from gateway.stream_order import Place, StreamOrder
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import (
@@ -70,11 +71,14 @@ _NO_SLOTS: Sequence[Freeable] = ()
 class Inference:
     """See the module. Everything runs in one event loop."""
 
-    def __init__(self, bus: Bus, gateway_id: str, catalog: Catalog, payloads: PayloadStore) -> None:
+    def __init__(
+        self, bus: Bus, gateway_id: str, catalog: Catalog, payloads: PayloadStore, regions: SharedMemoryRegions
+    ) -> None:
         self._bus = bus
         self._id = gateway_id
         self._catalog = catalog
         self._payloads = payloads
+        self._regions = regions
         self._reader = PayloadReader()
         self._keys = count(1)
         self._pending: dict[int, Pending] = {}
@@ -126,7 +130,11 @@ class Inference:
         model = self._catalog.resolve(request.model_name, request.model_version)
         self._check_room()
         model.normalizer.normalize(request)
-        slots = self._payloads.place(request.inputs, body_slot) if _is_large(request) else []
+        slots: list[Freeable] = []
+        if request.regions:
+            slots.append(self._regions.hold(model.name, request.regions))
+        if _is_large(request):
+            slots += self._payloads.place(request.inputs, body_slot)
         body = pack_body(request)
         if len(body) > self._bus.max_payload_bytes - 4096:
             _free(slots)

@@ -25,6 +25,7 @@ from gateway.listeners import Listeners
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.payload_store import PayloadStore
 from gateway.settings import GatewaySettings
+from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
 from schemas.errors import WeirError
 from schemas.request_limits import RequestLimits
@@ -74,7 +75,8 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     registry = RegistryView(bus)
     catalog = Catalog(registry, settings.strict_readiness)
     payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
-    inference = Inference(bus, gateway_id, catalog, payloads)
+    regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
+    inference = Inference(bus, gateway_id, catalog, payloads, regions)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     doors = Doors(
         catalog=catalog,
@@ -83,10 +85,12 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
         limits=RequestLimits(input_size=settings.http_max_input_size),
         server_id=settings.server_id,
         statistics=statistics,
+        regions=regions,
         access=access,
     )
     await inference.start(background)
     await registry.start(background)
+    await regions.start(background)
     await statistics.start()
     ports: dict[str, int] = {}
     try:

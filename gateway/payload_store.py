@@ -9,7 +9,7 @@ import numpy as np
 
 from bus.payloads import INLINE_LIMIT_BYTES, PayloadArena, Slot
 from schemas.messages import pack_body_ref
-from schemas.tensors import PayloadRef, Tensor
+from schemas.tensors import Tensor
 
 FRAME_INLINE_BYTES = 16 * 1024
 """Bodies of a frame that travel inside it. The broker copies them four times on their way; measured with 24 requests of
@@ -69,7 +69,7 @@ class PayloadStore:
         start = 0 if body_slot is None else _address(body_slot.view)
         for tensor in tensors:
             data = tensor.data
-            if isinstance(data, PayloadRef) or len(data) <= INLINE_LIMIT_BYTES:
+            if isinstance(data, tuple) or len(data) <= INLINE_LIMIT_BYTES:
                 continue
             if body_slot is not None and 0 <= (offset := _address(data) - start) <= body_slot.size - len(data):
                 tensor.data = body_slot.ref(offset, len(data))

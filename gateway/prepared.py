@@ -62,6 +62,7 @@ class PreparedRequests:
         """Keeps a request that was parsed from this body and found valid, where that may help."""
         if (
             request.id
+            or request.regions  # which may be other ones the next time
             or header_length > MAX_HEADER_BYTES
             or len(body) > INLINE_LIMIT_BYTES
             or len(self._by_header) >= MAX_HEADERS

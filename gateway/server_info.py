@@ -19,6 +19,8 @@ EXTENSIONS = (
     "classification",
     "schedule_policy",
     "model_configuration",
+    "system_shared_memory",
+    "cuda_shared_memory",
     "binary_tensor_data",
     "parameters",
     "statistics",

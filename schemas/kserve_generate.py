@@ -19,7 +19,7 @@ from schemas.model_config import ModelConfig, ModelInput
 from schemas.request_errors import refused, too_large
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest, InferResponse
-from schemas.tensors import PayloadRef, Tensor, element_count
+from schemas.tensors import Reference, Tensor, element_count
 
 _NESTED = "parameters"
 
@@ -66,7 +66,7 @@ def build_generate_response(response: InferResponse) -> bytes:
     document["model_version"] = response.model_version
     document.update(response.parameters or {})
     for tensor in response.outputs:
-        if isinstance(tensor.data, PayloadRef):
+        if isinstance(tensor.data, Reference):
             raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
         write = json_scalar if element_count(tensor.shape) == 1 else json_data
         document[tensor.name] = write(tensor.name, tensor.datatype, tensor.shape, tensor.data)

@@ -7,24 +7,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from schemas.datatypes import DATATYPES
-from schemas.errors import ErrorCode, WeirError, invalid
-from schemas.json_fields import NO_MEMBERS, missing, string, unsigned, wrong_type
+from schemas.errors import WeirError, invalid
+from schemas.json_fields import NO_MEMBERS, missing, unsigned, wrong_type
 from schemas.json_tensors import pack_json_data
+from schemas.regions import FindRegion, read_place
 from schemas.request_errors import refused
 from schemas.request_limits import RequestLimits
 from schemas.requests import InferRequest
-from schemas.tensors import MAX_ELEMENT_COUNT, Tensor
+from schemas.tensors import MAX_ELEMENT_COUNT, Reference, Tensor
 
 _INT64_MAX = 2**63 - 1
 
 
-def read_inputs(request: InferRequest, entries: list[Any], content: memoryview, limits: RequestLimits) -> None:
+def read_inputs(
+    request: InferRequest,
+    entries: list[Any],
+    content: memoryview,
+    limits: RequestLimits,
+    find_region: FindRegion,
+) -> None:
     """Add to `request` the tensors that `entries` describe; `content` is what follows the JSON in the body.
 
-    Raises WeirError: INTERNAL for wrong JSON types and for `data` that does not fill its shape, else INVALID_ARG.
+    Raises WeirError: INTERNAL for wrong JSON types and for `data` that does not fill its shape, NOT_FOUND for a region of
+    shared memory that is not registered, else INVALID_ARG.
     """
     if len(entries) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} inputs")
@@ -56,7 +64,7 @@ def read_inputs(request: InferRequest, entries: list[Any], content: memoryview, 
         if name in names:
             raise refused(request.id, f"input '{name}' already exists in request")
         names.add(name)
-        data: bytes | memoryview
+        data: bytes | memoryview | Reference
         if is_binary:
             start = position
             position += unsigned(parameters["binary_data_size"], "binary_data_size")
@@ -69,19 +77,10 @@ def read_inputs(request: InferRequest, entries: list[Any], content: memoryview, 
         elif is_json:
             data = _json_content(name, datatype, shape, members, limits)
         else:
-            refuse_shared_memory(parameters)
+            data = read_place(request, parameters, find_region)
         request.inputs.append(Tensor(name, datatype, shape, data))
     if position != available:
         raise invalid(f"unexpected additional input data for model '{request.model_name}'")
-
-
-def refuse_shared_memory(parameters: Mapping[str, Any]) -> NoReturn:
-    """Refuse a tensor that lies in a client's shared memory: the one place to change once such regions are served."""
-    string(parameters["shared_memory_region"], "shared_memory_region")
-    for field in ("shared_memory_offset", "shared_memory_byte_size"):
-        if field in parameters:
-            unsigned(parameters[field], field)
-    raise WeirError(ErrorCode.UNSUPPORTED, "tensors in shared memory are not supported")
 
 
 def _not_one_source(members: Mapping[str, Any], parameters: Mapping[str, Any]) -> WeirError:

@@ -24,7 +24,8 @@ from schemas.json_fields import (
     unsigned,
 )
 from schemas.json_text import load_json
-from schemas.kserve_inputs import read_inputs, refuse_shared_memory
+from schemas.kserve_inputs import read_inputs
+from schemas.regions import FindRegion, no_regions, place_parameters, read_place
 from schemas.request_errors import long_correlation_id, refused, too_large
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
@@ -46,10 +47,12 @@ def parse_infer_request(
     body: bytes | bytearray | memoryview,
     header_length: int | None,
     limits: RequestLimits = DEFAULT_LIMITS,
+    find_region: FindRegion = no_regions,
 ) -> InferRequest:
     """The request in `body`, whose first `header_length` bytes are JSON (None: all of them).
 
-    Tensors given as binary are views over `body`. Raises WeirError.
+    Tensors given as binary are views over `body`; those in shared memory are the references that `find_region` makes.
+    Raises WeirError.
     """
     view = memoryview(body)
     if header_length is None:
@@ -66,9 +69,9 @@ def parse_infer_request(
         request.id = _short_text(document["id"], "id", limits)
     if "parameters" in document:
         _read_parameters(request, document["parameters"], limits)
-    read_inputs(request, array_member(document, "inputs"), view[header_length:], limits)
+    read_inputs(request, array_member(document, "inputs"), view[header_length:], limits, find_region)
     if "outputs" in document:
-        _read_outputs(request, array_member(document, "outputs"), limits)
+        _read_outputs(request, array_member(document, "outputs"), limits, find_region)
     return request
 
 
@@ -128,7 +131,7 @@ def _short_text(value: Any, field: str, limits: RequestLimits) -> str:
     return text
 
 
-def _read_outputs(request: InferRequest, entries: list[Any], limits: RequestLimits) -> None:
+def _read_outputs(request: InferRequest, entries: list[Any], limits: RequestLimits, find_region: FindRegion) -> None:
     if len(entries) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} outputs")
     names: set[str] = set()
@@ -144,7 +147,9 @@ def _read_outputs(request: InferRequest, entries: list[Any], limits: RequestLimi
         if "classification" in parameters:
             output.class_count = _class_count(parameters["classification"])
         if "shared_memory_region" in parameters:
-            refuse_shared_memory(parameters)
+            region = output.region = read_place(request, parameters, find_region)
+            offset = parameters.get("shared_memory_offset", 0)
+            output.parameters = place_parameters(request.regions[-1], offset, region.size)
         if "binary_data" in parameters:
             output.binary = boolean(parameters["binary_data"], "binary_data")
         request.outputs.append(output)

@@ -13,7 +13,6 @@ import orjson
 from schemas.classification import classify
 from schemas.json_tensors import json_data
 from schemas.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.tensors import PayloadRef
 
 Labels = Callable[[str], Sequence[str] | None]
 """The labels of an output by its name, in the order of class indexes; None for an output without labels."""
@@ -38,17 +37,19 @@ def build_infer_response(
             continue
         if wish.class_count:
             tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
-        data = tensor.data
-        if isinstance(data, PayloadRef):
-            raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
         row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        rows.append(row)
+        if wish.region is not None:
+            continue  # the caller finds the content there
+        data = tensor.data
+        if isinstance(data, tuple):
+            raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
         if wish.binary:
             row["parameters"] = {"binary_data_size": len(data)}
             if data:
                 chunks.append(data)
         else:
             row["data"] = json_data(tensor.name, tensor.datatype, tensor.shape, data)
-        rows.append(row)
     header = _header(request, response, rows)
     chunks[0] = header
     return chunks, len(header) if len(chunks) > 1 else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ import msgpack
 from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError
 from schemas.requests import InferRequest, Parameters, RequestedOutput
-from schemas.tensors import PayloadRef, Tensor
+from schemas.tensors import ClientRef, CudaRegionRef, PayloadRef, Reference, RegionRef, Tensor
 
 WIRE_VERSION = 1
 
@@ -118,7 +118,7 @@ def pack_body(request: InferRequest) -> bytes:
                 request.id,
                 request.parameters,
                 [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in request.inputs],
-                [output.name for output in request.outputs],
+                [_output_row(output) for output in request.outputs],
                 request.correlation_id,
                 request.sequence_flags,
                 request.timeout_us,
@@ -140,7 +140,7 @@ def body_template(request: InferRequest) -> list[bytes]:
         piece += _pack_array_header(4) + _pack(tensor.name) + _pack(tensor.datatype) + _pack(tensor.shape)
         pieces.append(piece + _bin_header(tensor.size_bytes))
         piece = b""
-    piece += _pack([output.name for output in request.outputs])
+    piece += _pack([_output_row(output) for output in request.outputs])
     piece += _pack(request.correlation_id) + _pack(request.sequence_flags) + _pack(request.timeout_us)
     pieces.append(piece)
     return pieces
@@ -167,8 +167,8 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     try:
         id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *more = msgpack.unpackb(body)
         request = InferRequest(model, str(version), _text(id), parameters=_parameters(parameters))
-        request.inputs = _unpack_tensors(inputs)
-        request.outputs = [RequestedOutput(_text(name)) for name in outputs]
+        request.inputs = _unpack_tensors(inputs, _reference)
+        request.outputs = [_requested_output(row) for row in outputs]
         if not (isinstance(correlation_id, (int, str)) and type(sequence_flags) is type(timeout_us) is int):
             raise TypeError("wrong types")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -292,7 +292,7 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
                 error = WeirError(ErrorCode.from_number(outcome), _text(detail))
                 answers.append(Answer(key, [], None, error, *ending))
             else:
-                outputs = None if outcome is None else _unpack_tensors(outcome)
+                outputs = None if outcome is None else _unpack_tensors(outcome, _payload_ref)
                 answers.append(Answer(key, outputs, _parameters(detail), None, *ending))
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not answers: {error}") from error
@@ -352,13 +352,13 @@ def _unpack(data: bytes, fields: int) -> list[Any]:
     return message[1 : fields + 1]
 
 
-def _unpack_tensors(rows: Any) -> list[Tensor]:
+def _unpack_tensors(rows: Any, reference: Callable[..., Reference]) -> list[Tensor]:
     tensors: list[Tensor] = []
     for name, datatype, shape, data in rows:
         if type(name) is not str or datatype not in DATATYPES or not all(type(dim) is int for dim in shape):
             raise TypeError("not a tensor")
         if isinstance(data, list):
-            data = _payload_ref(*data)
+            data = reference(*data)
         elif type(data) is not bytes:
             raise TypeError("not the content of a tensor")
         tensors.append(Tensor(name, datatype, shape, data))
@@ -374,6 +374,35 @@ def _unpack_ending(
     if type(is_final) is not bool or not known or type(number) is not int:
         raise TypeError("not the end of an answer")
     return is_final, moments, _text(run), number
+
+
+def _output_row(output: RequestedOutput) -> str | tuple[str, ClientRef]:
+    return output.name if output.region is None else (output.name, output.region)
+
+
+def _requested_output(row: Any) -> RequestedOutput:
+    if not isinstance(row, list):
+        return RequestedOutput(_text(row))
+    name, place = row
+    output = RequestedOutput(_text(name))
+    region = _reference(*place)
+    if isinstance(region, PayloadRef):
+        raise TypeError("outputs are not put into payload slots")
+    output.region = region
+    return output
+
+
+def _reference(*row: Any) -> Reference:
+    return _payload_ref(*row) if len(row) == 5 else _client_ref(*row)
+
+
+def _client_ref(place: Any, number: Any, offset: Any, size: Any) -> ClientRef:
+    # What a client shares is named by a file and its inode, or by the handle of GPU memory and its device.
+    if not type(number) is type(offset) is type(size) is int or min(number, offset, size) < 0:
+        raise TypeError("not a place in a client's memory")
+    if type(place) is bytes:
+        return CudaRegionRef(place, number, offset, size)
+    return RegionRef(_text(place), number, offset, size)
 
 
 def _payload_ref(segment: Any, slot: Any, generation: Any, offset: Any, size: Any) -> PayloadRef:

@@ -14,9 +14,8 @@ from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig, ModelInput
 from schemas.request_errors import refused
 from schemas.requests import InferRequest
-from schemas.tensors import PayloadRef, Tensor
-
-_LENGTH_BYTES = 4
+from schemas.string_content import check_strings
+from schemas.tensors import Tensor
 
 
 class RequestNormalizer:
@@ -110,51 +109,15 @@ class RequestNormalizer:
         if rule.has_batch and batch_size:
             elements *= batch_size
         data = tensor.data
-        size = data.size if isinstance(data, PayloadRef) else len(data)
+        size = data.size if isinstance(data, tuple) else len(data)
         if not rule.element_size:
-            self._check_strings(request, tensor, elements)
+            if not isinstance(data, tuple):
+                check_strings(data, elements, request.id, tensor.name, self._model)
         elif size != elements * rule.element_size:
             raise refused(
                 request.id,
                 f"input byte size mismatch for input '{tensor.name}' for model '{self._model}'. "
                 f"Expected {elements * rule.element_size}, got {size}",
-            )
-
-    def _check_strings(self, request: InferRequest, tensor: Tensor, expected: int) -> None:
-        """Walk the length prefixes of BYTES content: it must hold `expected` whole elements and nothing else."""
-        data = tensor.data
-        if isinstance(data, PayloadRef):
-            return
-        where = f"inference input '{tensor.name}'"
-        count = position = 0
-        end = len(data)
-        while position < end:
-            start = position + _LENGTH_BYTES
-            if start > end:
-                raise refused(
-                    request.id,
-                    f"incomplete string length indicator for {where} for model '{self._model}', "
-                    f"expecting {_LENGTH_BYTES} bytes but only {end - position} bytes available. Please make sure the "
-                    "string length indicator is in one buffer.",
-                )
-            count += 1
-            if count > expected:
-                raise refused(
-                    request.id,
-                    f"unexpected number of string elements {count} for {where} for model '{self._model}', "
-                    f"expecting {expected}",
-                )
-            length = int.from_bytes(data[position:start], "little")
-            position = start + length
-            if position > end:
-                raise invalid(
-                    f"incomplete string data for {where}, expecting string of length {length} "
-                    f"but only {end - start} bytes available"
-                )
-        if count != expected:
-            raise refused(
-                request.id,
-                f"expected {expected} string elements for {where} for model '{self._model}', got {count}",
             )
 
     def _check_names(self, request: InferRequest, inputs: list[Tensor]) -> None:
@@ -284,7 +247,7 @@ class _InputRule:
         if not self.keyed:
             return str(self.index)
         data = tensor.data
-        meaning = "" if not self.is_shape_tensor else str(data) if isinstance(data, PayloadRef) else data.hex()
+        meaning = "" if not self.is_shape_tensor else str(data) if isinstance(data, tuple) else data.hex()
         dims = tensor.shape[1:] if self.has_batch else tensor.shape
         return f"{self.index}:{','.join(map(str, dims))}{meaning}"
 

@@ -54,13 +54,17 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One worker: `settled` once it has tried to load every model it should, `draining` once it takes no new batches."""
+    """One worker: `settled` once it has tried to load every model it should, `draining` once it takes no new batches.
+
+    `gpus` are the UUIDs of the GPUs in whose memory it can take clients' tensors.
+    """
 
     worker: str
     pid: int
     settled: bool = False
     draining: bool = False
     written_ns: int = 0
+    gpus: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,8 @@ def unpack_worker_record(data: bytes) -> WorkerRecord:
         _are(str, record.worker)
         and _are(int, record.pid, record.written_ns)
         and _are(bool, record.settled, record.draining)
+        and isinstance(record.gpus, list)
+        and _are(str, *record.gpus)
     ):
         raise MalformedMessage("not a worker record: wrong types")
     return record

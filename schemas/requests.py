@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.tensors import Tensor
+from schemas.tensors import ClientRef, Tensor
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -14,9 +14,13 @@ Parameters = dict[str, Any]
 
 
 class RequestedOutput:
-    """An output the caller named: `binary` asks for raw bytes instead of JSON; `class_count` > 0 for classification."""
+    """An output the caller named: `binary` asks for raw bytes instead of JSON; `class_count` > 0 for classification.
 
-    __slots__ = ("binary", "class_count", "name", "parameters")
+    `region` is where its content is to be put, if the caller wants it in memory of its own; `parameters` are then those
+    that named the place.
+    """
+
+    __slots__ = ("binary", "class_count", "name", "parameters", "region")
 
     def __init__(
         self, name: str, binary: bool = False, class_count: int = 0, parameters: Parameters | None = None
@@ -25,6 +29,7 @@ class RequestedOutput:
         self.binary = binary
         self.class_count = class_count
         self.parameters = parameters
+        self.region: ClientRef | None = None
 
 
 class InferRequest:
@@ -34,7 +39,7 @@ class InferRequest:
     attributes below. `timeout_us` and `priority` are 0 when not given, `correlation_id` 0 when there is no sequence.
     `binary_default` says how outputs not listed in `outputs` are to be encoded. `wants_empty_final` asks a stream for a
     last response even where the model has nothing more to say (`triton_enable_empty_final_response`). `traceparent` is
-    W3C's, "" where the request is not traced.
+    W3C's, "" where the request is not traced. `regions` names the shared-memory regions that its tensors lie in.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -51,6 +56,7 @@ class InferRequest:
         "outputs",
         "parameters",
         "priority",
+        "regions",
         "sequence_flags",
         "shape_key",
         "timeout_us",
@@ -80,6 +86,7 @@ class InferRequest:
         self.sequence_flags = 0
         self.traceparent = ""
         self.wants_empty_final = False
+        self.regions: tuple[str, ...] = ()
         self.batch_size = 1
         self.shape_key = ""
 

@@ -1,7 +1,8 @@
 """`Tensor`: a name, a datatype, a shape, and its bytes as they travel.
 
-A tensor's bytes are a view over what was received (a request body, a bus message, shared memory) or a reference to a
-payload that lies in shared memory. Nothing here copies more than the caller asks for.
+A tensor's bytes are a view over what was received (a request body, a bus message, shared memory) or a reference to
+where they lie: in shared memory of ours, or in memory that a client shares. Nothing here copies more than the caller asks
+for.
 """
 
 from __future__ import annotations
@@ -33,17 +34,49 @@ class PayloadRef(NamedTuple):
     size: int
 
 
+class RegionRef(NamedTuple):
+    """Bytes in a POSIX shared-memory object of a client, on the gateway's host.
+
+    `name` is the object's file name; `inode` tells it from another object that was given the same name since. `offset`
+    (from the object's start) and `size` are in bytes.
+    """
+
+    name: str
+    inode: int
+    offset: int
+    size: int
+
+
+class CudaRegionRef(NamedTuple):
+    """Bytes in GPU memory of a client: `handle` is the cudaIpcMemHandle_t of an allocation on GPU `device`.
+
+    `offset` (from the allocation's start) and `size` are in bytes.
+    """
+
+    handle: bytes
+    device: int
+    offset: int
+    size: int
+
+
+ClientRef = RegionRef | CudaRegionRef
+"""Where a client's own memory holds a tensor, or is to hold it."""
+
+Reference = PayloadRef | RegionRef | CudaRegionRef
+"""Content that lies elsewhere: all of them are tuples and have a `size`, and no other content is or has."""
+
+
 class Tensor:
     """One named tensor.
 
     `datatype` is a wire name ("FP32"), `shape` includes the batch dimension where the model has one. `data` is the
     row-major little-endian content (BYTES: each element a uint32 length and that many bytes) as bytes or a view, or a
-    `PayloadRef` to it.
+    reference to it.
     """
 
     __slots__ = ("data", "datatype", "name", "shape")
 
-    def __init__(self, name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview | PayloadRef) -> None:
+    def __init__(self, name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview | Reference) -> None:
         self.name = name
         self.datatype = datatype
         self.shape = shape
@@ -56,7 +89,7 @@ class Tensor:
     def size_bytes(self) -> int:
         """Bytes of content, wherever it lies."""
         data = self.data
-        return data.size if isinstance(data, PayloadRef) else len(data)
+        return data.size if isinstance(data, tuple) else len(data)
 
     @classmethod
     def from_numpy(cls, name: str, array: np.ndarray, datatype: str) -> Tensor:
@@ -74,9 +107,9 @@ class Tensor:
         return as_array(self.data, self.datatype, self.shape)
 
 
-def as_array(data: bytes | memoryview | PayloadRef, datatype: str, shape: Sequence[int]) -> np.ndarray:
+def as_array(data: bytes | memoryview | Reference, datatype: str, shape: Sequence[int]) -> np.ndarray:
     """The array of `shape` over `data`; see `Tensor.to_numpy`."""
-    if isinstance(data, PayloadRef):
+    if isinstance(data, tuple):
         raise TypeError("the tensor's content lies in shared memory: resolve the reference first")
     if datatype == "BYTES":
         array = np.empty(element_count(shape), dtype=np.object_)

@@ -18,15 +18,16 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.parameters import read_parameters, write_parameters
+from gateway.grpc.parameters import read_parameters, read_place, write_parameters
 from gateway.grpc.versions import read_version
 from schemas.classification import classify
 from schemas.datatypes import DATATYPES
-from schemas.errors import ErrorCode, WeirError, internal, invalid
+from schemas.errors import internal, invalid
+from schemas.regions import FindRegion, no_regions
 from schemas.request_errors import refused
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.tensors import MAX_ELEMENT_COUNT, Tensor, pack_bytes
+from schemas.tensors import MAX_ELEMENT_COUNT, Reference, Tensor, pack_bytes
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry, and Triton's limit both ways."""
@@ -71,13 +72,16 @@ def decode_request(data: bytes | memoryview) -> tuple[Any, Sequence[bytes | memo
 
 
 def request_from_message(
-    message: Any, raw_contents: Sequence[bytes | memoryview], limits: RequestLimits = DEFAULT_LIMITS
+    message: Any,
+    raw_contents: Sequence[bytes | memoryview],
+    limits: RequestLimits = DEFAULT_LIMITS,
+    find_region: FindRegion = no_regions,
 ) -> InferRequest:
     """The request in what `decode_request` returned.
 
-    Tensors are views over `raw_contents`, or packed from typed contents. Raises WeirError (INVALID_ARG) with Triton's
-    messages for reserved parameters of the wrong type, for content that is missing, given twice or of another type,
-    and for what exceeds `limits`; UNSUPPORTED for tensors in shared memory.
+    Tensors are views over `raw_contents`, or packed from typed contents, or the references that `find_region` makes.
+    Raises WeirError (INVALID_ARG) with Triton's messages for reserved parameters of the wrong type, for content that is
+    missing, given twice or of another type, and for what exceeds `limits`; NOT_FOUND for a region that is not registered.
     """
     request = InferRequest(message.model_name, read_version(message.model_version), message.id)
     request.binary_default = True
@@ -86,9 +90,9 @@ def request_from_message(
     if message.parameters:
         read_parameters(message.parameters, request, limits)
     _check_names(message)
-    request.inputs = _read_inputs(message, raw_contents, limits)
+    request.inputs = _read_inputs(request, message, raw_contents, limits, find_region)
     if message.outputs:
-        request.outputs = _read_outputs(message, limits)
+        request.outputs = _read_outputs(request, message, limits, find_region)
     return request
 
 
@@ -105,19 +109,23 @@ def encode_response(
     )
     if response.parameters:
         write_parameters(response.parameters, message.parameters)
-    class_counts = {output.name: output.class_count for output in request.outputs}
+    wishes = {output.name: output for output in request.outputs}
     raw_contents: list[Any] = []
     for tensor in response.outputs:
-        class_count = class_counts.get(tensor.name)
-        if class_counts and class_count is None:
+        wish = wishes.get(tensor.name)
+        if wishes and wish is None:
             continue
-        if class_count:
-            tensor = classify(tensor, class_count, batching, labels.get(tensor.name))
+        if wish is not None and wish.class_count:
+            tensor = classify(tensor, wish.class_count, batching, labels.get(tensor.name))
         output = message.outputs.add()
         output.name = tensor.name
         output.datatype = tensor.datatype
         output.shape.extend(tensor.shape)
-        raw_contents.append(tensor.data)
+        if wish is not None and wish.region is not None:
+            write_parameters(wish.parameters or {}, output.parameters)
+            raw_contents.append(b"")
+        else:
+            raw_contents.append(tensor.data)
     return _join_raw_contents(message.SerializeToString(), raw_contents)
 
 
@@ -197,7 +205,13 @@ def _check_names(message: Any) -> None:
                 names.add(tensor.name)
 
 
-def _read_inputs(message: Any, raw_contents: Sequence[bytes | memoryview], limits: RequestLimits) -> list[Tensor]:
+def _read_inputs(
+    request: InferRequest,
+    message: Any,
+    raw_contents: Sequence[bytes | memoryview],
+    limits: RequestLimits,
+    find_region: FindRegion,
+) -> list[Tensor]:
     model = message.model_name
     if len(message.inputs) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} inputs")
@@ -207,13 +221,15 @@ def _read_inputs(message: Any, raw_contents: Sequence[bytes | memoryview], limit
         name, shape = tensor.name, tensor.shape[:]
         if not 0 < math.prod(shape) <= MAX_ELEMENT_COUNT or len(shape) > limits.dims:
             _check_shape(name, shape, limits)
-        if tensor.parameters:
-            if "shared_memory_region" in tensor.parameters and tensor.HasField("contents"):
-                raise invalid(
-                    f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
-                )
-            _refuse_shared_memory(tensor.parameters)
-        if tensor.HasField("contents"):
+        data: bytes | memoryview | Reference
+        if tensor.parameters and "shared_memory_region" in tensor.parameters and tensor.HasField("contents"):
+            raise invalid(
+                f"unexpected 'content' provided when using shared memory for input tensor '{name}' for model '{model}'"
+            )
+        place = read_place(tensor.parameters, name, request, find_region) if tensor.parameters else None
+        if place is not None:
+            data = place[0]
+        elif tensor.HasField("contents"):
             if raw_contents:
                 raise invalid(
                     "contents field must not be specified when using raw_input_contents "
@@ -266,20 +282,24 @@ def _pack_typed(tensor: Any, model: str) -> bytes | memoryview:
     return elements.astype(DATATYPES[datatype].numpy).tobytes()
 
 
-def _read_outputs(message: Any, limits: RequestLimits) -> list[RequestedOutput]:
+def _read_outputs(
+    request: InferRequest, message: Any, limits: RequestLimits, find_region: FindRegion
+) -> list[RequestedOutput]:
     if len(message.outputs) > limits.tensors:
         raise invalid(f"request holds more than {limits.tensors} outputs")
-    return [_read_output(output) for output in message.outputs]
+    return [_read_output(request, output, find_region) for output in message.outputs]
 
 
-def _read_output(output: Any) -> RequestedOutput:
+def _read_output(request: InferRequest, output: Any, find_region: FindRegion) -> RequestedOutput:
     requested = RequestedOutput(output.name, binary=True)
     parameters = output.parameters
     if "classification" in parameters:
         if "shared_memory_region" in parameters:
             raise invalid("output can't set both 'shared_memory_region' and 'classification'")
         requested.class_count = _class_count(parameters["classification"])
-    _refuse_shared_memory(parameters)
+    place = read_place(parameters, output.name, request, find_region) if parameters else None
+    if place is not None:
+        requested.region, requested.parameters = place
     return requested
 
 
@@ -289,9 +309,3 @@ def _class_count(parameter: Any) -> int:
     if parameter.int64_param <= 0:
         raise invalid("invalid value for 'classification' parameter, expected >= 0")
     return int(parameter.int64_param)
-
-
-def _refuse_shared_memory(parameters: Any) -> None:
-    """Refuse a tensor that lies in a client's shared memory: the one place to change once such regions are served."""
-    if "shared_memory_region" in parameters:
-        raise WeirError(ErrorCode.UNSUPPORTED, "tensors in shared memory are not supported")

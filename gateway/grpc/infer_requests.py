@@ -28,6 +28,7 @@ class InferRequests:
     def __init__(self, doors: Doors) -> None:
         self._catalog = doors.catalog
         self._inference = doors.inference
+        self._find_region = doors.regions.find
         self._prepared = PreparedCalls()
 
     def resolve(self, message: Any) -> ServedModel:
@@ -44,7 +45,7 @@ class InferRequests:
         on_answer: OnAnswer,
     ) -> Pending:
         """Publishes the request that `decode_request` has read from `data`. Raises WeirError for what is refused."""
-        request = request_from_message(message, raw_contents)
+        request = request_from_message(message, raw_contents, find_region=self._find_region)
         request.traceparent = head.traceparent
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)

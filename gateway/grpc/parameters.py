@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from schemas.errors import invalid
+from schemas.regions import FindRegion, place_parameters
 from schemas.request_errors import long_correlation_id
 from schemas.request_limits import RequestLimits
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Parameters
+from schemas.tensors import ClientRef
 
 _EMPTY_FINAL_RESPONSE = "triton_enable_empty_final_response"
 
@@ -54,6 +56,44 @@ def write_parameters(parameters: Parameters, target: Any) -> None:
             parameter.double_param = value
         else:
             parameter.string_param = value
+
+
+def read_place(
+    parameters: Mapping[str, Any], tensor: str, request: InferRequest, find_region: FindRegion
+) -> tuple[ClientRef, Parameters] | None:
+    """(the place in a client's shared memory that a tensor's parameters name, those parameters); None if they name none.
+
+    `request` remembers the region. Raises WeirError: INVALID_ARG with Triton's messages for parameters that don't go
+    together, else as `find_region`.
+    """
+    if "shared_memory_region" not in parameters:
+        for name in ("shared_memory_offset", "shared_memory_byte_size"):
+            if name in parameters:
+                raise invalid(
+                    f"'{name}' can not be specified without 'shared_memory_region' parameter for tensor '{tensor}'"
+                )
+        return None
+    region_name = _expect_for(tensor, parameters, "shared_memory_region", "string_param")
+    offset = 0
+    if "shared_memory_offset" in parameters:
+        offset = _expect_for(tensor, parameters, "shared_memory_offset", "int64_param")
+    if "shared_memory_byte_size" not in parameters:
+        raise invalid(
+            "'shared_memory_byte_size' must be specified along with 'shared_memory_region' parameter for tensor "
+            f"'{tensor}'"
+        )
+    size = _expect_for(tensor, parameters, "shared_memory_byte_size", "int64_param")
+    # Both are unsigned: Triton takes a negative one for the same 64 bits.
+    place = find_region(region_name, offset % 2**64, size % 2**64)
+    request.regions += (region_name,)
+    return place, place_parameters(region_name, offset, size)
+
+
+def _expect_for(tensor: str, parameters: Mapping[str, Any], name: str, kind: str) -> Any:
+    parameter = parameters[name]
+    if parameter.WhichOneof("parameter_choice") != kind:
+        raise invalid(f"invalid value type for '{name}' parameter for tensor '{tensor}', expected {kind}.")
+    return getattr(parameter, kind)
 
 
 def _expect(parameter: Any, name: str, *kinds: str) -> Any:

@@ -68,6 +68,7 @@ class PreparedCalls:
         """Keeps a request that was parsed from `data`, with these contents, and found valid, where that may help."""
         if (
             request.id
+            or request.regions
             or request.correlation_id
             or request.traceparent
             or len(data) > INLINE_LIMIT_BYTES

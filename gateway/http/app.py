@@ -17,6 +17,7 @@ from gateway.doors import Doors
 from gateway.http.generate_routes import generate_routes
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.routing import MODEL_PATHS, error_answer
+from gateway.http.shared_memory_routes import shared_memory_routes
 from gateway.http.statistics_routes import statistics_routes
 from schemas.errors import WeirError
 
@@ -28,6 +29,7 @@ def make_app(doors: Doors) -> Starlette:
             *statistics_routes(doors),
             *metadata_routes(doors),
             *generate_routes(doors),
+            *shared_memory_routes(doors),
             *_infer_routes(),
         ],
         exception_handlers={

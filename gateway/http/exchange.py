@@ -278,7 +278,7 @@ class InferExchange:
         header_length = None if self.header_length is None else parse_header_length(self.header_length)
         if header_length == 0 or (header_length is None and not body):
             return parse_raw_request(self._model, self._version, body, served.config, limits)
-        return parse_infer_request(self._model, self._version, body, header_length, limits)
+        return parse_infer_request(self._model, self._version, body, header_length, limits, self._doors.regions.find)
 
     def _on_answer(self, outcome: InferResponse | WeirError | None, _is_final: bool) -> None:
         pending = self._pending

@@ -20,6 +20,7 @@ from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.pending import OnAnswer
 from gateway.prepared import PreparedRequest
+from gateway.shared_memory import SharedMemoryRegions
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found
 from schemas.messages import unpack_body
@@ -167,6 +168,7 @@ def doors(catalog: Models, inference: Calculator) -> Doors:
         limits=DEFAULT_LIMITS,
         server_id="test-server",
         statistics=None,  # type: ignore[arg-type]
+        regions=SharedMemoryRegions(None, "gateway", None, False),  # type: ignore[arg-type]
     )
 
 

@@ -276,11 +276,11 @@ def test_names_are_given_once() -> None:
     assert refusal({"inputs": [], "outputs": outputs}) == (INVALID_ARG, text)
 
 
-def test_shared_memory_is_refused_in_one_way() -> None:
-    unsupported = (ErrorCode.UNSUPPORTED, "tensors in shared memory are not supported")
+def test_a_region_that_nobody_registered_is_not_found() -> None:
+    unknown = (ErrorCode.NOT_FOUND, "Unable to find shared memory region: 'r'")
     region = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
-    assert refusal({"inputs": [one_input(parameters=region)]}) == unsupported
-    assert refusal({"inputs": [], "outputs": [{"name": "X", "parameters": region}]}) == unsupported
+    assert refusal({"inputs": [one_input(parameters=region)]}) == unknown
+    assert refusal({"inputs": [], "outputs": [{"name": "X", "parameters": region}]}) == unknown
 
 
 @pytest.mark.parametrize(

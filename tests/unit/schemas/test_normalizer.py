@@ -229,6 +229,7 @@ WHERE = "for inference input 'A' for model 'm', "
             + f"incomplete string length indicator {WHERE}expecting 4 bytes but only 2 bytes available"
             + ONE_BUFFER,
         ),
+        (b"\5\0\0\0ab", [1, 2], UNKNOWN + f"expected 2 string elements {WHERE}got 1"),
         (
             b"\5\0\0\0ab",
             [1, 1],

@@ -187,9 +187,9 @@ def test_wrong_content_is_refused_in_tritons_words(message: service_pb2.ModelInf
     assert refusal(message) == (ErrorCode.INVALID_ARG, expected)
 
 
-def test_shared_memory_is_refused_as_unsupported() -> None:
-    region = {"shared_memory_region": parameter("r")}
-    expected = (ErrorCode.UNSUPPORTED, "tensors in shared memory are not supported")
+def test_a_region_that_nobody_registered_is_not_found() -> None:
+    region = {"shared_memory_region": parameter("r"), "shared_memory_byte_size": parameter(4)}
+    expected = (ErrorCode.NOT_FOUND, "Unable to find shared memory region: 'r'")
     assert refusal(message_of({"parameters": region})) == expected
     assert refusal(message_of({}, raw=[b"1234"], outputs=[{"name": "o", "parameters": region}])) == expected
 

@@ -52,10 +52,19 @@ REFUSALS = {
     ),
     "shared memory": (
         raw_request(
-            "same_FP32", outputs=[{"name": "OUT", "parameters": {"shared_memory_region": {"string_param": "r"}}}]
+            "same_FP32",
+            outputs=[
+                {
+                    "name": "OUT",
+                    "parameters": {
+                        "shared_memory_region": {"string_param": "r"},
+                        "shared_memory_byte_size": {"int64_param": 8},
+                    },
+                }
+            ],
         ),
-        grpc.StatusCode.UNIMPLEMENTED,
-        "tensors in shared memory are not supported",
+        grpc.StatusCode.NOT_FOUND,
+        "Unable to find shared memory region: 'r'",
     ),
     "no classes of strings": (
         raw_request(
