@@ -142,7 +142,7 @@ def region_writes(host: str) -> str:
 
 
 def cuda_open(host: str) -> str:
-    """Asks the workers of `host` whether they can use GPU memory that a client shares; each answers on the reply."""
+    """Asks the workers of `host` whether they can use GPU memory that a client shares; each answers."""
     return f"cuda-open.{host}"
 
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from bus.payloads import PayloadReader
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import BatchEntry, BatchOutcome, Done, Run, pack_answers, pack_end
+from schemas.messages import NOBODY, BatchEntry, BatchOutcome, Done, Run, pack_answers, pack_end
+from schemas.requests import InferRequest
 from worker.answer_packer import AnswerPacker
 from worker.backend import Execution, Result
 from worker.reshape import Reshaper
@@ -37,7 +38,8 @@ class FinishedBatch(NamedTuple):
 class OpenBatches:
     """The batches of one instance that have left it and have requests without a last answer; and how all are answered.
 
-    `decoupled`: the model may send any number of responses, which are counted by their number.
+    `decoupled`: the model may send any number of responses, which are counted by their number. `deliver` puts outputs
+    into memory that their callers share, where they asked for that.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class OpenBatches:
         reshaper: Reshaper | None,
         statistics: ModelStatistics,
         publish: Callable[[FinishedBatch], None],
+        deliver: Callable[[InferRequest, Result], None],
     ) -> None:
         self.version = version
         self.decoupled = decoupled
@@ -55,6 +58,7 @@ class OpenBatches:
         self.reshaper = reshaper
         self.statistics = statistics
         self.publish = publish
+        self.deliver = deliver
         self._changed = threading.Condition()
         self._open: set[BatchExecution] = set()
 
@@ -88,7 +92,18 @@ class _Stream:
 class BatchExecution(Execution):
     """See the module. `begin` says which entries of the batch the instance is given, `settle` what it returned."""
 
-    __slots__ = ("_batch", "_batches", "_entries", "_has_returned", "_lock", "_rows", "_run", "_streams", "_uncounted")
+    __slots__ = (
+        "_batch",
+        "_batches",
+        "_entries",
+        "_has_returned",
+        "_lock",
+        "_requests",
+        "_rows",
+        "_run",
+        "_streams",
+        "_uncounted",
+    )
 
     def __init__(self, batch: RunningBatch, batches: OpenBatches, reader: PayloadReader) -> None:
         super().__init__(reader)
@@ -96,15 +111,17 @@ class BatchExecution(Execution):
         self._batches = batches
         self._entries: Sequence[int] = ()
         self._rows: Sequence[int] = ()
+        self._requests: Sequence[InferRequest] = ()
         self._lock = threading.Lock()
         self._streams: dict[int, _Stream] | None = None
         self._has_returned = False
         self._uncounted = True
         self._run = ""
 
-    def begin(self, entries: Sequence[int], rows: Sequence[int]) -> None:
-        """The instance is given these entries of the batch, which have so many rows each."""
+    def begin(self, entries: Sequence[int], rows: Sequence[int], requests: Sequence[InferRequest]) -> None:
+        """The instance is given these entries of the batch, with so many rows each, as these requests."""
         self._entries = entries
+        self._requests = requests
         self._rows = rows
 
     @property
@@ -131,6 +148,8 @@ class BatchExecution(Execution):
             else:
                 if batches.reshaper is not None:
                     batches.reshaper.to_client(result)
+                if entry.gateway != NOBODY:
+                    batches.deliver(self._requests[position], result)
                 row = batches.packer.packed(entry.gateway, entry.key, result, is_final, self._run_of(stream))
             self._count_response(position, stream, result, began_ns)
             if is_final:

@@ -1,6 +1,7 @@
 """Between requests and the arrays a model runs on: the rows of a batch put together, and taken apart again.
 
-Copies: a request alone in its batch is not copied; rows of several requests are copied once, into the batch.
+Copies: a request alone in its batch is not copied; rows of several requests are copied once, into the batch, unless they
+lie there side by side already.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from bus.payloads import PayloadReader, StalePayload
 from schemas.datatypes import DATATYPES
 from schemas.errors import internal, unavailable
 from schemas.requests import InferRequest
-from schemas.tensors import PayloadRef, Tensor, as_array
+from schemas.tensors import CudaRegionRef, PayloadRef, RegionRef, Tensor, as_array
+from worker.client_memory import side_by_side
 
 _REUSE_FROM_BYTES = 256 * 1024
 
@@ -56,6 +58,9 @@ class BatchAssembler:
             return np.concatenate([_array(row, reader) for row in rows])
         contents = [_content(row, reader) for row in rows]
         size = sum(map(len, contents))
+        together = side_by_side(contents)
+        if together is not None:
+            return np.frombuffer(together, DATATYPES[datatype].numpy).reshape(shape)
         if size < _REUSE_FROM_BYTES:
             joined: bytes | memoryview = b"".join(contents)
         else:
@@ -141,6 +146,8 @@ def _input(request: InferRequest, name: str) -> Tensor:
 
 def _content(tensor: Tensor, reader: PayloadReader) -> bytes | memoryview:
     data = tensor.data
+    if isinstance(data, (RegionRef, CudaRegionRef)):
+        raise internal(f"the content of input '{tensor.name}' has not been fetched")
     if isinstance(data, PayloadRef):
         # Not checked again: a request that is given up from now on spoils its own rows, which nobody waits for, and
         # must not fail the others of its batch.

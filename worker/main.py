@@ -18,6 +18,9 @@ from repository.layout import ModelRepository
 from telemetry.logs import configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from worker.client_memory import ClientMemoryAccess
+from worker.cuda_answers import CudaAnswers
+from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
 from worker.model_loader import ModelLoader
 from worker.service import WorkerService
@@ -61,14 +64,19 @@ async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
     publisher = ThreadPublisher(bus, settings.nats_url, worker_id)
     publisher.start(background)
     devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
-    service = WorkerService(bus, publisher, worker_id, devices)
+    gpus = gpu_uuids() if settings.allow_client_shm else []
+    client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
+    service = WorkerService(bus, publisher, worker_id, devices, gpus)
     loader = ModelLoader(
         ModelRepository(list(settings.model_repositories), settings.model_config_name),
         not settings.disable_auto_complete_config,
         worker_id,
         service.finished,
         metrics,
+        client_memory,
     )
+    if client_memory.cuda is not None:
+        await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
     await service.start(background)
     polling = background.create_task(devices.run(settings.metrics_interval_ms))
     loading = background.create_task(service.load_all(loader, settings.model_load_thread_count))

@@ -24,6 +24,7 @@ from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, Lo
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
 from worker.batch_record import record_batch
 from worker.batch_tensors import batch_sizes, has_gone
+from worker.client_memory import ClientMemory, ClientMemoryAccess
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
@@ -51,6 +52,7 @@ class ModelInstance:
         reshaper: Reshaper | None,
         controls: SequenceControls | None,
         on_finished: Callable[[FinishedBatch], None],
+        client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
     ) -> None:
         self._loaded = loaded
         self._version = model.version
@@ -63,8 +65,15 @@ class ModelInstance:
         self._on_finished = on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packer = AnswerPacker(arena_name)
+        self._client_memory = ClientMemory(client_memory)
         self._open_batches = OpenBatches(
-            model.version, model.config.is_decoupled, self._packer, reshaper, statistics, on_finished
+            model.version,
+            model.config.is_decoupled,
+            self._packer,
+            reshaper,
+            statistics,
+            on_finished,
+            self._client_memory.deliver,
         )
         self._reader = PayloadReader()
         self.arena_name = arena_name
@@ -136,6 +145,7 @@ class ModelInstance:
     def _execute(self, instance: Instance, running: RunningBatch) -> FinishedBatch | None:
         batch = running.message
         execution = BatchExecution(running, self._open_batches, self._reader)
+        self._client_memory.begin()
         results: list[Result | None] = [None] * len(batch.entries)
         requests: list[InferRequest] = []
         positions: list[int] = []
@@ -148,9 +158,14 @@ class ModelInstance:
                 request = unpack_body(body, batch.model, batch.version)
                 if has_gone(request, self._reader):
                     raise StalePayload("the request was given up")
+                # A null row is a copy of a request of this batch, whose last row is never null.
+                self._client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
             except StalePayload:
                 results[position] = Result(error=WeirError(ErrorCode.CANCELLED, "the request was given up"))
                 self._statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
+                continue
+            except WeirError as error:
+                results[position] = Result(error=error)
                 continue
             except ValueError as error:  # MalformedMessage among them
                 results[position] = Result(error=internal(str(error)))
@@ -164,14 +179,16 @@ class ModelInstance:
         sizes: list[int] = []
         if requests:
             sizes = batch_sizes(requests, self._batching)
-            execution.begin(positions, sizes)
+            execution.begin(positions, sizes, requests)
             try:
                 outcomes = self._outcomes(instance, requests, execution)
             except InstanceDied as death:
                 logger.warning("%s: %s; its batch of %d is done again", self._device.name, death, len(requests))
                 busy_us = (time.monotonic_ns() - execution.start_ns) // 1000
                 return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
-        for position, outcome in zip(positions, outcomes, strict=True):
+        for position, request, outcome in zip(positions, requests, outcomes, strict=True):
+            if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
+                self._client_memory.deliver(request, outcome)
             results[position] = outcome
         if execution.has_responded or not all(outcomes):
             execution.settle(results)

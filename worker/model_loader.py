@@ -21,6 +21,7 @@ from schemas.registry import ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, ModelVersion
 from worker.batch_execution import FinishedBatch
+from worker.client_memory import ClientMemoryAccess
 from worker.config_support import check_supported
 from worker.served_version import ServedVersion
 
@@ -61,12 +62,14 @@ class ModelLoader:
         arena_prefix: str,
         on_finished: Callable[[FinishedBatch], None],
         metrics: MetricsConfig | None = None,
+        client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
     ) -> None:
         self._metrics = metrics or MetricsConfig()
         self._repository = repository
         self._auto_complete = auto_complete
         self._arena_prefix = arena_prefix
         self._on_finished = on_finished
+        self._client_memory = client_memory
         self._loads = 0
 
     def scan(self) -> dict[str, FoundModel]:
@@ -111,6 +114,7 @@ class ModelLoader:
                 f"{self._arena_prefix}_{self._loads}",
                 self._on_finished,
                 self._metrics,
+                self._client_memory,
             )
         except Exception as error:  # noqa: BLE001 - as above
             reason = _reason(error)

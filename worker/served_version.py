@@ -10,6 +10,7 @@ from schemas.registry import ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
 from worker.batch_execution import FinishedBatch
+from worker.client_memory import ClientMemoryAccess
 from worker.latencies import observer_for
 from worker.model_instance import ModelInstance
 from worker.reshape import Reshaper
@@ -30,6 +31,7 @@ class ServedVersion:
         arena_name: str,
         on_finished: Callable[[FinishedBatch], None],
         metrics: MetricsConfig,
+        client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
     ) -> None:
         begun_s = time.monotonic()
         self.model = model
@@ -49,6 +51,7 @@ class ServedVersion:
                     reshaper if reshaper.is_needed else None,
                     controls if controls.is_needed else None,
                     on_finished,
+                    client_memory,
                 )
                 instance.start()
                 self.instances.append(instance)

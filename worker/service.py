@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bus import subjects
@@ -49,16 +50,22 @@ _DRAIN_SETTLE_S = 0.1
 class WorkerService:
     """One worker process: holds models and runs the batches that schedulers send it.
 
-    `devices` is what it tells of its host, None for nothing.
+    `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
     """
 
     def __init__(
-        self, bus: Bus, publisher: ThreadPublisher, worker_id: str, devices: DevicePoller | None = None
+        self,
+        bus: Bus,
+        publisher: ThreadPublisher,
+        worker_id: str,
+        devices: DevicePoller | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._devices = devices
         self._born_ns = time.time_ns()
         self._bus = bus
         self.worker_id = worker_id
+        self._gpus = list(gpus)
         self._registry = RegistryWriter(bus, worker_id)
         self._loop = asyncio.get_running_loop()
         self.models: dict[str, LoadedResult] = {}
@@ -81,20 +88,18 @@ class WorkerService:
         await self._bus.subscribe(subjects.probe(self.worker_id), lambda message: None)
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
         await self._bus.flush()
-        await self._registry.write_worker(WorkerRecord(self.worker_id, os.getpid(), written_ns=time.time_ns()))
+        await self._registry.write_worker(self._record())
         self._beats = background.create_task(self._beat())
 
     async def load_all(self, loader: ModelLoader, threads: int) -> None:
         """Loads every model of the repository, `threads` at a time, and registers each as it is done."""
         with ThreadPoolExecutor(threads, "loader") as pool:
             await asyncio.gather(*(self._load(loader, found, pool) for found in loader.scan().values()))
-        record = WorkerRecord(self.worker_id, os.getpid(), settled=True, written_ns=time.time_ns())
-        await self._registry.write_worker(record)
+        await self._registry.write_worker(self._record(settled=True))
 
     async def stop(self, timeout_s: float) -> None:
         """Takes no new batches, finishes those it has, leaves the registry, and unloads."""
-        draining = WorkerRecord(self.worker_id, os.getpid(), settled=True, draining=True, written_ns=time.time_ns())
-        await self._registry.write_worker(draining)
+        await self._registry.write_worker(self._record(settled=True, draining=True))
         try:
             async with asyncio.timeout(timeout_s):
                 # Batches sent before the schedulers saw the record are on their way: the broker's echo comes after them.
@@ -116,6 +121,9 @@ class WorkerService:
             for result in self.models.values():
                 for served in result.served.values():
                     await asyncio.to_thread(served.unload)
+
+    def _record(self, settled: bool = False, draining: bool = False) -> WorkerRecord:
+        return WorkerRecord(self.worker_id, os.getpid(), settled, draining, time.time_ns(), self._gpus)
 
     def finished(self, batch: FinishedBatch) -> None:
         """An instance has ended a batch, or something of it is to leave at once; called in any thread."""

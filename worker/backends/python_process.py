@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import WeirError, internal
-from schemas.tensors import PayloadRef
+from schemas.tensors import PayloadRef, Reference
 from worker.backends.python_child import ProcessDied, PythonChild, QuestionFailed
 from worker.backends.python_messages import NoSink, PythonRequest, PythonResponse, ResponseSink, unpack_response
 from worker.backends.python_responses import ResponseReader
@@ -158,9 +158,11 @@ class PythonProcess:
             [(tensor.name, tensor.datatype, tensor.shape, self._place(tensor.data)) for tensor in request.inputs],
         )
 
-    def _place(self, data: bytes | memoryview | PayloadRef) -> bytes | memoryview | tuple[Any, ...]:
+    def _place(self, data: bytes | memoryview | Reference) -> bytes | memoryview | tuple[Any, ...]:
         if isinstance(data, PayloadRef):
             return (data.segment, data.offset, data.size)
+        if isinstance(data, tuple):
+            raise TypeError("the tensor's content has not been fetched")
         return data if len(data) <= INLINE_LIMIT else self._inputs.place(data)
 
 
