@@ -14,7 +14,7 @@ import numpy as np
 
 from bus.client_regions import RegionUnusable, read_region, write_region
 from bus.identity import shares_memory
-from schemas.errors import ErrorCode, WeirError, internal, invalid
+from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.requests import InferRequest
 from schemas.string_content import check_strings
 from schemas.tensors import ClientRef, CudaRegionRef, RegionRef, Tensor, element_count
@@ -94,7 +94,11 @@ class ClientMemory:
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < start + size:
             # What was fetched into the old one stays there; the next batch like this one finds room for all of it.
-            buffer = self._buffers[name] = np.empty(max(size, 2 * start + size if start else 0), np.uint8)
+            try:
+                buffer = np.empty(2 * start + size, np.uint8)
+            except MemoryError as error:
+                raise unavailable(f"there is no memory for the {size} bytes of input '{name}'") from error
+            self._buffers[name] = buffer
             start = 0
         target = buffer.data[start : start + size]
         try:

@@ -103,8 +103,10 @@ class IpcAllocation:
     """An allocation of another process, opened with CUDA's runtime. See `CudaAllocation`."""
 
     def __init__(self, handle: bytes, device: int) -> None:
-        from cuda.bindings import driver, runtime
-
+        try:
+            from cuda.bindings import driver, runtime
+        except ImportError as error:
+            raise RegionUnusable(f"cuda-bindings can't be used: {error}") from error
         self._runtime = runtime
         self._device = device
         self._succeed(runtime.cudaSetDevice(device))
