@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,9 +14,16 @@ import tritonclient.grpc
 import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from endpoints import Endpoints
+from serving import Server, wait_until
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from schemas.datatypes import DATATYPES
+
+NOT_FOUND = {"http": "404", "grpc": "NOT_FOUND"}
+INVALID = {"http": "400", "grpc": "INVALID_ARGUMENT"}
+INTERNAL = {"http": "500", "grpc": "INTERNAL"}
+EXISTS = {"http": "400", "grpc": "ALREADY_EXISTS"}
+UNSUPPORTED = {"http": "501", "grpc": "UNIMPLEMENTED"}
 
 
 class StockClient:
@@ -103,6 +111,28 @@ def region(client: StockClient, name: str, size: int, offset: int = 0) -> Iterat
             yield made
         finally:
             client.client.unregister_system_shared_memory(name)
+
+
+@contextlib.contextmanager
+def running(folder: Path, models: Path, *options: str) -> Iterator[Server]:
+    """A server that ends well."""
+    server = Server(folder, models, *options)
+    try:
+        yield server
+        assert server.in_flight() == 0
+        assert server.stop() == 0
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def stock_client(protocol: str, server: Server) -> Iterator[StockClient]:
+    """A client whose regions leave with it."""
+    client = StockClient(protocol, server)
+    with client.client:
+        yield client
+        client.client.unregister_system_shared_memory()
+        wait_until(lambda: not client.status())
 
 
 def sample(datatype: str, count: int) -> np.ndarray:
