@@ -129,6 +129,10 @@ _BOUNDS = [
     ("gateway.counter_owners", "MAX_DEPARTED", "workers that have gone, with counters of their own", "summed up"),
     ("gateway.statistics", "MAX_SCHEDULERS", "schedulers whose counters a gateway believes", "not listened to"),
     ("gateway.statistics", "ANSWER_TIMEOUT_S", "wait for counters", "the last known ones are told"),
+    ("gateway.shared_memory", "MAX_REGIONS", "shared-memory regions registered on a host", "503"),
+    ("gateway.http.shared_memory_routes", "MAX_BODY_BYTES", "body that registers a region", "400"),
+    ("worker.client_memory", "MAX_REGION_TENSOR_BYTES", "an input in a client's memory", "400"),
+    ("worker.cuda_regions", "MAX_OPEN_ALLOCATIONS", "clients' GPU allocations open in a worker", "the oldest is closed"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""
 
