@@ -133,6 +133,12 @@ _BOUNDS = [
     ("gateway.http.shared_memory_routes", "MAX_BODY_BYTES", "body that registers a region", "400"),
     ("worker.client_memory", "MAX_REGION_TENSOR_BYTES", "an input in a client's memory", "400"),
     ("worker.cuda_regions", "MAX_OPEN_ALLOCATIONS", "clients' GPU allocations open in a worker", "the oldest is closed"),
+    (
+        "worker.cuda_regions",
+        "MAX_OPEN_ALLOCATIONS",
+        "clients' GPU allocations open in a worker",
+        "the oldest is closed",
+    ),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""
 

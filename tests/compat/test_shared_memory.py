@@ -258,6 +258,28 @@ def test_a_region_in_use_leaves_when_its_requests_are_over(client: StockClient, 
         client.client.register_system_shared_memory("busy", shared.key, 64)
 
 
+def test_a_batch_that_dies_with_its_worker_is_done_again(client: StockClient, server: Server) -> None:
+    with region(client, "again", 64) as shared:
+        shared.put(np.int64(7).tobytes() + np.float32(400).tobytes())
+        inputs = [
+            client.input("VALUE", (1, 1), "INT64", "again", 8),
+            client.input("DELAY_MS", (1, 1), "FP32", "again", 4, 8),
+        ]
+
+        def ask() -> None:
+            own = StockClient(client.protocol, server)
+            with own.client:
+                own.client.infer("slow", inputs, outputs=[own.output("VALUE_OUT", "again", 8, 32)])
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: server.in_flight() == 1)
+        server.kill("worker")
+        asking.join()
+        assert shared.get(8, 32) == np.int64(7).tobytes()
+        server.wait_ready()
+
+
 def test_registrations_outlive_processes(client: StockClient, server: Server) -> None:
     array = sample("FP32", 4)
     with region(client, "lasting", 64) as shared:
