@@ -132,7 +132,12 @@ _BOUNDS = [
     ("gateway.shared_memory", "MAX_REGIONS", "shared-memory regions registered on a host", "503"),
     ("gateway.http.shared_memory_routes", "MAX_BODY_BYTES", "body that registers a region", "400"),
     ("worker.client_memory", "MAX_REGION_TENSOR_BYTES", "an input in a client's memory", "400"),
-    ("worker.cuda_regions", "MAX_OPEN_ALLOCATIONS", "clients' GPU allocations open in a worker", "the oldest is closed"),
+    (
+        "worker.cuda_regions",
+        "MAX_OPEN_ALLOCATIONS",
+        "clients' GPU allocations open in a worker",
+        "the oldest is closed",
+    ),
     (
         "worker.cuda_regions",
         "MAX_OPEN_ALLOCATIONS",
