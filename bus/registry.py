@@ -59,6 +59,13 @@ class RegistryWriter:
         """Writes what is known of one model on this worker."""
         await self._write(subjects.registry_key(self._worker, record.name), record)
 
+    async def remove_model(self, name: str) -> None:
+        """Takes one model out of the registry."""
+        key = subjects.registry_key(self._worker, name)
+        if self._records.pop(key, None) is not None:
+            bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
+            await bucket.delete(key)
+
     async def remove_all(self) -> None:
         """Takes the worker and its models out of the registry."""
         keys, self._records = list(self._records), {}
@@ -71,7 +78,8 @@ class RegistryWriter:
         self._bus.publish(subjects.heartbeat(self._worker), pack_record(heartbeat))
 
     def _on_write(self, message: Message) -> None:
-        if not message.data and self._records and not self._rewriting:
+        key = message.subject.removeprefix(subjects.registry_subject(""))
+        if not message.data and key in self._records and not self._rewriting:
             logger.warning("taken for dead by somebody: registering again")
             task = asyncio.get_running_loop().create_task(self._write_all())
             self._rewriting.add(task)

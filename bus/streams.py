@@ -26,7 +26,7 @@ _ACK_WAIT_S = 600.0
 
 
 async def ensure_streams(bus: Bus) -> None:
-    """Makes stream LIVE and bucket `registry` unless they exist. Safe to call from several roles at once."""
+    """Makes stream LIVE and buckets `registry` and `models` unless they exist. Safe to call from several roles at once."""
     await _ensure_stream(
         bus,
         StreamConfig(
@@ -39,12 +39,14 @@ async def ensure_streams(bus: Bus) -> None:
             num_replicas=1,
         ),
     )
-    try:
-        await bus.jetstream.stream_info(subjects.REGISTRY_STREAM)
-    except NotFoundError:
-        await bus.jetstream.create_key_value(
-            KeyValueConfig(bucket=subjects.REGISTRY_BUCKET, history=1, storage=StorageType.MEMORY)
-        )
+    for stream, bucket in (
+        (subjects.REGISTRY_STREAM, subjects.REGISTRY_BUCKET),
+        (subjects.MODELS_STREAM, subjects.MODELS_BUCKET),
+    ):
+        try:
+            await bus.jetstream.stream_info(stream)
+        except NotFoundError:
+            await bus.jetstream.create_key_value(KeyValueConfig(bucket=bucket, history=1, storage=StorageType.MEMORY))
 
 
 async def ensure_regions_bucket(bus: Bus) -> None:

@@ -14,6 +14,13 @@ LIVE_SUBJECTS = "live.>"
 REGISTRY_BUCKET = "registry"
 REGISTRY_STREAM = f"KV_{REGISTRY_BUCKET}"
 
+MODELS_BUCKET = "models"
+MODELS_STREAM = f"KV_{MODELS_BUCKET}"
+MODELS_WRITES = f"$KV.{MODELS_BUCKET}.>"
+MODEL_FILES_STORE = "model-files"
+"""Object store with the files that load requests brought."""
+MODEL_FILES_STREAM = f"OBJ_{MODEL_FILES_STORE}"
+
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -81,6 +88,16 @@ def abandoned(worker: str) -> str:
     return f"abandoned.{worker}"
 
 
+def drain(model: str) -> str:
+    """Asks the owner of `model` to let a worker go that unloads versions of it; answered on `drained`."""
+    return f"drain.{token(model)}"
+
+
+def drained(worker: str) -> str:
+    """Where the owners of models tell `worker` which versions it may unload."""
+    return f"drained.{worker}"
+
+
 def release(owner: str) -> str:
     """Payload slots of `owner` that their reader is done with."""
     return f"release.{owner}"
@@ -109,6 +126,15 @@ LAST_COUNTERS = "statistics.last"
 def counters(gateway: str) -> str:
     """Answers to a gateway's `STATISTICS_QUERY`; the number of the round follows as one more token."""
     return f"statistics.answer.{gateway}"
+
+
+REPOSITORY_QUERY = "repository.query"
+"""Asks every worker for the models it sees in its repositories; each answers on the reply subject."""
+
+
+def repository_answers(gateway: str) -> str:
+    """Where workers answer the repository queries of one gateway."""
+    return f"repository.{gateway}"
 
 
 def registry_key(worker: str, model: str | None = None) -> str:
@@ -154,6 +180,11 @@ def cuda_close(host: str) -> str:
 def cuda_opened(gateway: str) -> str:
     """Answers of workers to `cuda_open`; the number of the question follows as one more token."""
     return f"cuda-opened.{gateway}"
+
+
+def desired_subject(key: str) -> str:
+    """Subject on which writes of a key of bucket `models` are seen."""
+    return f"$KV.{MODELS_BUCKET}.{key}"
 
 
 REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"

@@ -16,6 +16,9 @@ from schemas.model_config import ModelConfig
 
 CONFIG_FILE = "config.pbtxt"
 
+DUPLICATE = "model appears in two or more repositories"
+"""The problem of a name that is in several repositories: none of the models is served, in Triton's words."""
+
 _SILENT_FOLDERS = frozenset({"configs", "initial_state", "warmup"})
 
 
@@ -75,12 +78,14 @@ class ModelRepository:
             raise internal(f"failed to load '{name}', failed to poll from model repository")
         return self._look(name, folders)
 
+    def look_at(self, name: str, folder: Path) -> FoundModel:
+        """The model `name` in `folder`, wherever that is: what stands in for the one in the repository."""
+        return self._look(name, [folder])
+
     def _look(self, name: str, folders: list[Path]) -> FoundModel:
         folder = folders[0]
         if len(folders) > 1:
-            return FoundModel(
-                name, folder, problem=f"model '{name}' is in {len(folders)} repositories, so none is served"
-            )
+            return FoundModel(name, folder, problem=DUPLICATE)
         try:
             check_model_name(name)
         except WeirError as error:

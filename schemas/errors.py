@@ -27,6 +27,11 @@ class ErrorCode(Enum):
         self.grpc_status = grpc_status
         self.retryable = retryable
 
+    @property
+    def title(self) -> str:
+        """The code as Triton writes it before a message, as in "Invalid argument: why"."""
+        return "Invalid argument" if self is ErrorCode.INVALID_ARG else self.name.replace("_", " ").capitalize()
+
     @classmethod
     def from_number(cls, number: int) -> ErrorCode:
         """The code that travels as `number`; UNKNOWN for a number of a newer peer."""

@@ -15,6 +15,10 @@ MAX_INSTANCES = 4096
 """Instances of one version on one worker; a record that tells of more is not believed."""
 
 
+UNLOADED = "unloaded"
+"""The reason of a version that was unloaded on request: it keeps nobody from being ready."""
+
+
 class ModelState(StrEnum):
     """State of one version of a model on one worker (Triton's model repository index)."""
 
@@ -42,6 +46,10 @@ class ModelRecord:
     """One model on one worker. `config` is `ModelConfig` as a dictionary, None when it could not be read.
 
     `reason` tells why there is no version at all; `written_ns` (unix time) orders the writes of one worker.
+
+    `revision` is the last operation of the repository API that the worker has carried out on the model, `in_force` the
+    one by which it has what it serves now. `error_code` and `error` tell how the last one failed: a number of
+    `ErrorCode` (0: it did not) and Triton's text.
     """
 
     name: str
@@ -50,6 +58,10 @@ class ModelRecord:
     labels: dict[str, list[str]] = field(default_factory=dict)
     reason: str = ""
     written_ns: int = 0
+    revision: int = 0
+    in_force: int = 0
+    error_code: int = 0
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +104,8 @@ def unpack_model_record(data: bytes) -> ModelRecord:
         raise MalformedMessage(f"not a model record: {type(error).__name__}") from error
     labels = record.labels
     if not (
-        _are(str, record.name, record.reason)
-        and _are(int, record.written_ns)
+        _are(str, record.name, record.reason, record.error)
+        and _are(int, record.written_ns, record.revision, record.in_force, record.error_code)
         and isinstance(labels, dict)
         and all(isinstance(names, list) and _are(str, output, *names) for output, names in labels.items())
     ):

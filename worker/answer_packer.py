@@ -22,7 +22,7 @@ class AnswerPacker:
     def __init__(self, arena_name: str) -> None:
         self._arena = PayloadArena(arena_name)
         self._leases = LeasedSlots()
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Condition()  # of the two above; told when a slot is given back
 
     def packed(
         self, gateway: str, key: int, result: Result, is_final: bool = True, run: Run | None = None
@@ -48,11 +48,17 @@ class AnswerPacker:
         """A gateway has read an output that lay in shared memory."""
         with self._lock:
             self._leases.give_back(segment, slot, generation)
+            self._lock.notify_all()
 
     @property
     def slots_held(self) -> int:
         """Payload slots that hold outputs which no gateway has given back yet."""
         return len(self._leases)
+
+    def await_readers(self, timeout_s: float) -> None:
+        """Returns when every output has been read, or could have been."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._leases, timeout_s)
 
     def close(self) -> None:
         """Gives up the memory: what has not been read by now is lost."""

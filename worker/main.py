@@ -7,11 +7,14 @@ import logging
 import os
 import signal
 import sys
+from typing import Any
 
 import uvloop
 
 from bus.connection import Bus
+from bus.desired_models import DesiredModels
 from bus.identity import new_id
+from bus.model_files import ModelFiles
 from bus.payloads import remove_dead_segments
 from bus.thread_publisher import ThreadPublisher
 from repository.layout import ModelRepository
@@ -22,7 +25,11 @@ from worker.client_memory import ClientMemoryAccess
 from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
+from worker.drains import Drains
+from worker.model_control import ModelControl, check_startup_models
 from worker.model_loader import ModelLoader
+from worker.override_folder import remove_left_folders
+from worker.repository_report import RepositoryReport
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
 
@@ -36,6 +43,7 @@ def run(settings: WorkerSettings) -> int:
     """Runs a worker; returns the exit status when it has stopped."""
     configure_logging("worker", settings.log_format, settings.log_verbose)
     watch_parent()
+    check_startup_models(settings.model_control_mode, settings.load_model)
     # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -54,6 +62,7 @@ async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
+    remove_left_folders()
     worker_id = settings.worker_id or new_id("worker")
     try:
         metrics = parse_metrics_config(settings.metrics_config)
@@ -74,28 +83,60 @@ async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
         service.finished,
         metrics,
         client_memory,
+        retries=settings.model_load_retry_count,
+    )
+    desired, drains = DesiredModels(bus), Drains(bus, worker_id)
+    control = ModelControl(
+        service,
+        loader,
+        desired,
+        ModelFiles(bus),
+        drains,
+        settings.model_control_mode,
+        settings.load_model,
+        settings.model_load_thread_count,
     )
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
     await service.start(background)
     polling = background.create_task(devices.run(settings.metrics_interval_ms))
-    loading = background.create_task(service.load_all(loader, settings.model_load_thread_count))
+    await drains.start()
+    await RepositoryReport(bus, worker_id, loader.repository, background).start()
+    if settings.model_control_mode == "explicit":
+        await desired.start()
+        bus.on_reconnect(control.restore_files)
+    loading = background.create_task(control.start(background))
     stopping = background.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     status = 0
     if loading.done():
-        failed = [f"'{name}': {reason}" for name, reason in service.failures().items()]
+        failed = [f"'{name}': {reason}" for name, reason in loading.result().items()]
         if failed and settings.exit_on_error:
             announce_failure(f"failed to load {', '.join(failed)}")
             status = 1
             stopping.cancel()
         else:
+            await service.settle()
             announce_ready(worker=worker_id)
-            await stopping
+            await _until(stopping, control, settings, background)
     loading.cancel()
+    await control.stop(settings.exit_timeout_secs)
     polling.cancel()
     await service.stop(settings.exit_timeout_secs)
+    control.remove_folders()
     await publisher.close()
     await bus.close()
     devices.close()
     return status
+
+
+async def _until(
+    stopping: asyncio.Task[Any], control: ModelControl, settings: WorkerSettings, background: asyncio.TaskGroup
+) -> None:
+    """Serves until it is told to stop, looking at the repositories meanwhile where they are to be polled."""
+    polling = None
+    if settings.model_control_mode == "poll" and settings.repository_poll_secs > 0:
+        polling = background.create_task(control.poll(settings.repository_poll_secs))
+    await stopping
+    if polling is not None:
+        polling.cancel()

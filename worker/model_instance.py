@@ -32,6 +32,9 @@ from worker.statistics import ModelStatistics
 
 logger = logging.getLogger("weir.worker")
 
+READERS_PATIENCE_S = 2.0
+"""How long the outputs of an instance that is unloaded stay readable."""
+
 _STOP = object()
 
 
@@ -76,6 +79,7 @@ class ModelInstance:
             self._client_memory.deliver,
         )
         self._reader = PayloadReader()
+        self._lasting_s = 0.0
         self.arena_name = arena_name
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
@@ -101,8 +105,12 @@ class ModelInstance:
         """Payload slots that hold answers which no gateway has given back yet."""
         return self._packer.slots_held
 
-    def stop(self) -> None:
-        """Runs what was submitted to its last answer, closes the instance, and returns when its thread has ended."""
+    def stop(self, wait_for_readers: bool = False) -> None:
+        """Runs what was submitted to its last answer, closes the instance, and returns when its thread has ended.
+
+        With `wait_for_readers` outputs in its memory stay for a moment until gateways have read them.
+        """
+        self._lasting_s = READERS_PATIENCE_S if wait_for_readers else 0.0
         self._inbox.put(_STOP)
         self._thread.join()
 
@@ -125,6 +133,7 @@ class ModelInstance:
             self._open_batches.wait()
         finally:
             instance.close()
+            self._packer.await_readers(self._lasting_s)
             self._packer.close()
 
     def _attempt(self, instance: Instance, batch: RunningBatch) -> FinishedBatch | None:

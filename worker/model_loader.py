@@ -9,15 +9,17 @@ import importlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import cast
 
 from repository.completion import DescribedModel
-from repository.layout import FoundModel, ModelRepository, select_versions
-from repository.loading import read_config, settle_config
+from repository.fingerprint import Files, Fingerprint, fingerprint
+from repository.layout import CONFIG_FILE, FoundModel, ModelRepository, select_versions
+from repository.loading import ConfigSource, read_config, settle_config
 from repository.paths import read_labels
-from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.errors import ErrorCode, WeirError, internal, invalid
 from schemas.model_config import ModelConfig
-from schemas.registry import ModelState, VersionRecord
+from schemas.registry import UNLOADED, ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, ModelVersion
 from worker.batch_execution import FinishedBatch
@@ -38,7 +40,8 @@ BACKENDS = {
 class LoadedResult:
     """What came of loading a model: its configuration if it has one, and each version, loaded or not.
 
-    `labels` are the label files of its outputs, by output.
+    `labels` are the label files of its outputs, by output. `reason` tells why there is no version at all. `error` is the
+    answer to the request to load it, in Triton's words; None when it is loaded. Versions are loaded all or none.
     """
 
     name: str
@@ -47,12 +50,15 @@ class LoadedResult:
     served: dict[int, ServedVersion] = field(default_factory=dict)
     records: dict[int, VersionRecord] = field(default_factory=dict)
     reason: str = ""
+    error: WeirError | None = None
+    fingerprint: Fingerprint | None = None
 
 
 class ModelLoader:
     """Loads models of one repository; `arena_prefix` is unique to the worker. Blocking: called off the event loop.
 
-    `metrics` says what is observed of the models beyond what is always counted.
+    A version that fails to load is tried `retries` times more. `metrics` says what is observed of the models beyond what
+    is always counted, `client_memory` what they may do with memory that clients share.
     """
 
     def __init__(
@@ -63,67 +69,145 @@ class ModelLoader:
         on_finished: Callable[[FinishedBatch], None],
         metrics: MetricsConfig | None = None,
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
+        retries: int = 0,
     ) -> None:
+        self.repository = repository
         self._metrics = metrics or MetricsConfig()
-        self._repository = repository
+        self._client_memory = client_memory
         self._auto_complete = auto_complete
         self._arena_prefix = arena_prefix
         self._on_finished = on_finished
-        self._client_memory = client_memory
-        self._loads = 0
+        self._retries = retries
+        self._loads = count(1)
 
     def scan(self) -> dict[str, FoundModel]:
         """The models that are there."""
-        return self._repository.scan()
+        return self.repository.scan()
 
-    def load(self, found: FoundModel) -> LoadedResult:
-        """Loads every version that the model's version policy asks for."""
-        result = LoadedResult(found.name)
+    def load(self, found: FoundModel, override: str | None = None, serving: LoadedResult | None = None) -> LoadedResult:
+        """Loads every version that the model's version policy asks for, with the configuration `override` if given.
+
+        `serving` is what is loaded of the model already: its versions that are the same on disk are taken over.
+        """
+        result = LoadedResult(found.name, fingerprint=fingerprint(found))
         try:
-            backend, result.config, versions = self._configure(found)
-            result.labels = read_output_labels(found, result.config)
-        except Exception as error:  # noqa: BLE001 - a backend may fail in any way, and the others must load
+            source = read_config(found, override)
+        except WeirError as error:
             result.reason = _reason(error)
-            logger.error("failed to load '%s': %s", found.name, result.reason)
+            result.error = poll_failure(found.name)
+            logger.error("Poll failed for model directory '%s': %s", found.name, error.message)
+            return result
+        try:
+            versions = select_versions(source.config, found.versions)
+        except WeirError as error:
+            result.reason = _reason(error)
+            result.error = invalid(f"load failed for model '{found.name}': {error.message}\n")
+            logger.error("failed to load model '%s': %s", found.name, error.message)
             return result
         for number in versions:
-            self._load_version(result, backend, found, number)
+            logger.info("loading: %s:%d", found.name, number)
+        try:
+            backend, result.config = self._configure(found, source, versions[0])
+            result.labels = read_output_labels(found, result.config)
+        except Exception as error:  # noqa: BLE001 - a backend may fail in any way, and the others must load
+            reason = _reason(error)
+            result.records = {number: VersionRecord(ModelState.UNAVAILABLE, reason) for number in versions}
+        else:
+            for number in versions:
+                self._load_version(result, backend, found, number, serving)
+        self._conclude(result, serving)
         return result
 
-    def _configure(self, found: FoundModel) -> tuple[Backend, ModelConfig, list[int]]:
-        source = read_config(found)
+    def _configure(self, found: FoundModel, source: ConfigSource, first_version: int) -> tuple[Backend, ModelConfig]:
         backend = backend_for(source.config)
         described: DescribedModel | ModelConfig | None = None
-        if self._auto_complete and found.versions:
-            first = select_versions(source.config, found.versions)[0]
-            described = backend.describe(ModelVersion(found.name, first, found.path, source.config))
+        if self._auto_complete:
+            described = backend.describe(ModelVersion(found.name, first_version, found.path, source.config))
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
         config = settle_config(source, described, gpu_ids=())
         check_supported(config)
-        return backend, config, select_versions(config, found.versions)
+        return backend, config
 
-    def _load_version(self, result: LoadedResult, backend: Backend, found: FoundModel, number: int) -> None:
+    def _load_version(
+        self,
+        result: LoadedResult,
+        backend: Backend,
+        found: FoundModel,
+        number: int,
+        serving: LoadedResult | None,
+    ) -> None:
         config = cast(ModelConfig, result.config)
-        logger.info("loading: %s:%d", found.name, number)
-        self._loads += 1
-        try:
-            served = ServedVersion(
-                backend,
-                ModelVersion(found.name, number, found.path, config),
-                f"{self._arena_prefix}_{self._loads}",
-                self._on_finished,
-                self._metrics,
-                self._client_memory,
-            )
-        except Exception as error:  # noqa: BLE001 - as above
-            reason = _reason(error)
-            logger.error("failed to load '%s' version %d: %s", found.name, number, reason)
-            result.records[number] = VersionRecord(ModelState.UNAVAILABLE, reason)
-            return
+        if serving is not None and _is_same(serving, result, number):
+            served = serving.served[number]
+        else:
+            model = ModelVersion(found.name, number, found.path, config)
+            try:
+                served = self._try_to_load(backend, model)
+            except Exception as error:  # noqa: BLE001 - as above
+                result.records[number] = VersionRecord(ModelState.UNAVAILABLE, _reason(error))
+                return
         result.served[number] = served
         result.records[number] = served.record
-        logger.info("successfully loaded '%s' version %d", found.name, number)
+
+    def _try_to_load(self, backend: Backend, model: ModelVersion) -> ServedVersion:
+        attempts = 0
+        while True:
+            try:
+                return ServedVersion(
+                    backend,
+                    model,
+                    f"{self._arena_prefix}_{next(self._loads)}",
+                    self._on_finished,
+                    self._metrics,
+                    self._client_memory,
+                )
+            except Exception as error:
+                attempts += 1
+                if attempts > self._retries:
+                    raise
+                logger.warning("loading '%s' version %d again: %s", model.name, model.version, _reason(error))
+
+    def _conclude(self, result: LoadedResult, serving: LoadedResult | None) -> None:
+        """Logs the outcome; where a version failed, those that did load are given up too."""
+        failed = {number: row.reason for number, row in result.records.items() if number not in result.served}
+        if not failed:
+            logger.info("successfully loaded '%s'", result.name)
+            return
+        for number, reason in failed.items():
+            logger.error("failed to load '%s' version %d: %s", result.name, number, reason)
+        logger.error("failed to load '%s'", result.name)
+        for number, served in result.served.items():
+            if serving is None or serving.served.get(number) is not served:
+                served.unload()
+            result.records[number] = VersionRecord(ModelState.UNAVAILABLE, UNLOADED)
+        result.served = {}
+        told = "".join(f"version {number} is at UNAVAILABLE state: {reason};\n" for number, reason in failed.items())
+        result.error = invalid(f"load failed for model '{result.name}': {told}")
+
+
+def poll_failure(name: str) -> WeirError:
+    """Triton's answer to the request to load a model whose folder or configuration can't be made sense of."""
+    return internal(f"failed to load '{name}', failed to poll from model repository")
+
+
+def _is_same(serving: LoadedResult, new: LoadedResult, number: int) -> bool:
+    """Whether this version is loaded already, from these files and with this configuration."""
+    before, now = serving.fingerprint, new.fingerprint
+    return (
+        number in serving.served
+        and before is not None
+        and now is not None
+        and before.path == now.path
+        and serving.config == new.config
+        and before.versions.get(number) == now.versions.get(number)
+        and _besides_config(before.shared) == _besides_config(now.shared)
+    )
+
+
+def _besides_config(files: Files) -> Files:
+    # What the configuration files say is compared by itself: a comment that was changed is none of a version's business.
+    return tuple(row for row in files if row[0] != CONFIG_FILE and not row[0].startswith("configs/"))
 
 
 def backend_for(config: ModelConfig) -> Backend:
@@ -140,9 +224,9 @@ def backend_for(config: ModelConfig) -> Backend:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, WeirError):
-        return f"{error.code.name}: {error.message}"
+        return f"{error.code.title}: {error.message}"
     logger.error("a load failed in an unexpected way", exc_info=error)
-    return f"{ErrorCode.INTERNAL.name}: {type(error).__name__}: {error}"
+    return f"{ErrorCode.INTERNAL.title}: {type(error).__name__}: {error}"
 
 
 def read_output_labels(found: FoundModel, config: ModelConfig) -> dict[str, list[str]]:

@@ -65,10 +65,10 @@ class ServedVersion:
         """What the registry is told of this version."""
         return VersionRecord(ModelState.READY, instances=len(self.instances), load_duration_s=self._load_duration_s)
 
-    def unload(self) -> None:
-        """Finishes what was submitted and gives everything up."""
+    def unload(self, wait_for_readers: bool = False) -> None:
+        """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`."""
         for instance in self.instances:
-            instance.stop()
+            instance.stop(wait_for_readers)
         self.instances.clear()
         self._loaded.unload()
 

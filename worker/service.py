@@ -11,14 +11,12 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.streams import ensure_streams
 from bus.thread_publisher import ThreadPublisher
-from repository.layout import FoundModel
 from schemas.abandoned import unpack_abandoned
 from schemas.errors import unavailable
 from schemas.messages import (
@@ -33,13 +31,14 @@ from schemas.messages import (
     unpack_batch,
     unpack_release,
 )
-from schemas.registry import Heartbeat, ModelRecord, ModelState, VersionRecord, WorkerRecord
+from schemas.registry import Heartbeat, ModelRecord, WorkerRecord
 from schemas.statistics import pack_counters
 from worker.batch_execution import FinishedBatch
 from worker.device_metrics import DevicePoller
 from worker.model_instance import ModelInstance
-from worker.model_loader import LoadedResult, ModelLoader
+from worker.model_loader import LoadedResult
 from worker.running_batch import RunningBatch
+from worker.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")
 
@@ -48,7 +47,7 @@ _DRAIN_SETTLE_S = 0.1
 
 
 class WorkerService:
-    """One worker process: holds models and runs the batches that schedulers send it.
+    """One worker process: holds models and runs the batches that schedulers send it. It is ModelControl's `Host`.
 
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
     """
@@ -91,11 +90,35 @@ class WorkerService:
         await self._registry.write_worker(self._record())
         self._beats = background.create_task(self._beat())
 
-    async def load_all(self, loader: ModelLoader, threads: int) -> None:
-        """Loads every model of the repository, `threads` at a time, and registers each as it is done."""
-        with ThreadPoolExecutor(threads, "loader") as pool:
-            await asyncio.gather(*(self._load(loader, found, pool) for found in loader.scan().values()))
+    async def settle(self) -> None:
+        """Tells that every model that should be there at the start is there, or has failed."""
         await self._registry.write_worker(self._record(settled=True))
+
+    def install(self, result: LoadedResult) -> None:
+        """See Host."""
+        self.models[result.name] = result
+        for served in result.served.values():
+            for instance in served.instances:
+                self._arenas[instance.arena_name] = instance
+
+    def uninstall(self, name: str) -> None:
+        """See Host."""
+        self.models.pop(name, None)
+
+    def let_go(self, served: ServedVersion) -> None:
+        """See Host."""
+        arenas = [instance.arena_name for instance in served.instances]
+        served.unload(wait_for_readers=True)
+        for name in arenas:
+            self._arenas.pop(name, None)
+
+    async def write_model(self, record: ModelRecord) -> None:
+        """See Host."""
+        await self._registry.write_model(record)
+
+    async def remove_model(self, name: str) -> None:
+        """See Host."""
+        await self._registry.remove_model(name)
 
     async def stop(self, timeout_s: float) -> None:
         """Takes no new batches, finishes those it has, leaves the registry, and unloads."""
@@ -140,25 +163,6 @@ class WorkerService:
         if self._draining and not self._held:
             self._loop.call_soon_threadsafe(self._idle.set)
 
-    async def _load(self, loader: ModelLoader, found: FoundModel, pool: ThreadPoolExecutor) -> None:
-        loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
-        await self._registry.write_model(ModelRecord(found.name, loading, written_ns=time.time_ns()))
-        result = await self._loop.run_in_executor(pool, loader.load, found)
-        self.models[found.name] = result
-        for served in result.served.values():
-            for instance in served.instances:
-                self._arenas[instance.arena_name] = instance
-        await self._registry.write_model(
-            ModelRecord(
-                name=result.name,
-                versions=result.records,
-                config=None if result.config is None else result.config.model_dump(exclude_defaults=True),
-                labels=result.labels,
-                reason=result.reason,
-                written_ns=time.time_ns(),
-            )
-        )
-
     def _on_batch(self, message: Message) -> None:
         try:
             batch = unpack_batch(message.data)
@@ -177,9 +181,10 @@ class WorkerService:
     def _instance(self, batch: BatchMessage) -> ModelInstance | None:
         result = self.models.get(batch.model)
         served = None if result is None else result.served.get(batch.version)
-        if served is None or not 0 <= batch.instance < len(served.instances):
+        if served is None or batch.instance < 0 or not served.instances:
             return None
-        return served.instances[batch.instance]
+        # After a reload there may be fewer instances than the scheduler knew of when it sent the batch.
+        return served.instances[batch.instance % len(served.instances)]
 
     def _refuse(self, batch: BatchMessage) -> None:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
@@ -227,19 +232,11 @@ class WorkerService:
                 "born_ns": self._born_ns,
                 "models": self.statistics(),
                 "malformed_messages": self.malformed_messages,
-                "payload_slots": sum(instance.slots_held for instance in self._arenas.values()),
+                "payload_slots": sum(instance.slots_held for instance in list(self._arenas.values())),
                 "host": None if devices is None else devices.host,
                 "gpus": {} if devices is None else devices.gpus,
             }
         )
-
-    def failures(self) -> dict[str, str]:
-        """Models that are not wholly served, with the reason."""
-        reasons = {
-            name: result.reason or next((r.reason for r in result.records.values() if r.reason), "")
-            for name, result in self.models.items()
-        }
-        return {name: reason for name, reason in reasons.items() if reason}
 
     def statistics(self) -> list[dict[str, object]]:
         """Counters of every loaded version."""

@@ -1,0 +1,110 @@
+"""The desired state: which models the repository API has asked for (bucket `models`).
+
+Gateways write it, workers follow it. As with the registry, a write of the bucket is a publish, so the view listens to
+the subjects and reads the bucket only at the start and when the broker came back. The bucket lies in memory: when it is
+gone, whoever knows an entry writes it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError, NotFoundError
+
+from bus import subjects
+from bus.connection import Bus, Message
+from schemas.desired import DesiredModel, pack_desired, unpack_desired
+from schemas.messages import MalformedMessage
+
+logger = logging.getLogger("weir.bus")
+
+
+class DesiredModels:
+    """All entries, by model. Listeners are called in the event loop after an entry has come; not for removals."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._entries: dict[str, DesiredModel] = {}
+        self._listeners: list[Callable[[DesiredModel], None]] = []
+
+    def get(self, name: str) -> DesiredModel | None:
+        """The entry of a model, None for one that nobody has asked for."""
+        return self._entries.get(name)
+
+    def all(self) -> list[DesiredModel]:
+        """Every entry."""
+        return list(self._entries.values())
+
+    def on_change(self, listener: Callable[[DesiredModel], None]) -> None:
+        """`listener(entry)` after an entry that is newer than the one known has come."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Listens, then reads what was written before."""
+        await self._bus.subscribe(subjects.MODELS_WRITES, self._on_write)
+        await self._bus.flush()
+        await self._read_all()
+        self._bus.on_reconnect(self._recover)
+
+    async def write(self, entry: DesiredModel) -> None:
+        """Writes an entry in place of the model's last one."""
+        bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
+        await bucket.put(subjects.token(entry.name), pack_desired(entry))
+
+    async def remove(self, name: str) -> None:
+        """Takes a model's entry away: nothing is wanted of it any more."""
+        bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
+        await bucket.delete(subjects.token(name))
+
+    async def _read_all(self) -> set[str]:
+        bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
+        try:
+            keys = await bucket.keys()
+        except (NoKeysError, NotFoundError):
+            keys = []
+        for key in keys:
+            try:
+                found = await bucket.get(key)
+            except KeyNotFoundError:
+                continue
+            if found.value:
+                self._apply(key, found.value)
+        return set(keys)
+
+    async def _recover(self) -> None:
+        """The broker came back, perhaps without the bucket, which the roles make anew."""
+        present = await self._read_all()
+        bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
+        for entry in self.all():
+            key = subjects.token(entry.name)
+            if key not in present:
+                try:
+                    await bucket.create(key, pack_desired(entry))
+                except KeyWrongLastSequenceError:
+                    pass  # another role was faster
+
+    def _on_write(self, message: Message) -> None:
+        key = message.subject.removeprefix(subjects.desired_subject(""))
+        if message.data:
+            self._apply(key, message.data)
+        else:
+            self._entries.pop(subjects.untoken(key), None)
+
+    def _apply(self, key: str, data: bytes) -> None:
+        try:
+            entry = unpack_desired(data)
+        except MalformedMessage as error:
+            logger.warning("models key %r: %s", key, error)
+            return
+        known = self._entries.get(entry.name)
+        if subjects.token(entry.name) != key or (known is not None and entry.revision < known.revision):
+            return
+        self._entries[entry.name] = entry
+        for listener in self._listeners:
+            listener(entry)
+
+
+def next_revision(known: DesiredModel | None, now_ns: int) -> int:
+    """The revision of a new operation: later than what is known, whatever the clocks of other gateways say."""
+    return max(now_ns, 1 + (0 if known is None else known.revision))

@@ -1,0 +1,381 @@
+"""`ModelControl`: which models this worker holds, and how it gets from one state to the next.
+
+Follows the repositories and, in explicit mode, what the repository API has asked for. A reload loads the new versions
+while the old ones serve, then swaps them within one turn of the event loop; an unload lets what is queued run first.
+Operations on one model follow each other, those on several go on at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from nats.errors import Error as NatsError
+
+from bus.desired_models import DesiredModels
+from bus.model_files import ModelFiles
+from repository.fingerprint import Fingerprint, fingerprint
+from repository.layout import FoundModel
+from schemas.desired import DesiredModel, WantedModel
+from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.registry import ModelRecord, ModelState, VersionRecord
+from worker.controlled_model import ControlledModel
+from worker.drains import Drains
+from worker.model_loader import LoadedResult, ModelLoader, poll_failure
+from worker.override_folder import OverrideFolder
+from worker.served_version import ServedVersion
+
+logger = logging.getLogger("weir.worker")
+
+MAX_WAITING_OPERATIONS = 16
+"""Operations on one model that may wait for each other; beyond it, those that a later one supersedes are passed over."""
+
+
+class Host(Protocol):
+    """The worker's shell, as the control uses it."""
+
+    def install(self, result: LoadedResult) -> None:
+        """From now on batches for the model go to these versions."""
+
+    def uninstall(self, name: str) -> None:
+        """The model is no longer there."""
+
+    def let_go(self, served: ServedVersion) -> None:
+        """Finishes what the version holds and unloads it. Blocking."""
+
+    async def write_model(self, record: ModelRecord) -> None:
+        """Tells the registry of a model."""
+
+    async def remove_model(self, name: str) -> None:
+        """Tells the registry that the model is not there."""
+
+
+class ModelControl:
+    """See the module. `mode` is "none", "poll" or "explicit"; in the last, `startup` names the models to begin with."""
+
+    def __init__(
+        self,
+        host: Host,
+        loader: ModelLoader,
+        desired: DesiredModels,
+        files: ModelFiles,
+        drains: Drains,
+        mode: str,
+        startup: tuple[str, ...] = (),
+        threads: int = 4,
+    ) -> None:
+        check_startup_models(mode, startup)
+        self._host = host
+        self._loader = loader
+        self._desired = desired
+        self._files = files
+        self._drains = drains
+        self._mode = mode
+        self._startup = startup
+        self._pool = ThreadPoolExecutor(threads, "loader")
+        self._models: dict[str, ControlledModel] = {}
+        self._background: asyncio.TaskGroup | None = None
+        self._operations: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def start(self, background: asyncio.TaskGroup) -> dict[str, str]:
+        """Loads what is to be there at the start; returns those of the start-up models that failed, with the reason."""
+        self._background = background
+        if self._mode != "explicit":
+            found = await asyncio.to_thread(self._loader.scan)
+            await asyncio.gather(*(self._load_at_start(name, model) for name, model in found.items()))
+            return self._failures(found)
+        self._desired.on_change(self._on_desired)
+        entries = {entry.name: entry for entry in self._desired.all()}
+        found = await asyncio.to_thread(self._loader.scan)
+        names = list(found) if self._startup == ("*",) else list(dict.fromkeys(self._startup))
+        at_start = [name for name in names if name not in entries]
+        await asyncio.gather(
+            *(self._load_at_start(name, found.get(name)) for name in at_start),
+            *(self._restore(entry) for entry in entries.values()),
+        )
+        return self._failures(at_start)
+
+    async def poll(self, interval_s: float) -> None:
+        """Looks at the repositories every `interval_s`, for ever, and follows what has changed."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.poll_once()
+
+    async def poll_once(self) -> None:
+        """Loads models that are new or have changed, unloads those that have gone."""
+        try:
+            found = await asyncio.to_thread(self._loader.scan)
+        except WeirError as error:
+            logger.error("the repositories can't be polled: %s", error.message)
+            return
+        gone = [name for name, model in self._models.items() if name not in found and not model.is_leaving]
+        await asyncio.gather(
+            *(self._load_if_changed(model) for model in found.values()), *(self._leave(name) for name in gone)
+        )
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends what goes on, and waits for what is being unloaded; what is loaded is unloaded by the host."""
+        for task in self._operations:
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=timeout_s)
+
+    async def restore_files(self) -> None:
+        """The broker came back, perhaps without the files of load requests: those in use here are put there again."""
+        for entry in self._desired.all():
+            model = self._models.get(entry.name)
+            if model is not None and model.folder is not None and model.in_force == entry.revision:
+                paths = {name: model.folder.path / path for path, name in entry.wanted.files.items()}
+                missing = await self._files.missing(paths)
+                await self._files.put({name: await asyncio.to_thread(paths[name].read_bytes) for name in missing})
+
+    def remove_folders(self) -> None:
+        """Removes what load requests brought, once nothing runs from it any more."""
+        for model in self._models.values():
+            if model.folder is not None:
+                model.folder.remove()
+
+    def _failures(self, names: Iterable[str]) -> dict[str, str]:
+        models = {name: self._models[name] for name in names if name in self._models}
+        return {name: model.failure for name, model in models.items() if model.failure}
+
+    # What is to be done
+
+    def _on_desired(self, entry: DesiredModel) -> None:
+        model = self._models.get(entry.name)
+        if (model is None or entry.revision > model.asked) and self._background is not None:
+            self._later(self._carry_out(entry))
+
+    async def _carry_out(self, entry: DesiredModel) -> None:
+        async with self._turn(entry.name) as model:
+            if entry.revision <= model.asked:
+                return
+            model.asked = entry.revision
+            newest = self._desired.get(entry.name)
+            if model.turns > MAX_WAITING_OPERATIONS and newest is not None and newest.revision > entry.revision:
+                return
+            if entry.wanted.load:
+                await self._load(model, entry.wanted, entry.revision)
+            else:
+                await self._unload(model, entry.revision)
+
+    async def _restore(self, entry: DesiredModel) -> None:
+        """Brings about what was asked for before this worker was started."""
+        async with self._turn(entry.name) as model:
+            model.asked = entry.revision
+            if entry.wanted.load:
+                await self._load(model, entry.wanted, entry.revision)
+                if model.error is not None and entry.fallback is not None and entry.fallback.load:
+                    await self._load(model, entry.fallback, entry.revision)
+
+    async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
+        async with self._turn(name) as model:
+            if found is None:
+                model.reason = poll_failure(name).message
+                logger.error("failed to load '%s': it is in no repository", name)
+            else:
+                await self._load_found(model, found, None, 0)
+            await self._tell(model)
+
+    async def _load_if_changed(self, found: FoundModel) -> None:
+        async with self._turn(found.name) as model:
+            if model.seen != await asyncio.to_thread(_look, found):
+                await self._load_found(model, found, None, 0)
+                await self._tell(model)
+
+    async def _leave(self, name: str) -> None:
+        async with self._turn(name) as model:
+            model.is_leaving = True
+            await self._unload(model, model.revision)
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[ControlledModel]:
+        """The model, for one operation on it after those that came before; forgotten afterwards if nothing is left."""
+        model = self._models.setdefault(name, ControlledModel(name))
+        model.turns += 1
+        try:
+            async with model.lock:
+                yield model
+        finally:
+            model.turns -= 1
+            self._drop_if_blank(model)
+
+    def _drop_if_blank(self, model: ControlledModel) -> None:
+        if not model.turns and model.is_blank:
+            self._models.pop(model.name, None)
+
+    # Loading
+
+    async def _load(self, model: ControlledModel, wanted: WantedModel, revision: int) -> None:
+        folder: OverrideFolder | None = None
+        try:
+            if wanted.files:
+                if wanted.config is None:
+                    raise invalid("Load parameter 'config' must be specified for model file override")
+                contents = await self._files.fetch(wanted.files)
+                folder = await asyncio.to_thread(OverrideFolder, model.name, contents)
+                found = self._loader.repository.look_at(model.name, folder.path)
+            else:
+                found = await asyncio.to_thread(self._loader.repository.find, model.name)
+        except (WeirError, NatsError, OSError, TimeoutError) as error:
+            reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
+            logger.error("Poll failed for model directory '%s': %s", model.name, reason)
+            model.error = poll_failure(model.name)
+        else:
+            if not wanted.is_override and await self._is_unchanged(model, found):
+                model.error = None
+            elif await self._load_found(model, found, wanted.config, revision, folder):
+                model.is_override = wanted.is_override
+                folder = None
+            elif model.error is not None and model.error.code is ErrorCode.INTERNAL:
+                model.reason = ""  # as in Triton, what can't be polled is none of the models
+        if folder is not None:
+            await asyncio.to_thread(folder.remove)
+        model.revision = max(model.revision, revision)
+        await self._tell(model)
+
+    async def _is_unchanged(self, model: ControlledModel, found: FoundModel) -> bool:
+        """Whether the model serves what is on disk."""
+        if model.result is None or model.retiring or model.is_override or found.problem:
+            return False
+        return model.result.fingerprint == await asyncio.to_thread(fingerprint, found)
+
+    async def _load_found(
+        self,
+        model: ControlledModel,
+        found: FoundModel,
+        override: str | None,
+        revision: int,
+        folder: OverrideFolder | None = None,
+    ) -> bool:
+        """Loads what was found and swaps it in; returns whether that worked. `folder` is the model's from then on."""
+        model.seen = await asyncio.to_thread(_look, found)
+        if not model.served:
+            loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
+            await self._write(replace(model.record(), versions=loading, reason=""))
+        # What is being unloaded may be gone when the load is done: then nothing of it can be taken over.
+        serving = None if model.retiring else model.result
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._pool, self._loader.load, found, override, serving)
+        model.error = result.error
+        if result.error is not None:
+            model.reject(result)
+            return False
+        if model.draining is not None:
+            model.draining.cancel()
+            model.draining = None
+        replaced = model.adopt(result)
+        model.in_force = revision
+        self._host.install(result)
+        old_folder, model.folder = model.folder, folder
+        self._end(self._let_go(model, replaced, old_folder))
+        if model.retiring:
+            self._drain(model)
+        return True
+
+    # Unloading
+
+    async def _unload(self, model: ControlledModel, revision: int) -> None:
+        model.revision = max(model.revision, revision)
+        model.error = None
+        model.seen = None
+        model.retire()
+        if model.retiring:
+            await self._tell(model)
+            self._drain(model)
+        else:
+            await self._end_unload(model)
+
+    def _drain(self, model: ControlledModel) -> None:
+        if model.draining is not None:
+            model.draining.cancel()
+        model.draining = self._later(self._let_drain(model))
+
+    async def _let_drain(self, model: ControlledModel) -> None:
+        """Unloads the retiring versions once nobody needs them."""
+        numbers = set(model.retiring)
+        await self._drains.wait(model.name, numbers)
+        # From here on no batch comes for them, and what is done is not undone by a load in between.
+        model.draining = None
+        gone = [model.served.pop(number) for number in sorted(numbers) if number in model.served]
+        folder = None
+        if not model.served:
+            self._host.uninstall(model.name)
+            model.result, model.is_override = None, False
+            folder, model.folder = model.folder, None
+        await asyncio.shield(self._end(self._let_go(model, gone, folder)))
+        model.gone(numbers)
+        await self._end_unload(model)
+        self._drop_if_blank(model)
+
+    async def _end_unload(self, model: ControlledModel) -> None:
+        if not model.served and await self._is_nowhere(model):
+            model.past.clear()
+        await self._tell(model)
+
+    async def _is_nowhere(self, model: ControlledModel) -> bool:
+        """Whether the model was here only by a load request's files, or has left the repository."""
+        try:
+            await asyncio.to_thread(self._loader.repository.find, model.name)
+        except WeirError:
+            return True
+        return model.is_leaving
+
+    async def _let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
+        for served in gone:
+            await asyncio.to_thread(self._host.let_go, served)
+            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
+        if folder is not None:
+            await asyncio.to_thread(folder.remove)
+
+    # What others are told
+
+    async def _tell(self, model: ControlledModel) -> None:
+        record = model.record()
+        await self._write(record)
+        if not record.versions and not record.reason:
+            # It is not here at all: whoever asked is answered by now, and nobody else need know.
+            await self._try(self._host.remove_model(model.name), model.name)
+
+    async def _write(self, record: ModelRecord) -> None:
+        await self._try(self._host.write_model(record), record.name)
+
+    async def _try(self, change: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await change
+        except (NatsError, OSError, TimeoutError) as error:
+            # The broker is away: the registry is written again when it is back.
+            logger.warning("'%s': the registry could not be told: %s: %s", name, type(error).__name__, error)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._keep(work, self._operations)
+
+    def _end(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._keep(work, self._endings)
+
+    def _keep(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        assert self._background is not None  # noqa: S101 - set by `start`
+        task = self._background.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return task
+
+
+def check_startup_models(mode: str, names: tuple[str, ...]) -> None:
+    """Raises INVALID_ARG, in Triton's words, for start-up models that can't be."""
+    if names and mode != "explicit":
+        raise invalid("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+    if "*" in names and names != ("*",):
+        raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
+
+
+def _look(found: FoundModel) -> tuple[Fingerprint, str, str]:
+    """What tells whether a folder has changed."""
+    return fingerprint(found), found.problem, found.config_file

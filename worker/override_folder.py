@@ -1,0 +1,70 @@
+"""`OverrideFolder`: the files that came with a load request, in a folder of their own that stands in for the model's.
+
+They never leave it: each path is relative and stays inside. The folder is removed when the model is unloaded, and what
+a worker that was killed has left behind is removed by the next one (folders in use are locked, however their worker ends).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from schemas.errors import WeirError, invalid, unavailable
+
+_PREFIX = "weir-model-"
+_LOCK = ".lock"
+
+
+def check_override_path(path: str) -> None:
+    """Raises INVALID_ARG, in Triton's words, unless `path` names a file inside the model's folder."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.endswith("/") or path.startswith("/") or ".." in parts or "\0" in path or "\\" in path:
+        raise invalid(f"Invalid file parameter 'file:{path}' must stay within model directory.")
+
+
+class OverrideFolder:
+    """A folder with these files: content by path. Blocking. Raises WeirError when they can't be written."""
+
+    def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
+        for path in files:
+            check_override_path(path)
+        self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = os.open(self._root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = self._root / model
+        try:
+            self.path.mkdir()
+            for name, content in files.items():
+                file = self.path / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+        except OSError as error:
+            self.remove()
+            raise unavailable(f"the files of model '{model}' could not be written: {error.strerror}") from error
+        except WeirError:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Gives the folder up, with everything in it. May be called again."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_left_folders() -> None:
+    """Removes the folders of workers that have died."""
+    for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(root, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,52 @@
+"""`RepositoryReport`: tells gateways which models this worker sees in its repositories, loaded or not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from bus import subjects
+from bus.connection import Bus, Message
+from repository.layout import ModelRepository
+from schemas.errors import WeirError
+from schemas.repository_view import RepositoryView, pack_repository_view
+
+logger = logging.getLogger("weir.worker")
+
+
+class RepositoryReport:
+    """Answers repository queries. Looking takes a thread, and one look answers all queries that came before it."""
+
+    def __init__(self, bus: Bus, worker_id: str, repository: ModelRepository, background: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._worker = worker_id
+        self._repository = repository
+        self._background = background
+        self._asked: set[str] = set()
+        self._looking = False
+
+    async def start(self) -> None:
+        """Listens for queries."""
+        await self._bus.subscribe(subjects.REPOSITORY_QUERY, self._on_query)
+
+    def _on_query(self, message: Message) -> None:
+        if message.reply:
+            self._asked.add(message.reply)
+            if not self._looking:
+                self._looking = True
+                self._background.create_task(self._answer())
+
+    async def _answer(self) -> None:
+        try:
+            while self._asked:
+                asked, self._asked = self._asked, set()
+                try:
+                    found = await asyncio.to_thread(self._repository.scan)
+                except WeirError as error:
+                    logger.error("the repositories can't be read: %s", error.message)
+                    found = {}
+                problems = {name: model.problem for name, model in found.items()}
+                for subject in asked:
+                    self._bus.publish(subject, pack_repository_view(RepositoryView(self._worker, problems)))
+        finally:
+            self._looking = False
