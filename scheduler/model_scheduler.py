@@ -4,8 +4,8 @@ Promises, whatever order events come in:
 - a request taken in ends exactly once: in `Ended.answered` (a worker answered, or its caller has gone) or in
   `Ended.failures`;
 - a request sent twice by its gateway (after the broker came back) is run once if the first copy is still here;
-- requests for a version without any instance wait for `unavailable_timeout_us`, then fail with UNAVAILABLE; those for
-  the latest version run on the latest one that is served.
+- requests for a version without any instance wait for `unavailable_timeout_us`, then fail with UNAVAILABLE, or at once
+  where it was unloaded; those for the latest version run on the latest one that is there to stay.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class ModelScheduler:
         self._latest: AnyVersion | None = None  # where requests for the latest version wait
         self._unrouted: list[QueuedRequest] = []  # came before any version that could run them
         self._patience = Patience(unavailable_timeout_us)  # of those
+        self._retiring: frozenset[int] = frozenset()
+        self._is_given_up = False
+        self.has_given_up = False  # a version, or the model: `expire` fails what waits for it at once
         # Requests this scheduler is responsible for, by gateway and key.
         self._live: dict[str, dict[int, QueuedRequest]] = defaultdict(dict)
 
@@ -100,6 +103,19 @@ class ModelScheduler:
         return VersionScheduler(
             version, batcher_for(config), self._next_batch_id, unavailable_timeout_us=self._unavailable_timeout_us
         )
+
+    def look_ahead(self, retiring: frozenset[int], given_up: frozenset[int], is_given_up: bool) -> None:
+        """Which versions are being unloaded, which are gone for good, and whether the model is; before `set_instances`."""
+        self._retiring = retiring
+        self._is_given_up = is_given_up
+        for number, version in self._versions.items():
+            version.is_given_up = is_given_up or number in given_up
+        self.has_given_up = is_given_up or bool(given_up)
+
+    def needs(self, worker: str, version: int) -> bool:
+        """Whether `worker` must keep the version for what runs there or waits for it."""
+        known = self._versions.get(version)
+        return known is not None and known.needs(worker)
 
     def set_instances(self, worker: str, instances: dict[int, int]) -> Ended:
         """`worker` holds so many instances of each version; versions not named, none. What it runs, it finishes."""
@@ -198,16 +214,25 @@ class ModelScheduler:
 
     def expire(self, now_us: int) -> Ended:
         """Fails what waits for a version that nobody has served for too long. Called about once a second."""
-        waiting: list[QueuedRequest] = []
-        if not self._served() and self._patience.is_over(now_us):
-            waiting, self._unrouted = self._unrouted, []
+        failures: list[Failure] = []
+        if not self._served() and (self._is_given_up or self._patience.is_over(now_us)):
+            failures += [Failure(request, self._refusal(request, self._is_given_up)) for request in self._unrouted]
+            self._unrouted = []
         for version in self._versions.values():
-            waiting += version.expire(now_us)
+            failures += version.overdue(now_us)
+            expired = version.expire(now_us)
+            failures += [Failure(request, self._refusal(request, version.is_given_up)) for request in expired]
         for gateway in [gateway for gateway, live in self._live.items() if not live]:
             del self._live[gateway]
-        error = unavailable(f"Request for unknown model: '{self.name}' has no available versions")
-        overdue = [failure for version in self._versions.values() for failure in version.overdue(now_us)]
-        return self._forget(((), [*overdue, *(Failure(request, error) for request in waiting)]))
+        return self._forget(((), failures))
+
+    def _refusal(self, request: QueuedRequest, is_given_up: bool) -> WeirError:
+        nothing = f"Request for unknown model: '{self.name}' has no available versions"
+        if not is_given_up:
+            return unavailable(nothing)
+        if request.version == LATEST:
+            return not_found(nothing)
+        return unavailable(f"Request for unknown model: '{self.name}' version {request.version} is not at ready state")
 
     def _served(self) -> list[AnyVersion]:
         return [version for version in self._versions.values() if version.instance_count]
@@ -222,7 +247,8 @@ class ModelScheduler:
     def _route(self) -> Ended:
         """Instances have come or gone: requests for the latest version wait where they will run."""
         served = self._served()
-        self._latest = max(served or self._versions.values(), key=_version, default=None)
+        staying = [version for version in served if version.version not in self._retiring]
+        self._latest = max(staying or served or self._versions.values(), key=_version, default=None)
         if not served:
             return NOTHING_ENDED
         self._patience.renew()

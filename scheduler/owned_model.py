@@ -48,7 +48,8 @@ class LiveFrame:
 class OwnedModel:
     """One model: its policy, pull and alarm (which calls `wake` with the model), counters, and the bytes held for it.
 
-    `unsubscribe` ends the subscription through which the pull's frames come.
+    `unsubscribe` ends the subscription through which the pull's frames come. `let_go` holds (worker, version) of what
+    workers were given leave to unload.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class OwnedModel:
         self.name = scheduler.name
         self.scheduler = scheduler
         self.pull = pull
+        self.let_go: set[tuple[str, int]] = set()
         self.alarm = Alarm(lambda: wake(self))
         self.counters = DispatchCounters()
         self._unsubscribe = unsubscribe

@@ -62,6 +62,7 @@ class SequenceScheduler:
         self._in_flight: dict[int, tuple[Batch, list[Sequence]]] = {}
         self.is_decoupled = config.is_decoupled  # nothing is ever done again here, so it changes nothing
         self.failures = {"REJECTED": 0, "CANCELED": 0}
+        self.is_given_up = False
 
     @property
     def waiting(self) -> int:
@@ -89,6 +90,12 @@ class SequenceScheduler:
     def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
         """See `VersionScheduler`."""
         return cancelled_among((batch for batch, _ in self._in_flight.values()), gateway, keys)
+
+    def needs(self, worker: str) -> bool:
+        """Whether something runs on `worker`, one of its instances holds a sequence, or others wait for it alone."""
+        if self.in_flight_on(worker) or self._table.holds(worker):
+            return True
+        return bool(self.waiting) and self.workers() <= {worker}
 
     def running(self) -> Iterator[QueuedRequest]:
         """See `VersionScheduler`."""
@@ -190,7 +197,8 @@ class SequenceScheduler:
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """See `VersionScheduler`."""
-        return self.drain() if self.instance_count == 0 and self._patience.is_over(now_us) else []
+        is_over = self.instance_count == 0 and (self.is_given_up or self._patience.is_over(now_us))
+        return self.drain() if is_over else []
 
     def overdue(self, now_us: int) -> list[Failure]:
         """Ends sequences that have waited for a slot for longer than a request of theirs allows (`timeout`)."""

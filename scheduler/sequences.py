@@ -180,6 +180,12 @@ class SequenceTable:
             self.forget(sequence)
         return [request for sequence in waiting for request in sequence.queue]
 
+    def holds(self, worker: str) -> bool:
+        """Whether an instance of `worker` has a sequence."""
+        return any(
+            next(instance.sequences(), None) is not None for (of, _), instance in self.instances.items() if of == worker
+        )
+
     def backlog(self) -> list[Sequence]:
         """The sequences without a slot, first come first."""
         return list(self._backlog)

@@ -24,23 +24,22 @@ from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
 from scheduler.counters import forget_unloaded, model_counters
 from scheduler.model_scheduler import ModelScheduler
+from scheduler.outlook import is_unloading, outlook
 from scheduler.owned_model import LiveFrame, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
+from schemas.drain import pack_drain, unpack_drain
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
 from schemas.messages import NOBODY, BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
-from schemas.registry import Heartbeat, ModelRecord, ModelState
+from schemas.registry import Heartbeat
 from schemas.statistics import pack_counters
 
 logger = logging.getLogger("weir.scheduler")
 
 PROBE_INTERVAL_S = 0.25
 """How often a worker that holds batches is probed: its death is noticed within this time."""
-
-MAX_INSTANCES = 1024
-"""Instances of one model version that one worker may hold."""
 
 _DRAIN_POLL_S = 0.02
 
@@ -100,6 +99,7 @@ class SchedulerService:
         owned = OwnedModel(ModelScheduler(name, self._batch_ids.__next__), pull, self._touch, unsubscribe)
         self._models[name] = owned
         await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
+        await self._bus.subscribe(subjects.drain(name), partial(self._on_drain, owned))
         self._on_model_change(name)
         pull.start()
         return owned
@@ -144,6 +144,8 @@ class SchedulerService:
         refused = owned.scheduler.enqueue(requests)
         if refused:
             self._answer_failures(refused)
+        if owned.scheduler.has_given_up:
+            self._finish(owned.scheduler.expire(now_us))
         self._touch(owned)
 
     def _on_done(self, message: Message) -> None:
@@ -242,22 +244,43 @@ class SchedulerService:
                 task = self._taking[name] = asyncio.get_running_loop().create_task(self._take(name))
                 task.add_done_callback(lambda task: self._on_taken(name, task))
             return
-        for worker, view in self._registry.workers.items():
-            record = view.models.get(name)
-            instances: dict[int, int] = {}
-            if record is not None and record.config is not None and not view.record.draining:
-                try:
-                    instances = _instances(record)
-                    config = ModelConfig.model_validate(record.config)
-                except ValueError as error:
-                    # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
-                    logger.warning("model %s on worker %s: %s", name, worker, error)
-                    instances = {}
-                for number in instances:
-                    owned.scheduler.configure(number, config)
-            self._finish(owned.scheduler.set_instances(worker, instances))
+        views = {w: view for w, view in self._registry.workers.items() if not view.record.draining}
+        records = {worker: view.models[name] for worker, view in views.items() if name in view.models}
+        owned.let_go = {(w, v) for w, v in owned.let_go if w in records and is_unloading(records[w], v)}
+        try:
+            ahead = outlook(records, owned.let_go)
+            configs = {worker: ModelConfig.model_validate(records[worker].config) for worker in ahead.instances}
+        except ValueError as error:
+            # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
+            logger.warning("model %s: %s", name, error)
+            ahead, configs = outlook({}, ()), {}
+        for worker, config in configs.items():
+            for number in ahead.instances[worker]:
+                owned.scheduler.configure(number, config)
+        owned.scheduler.look_ahead(ahead.retiring, ahead.given_up, ahead.is_given_up)
+        for worker in self._registry.workers:
+            self._finish(owned.scheduler.set_instances(worker, ahead.instances.get(worker, {})))
+        if owned.scheduler.has_given_up:
+            self._finish(owned.scheduler.expire(_now_us()))
         forget_unloaded(owned.scheduler, [v.models[name] for v in self._registry.workers.values() if name in v.models])
         self._touch(owned)
+
+    def _on_drain(self, owned: OwnedModel, message: Message) -> None:
+        """A worker unloads versions: it may, once nothing is left that it must run."""
+        try:
+            worker, model, versions = unpack_drain(message.data)
+        except MalformedMessage as error:
+            self._dropped(owned.name, error)
+            return
+        view = self._registry.workers.get(worker)
+        record = None if view is None else view.models.get(owned.name)
+        if record is None or model != owned.name or message.reply != subjects.drained(worker):
+            return
+        free = [v for v in versions if is_unloading(record, v) and not owned.scheduler.needs(worker, v)]
+        if free:
+            owned.let_go.update((worker, version) for version in free)
+            self._on_model_change(owned.name)
+        self._bus.publish(message.reply, pack_drain(self._id, model, free))
 
     async def _take(self, name: str) -> None:
         await self.own(name, await take_live_consumer(self._bus, name))
@@ -370,14 +393,3 @@ class SchedulerService:
 
 def _now_us() -> int:
     return time.monotonic_ns() // 1000
-
-
-def _instances(record: ModelRecord) -> dict[int, int]:
-    """Instances of each version that is ready. Raises ValueError for numbers that are none."""
-    ready = {
-        number: version.instances for number, version in record.versions.items() if version.state == ModelState.READY
-    }
-    for instances in ready.values():
-        if type(instances) is not int or not 0 <= instances <= MAX_INSTANCES:
-            raise ValueError(f"{instances!r} instances")
-    return {number: instances for number, instances in ready.items() if instances}

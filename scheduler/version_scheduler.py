@@ -96,6 +96,7 @@ class VersionScheduler:
         self._in_flight: dict[int, Batch] = {}
         self.is_decoupled = False
         self.failures = {"REJECTED": 0, "CANCELED": 0}
+        self.is_given_up = False  # nobody has the version, or will have it: nothing need wait for it
 
     @property
     def waiting(self) -> int:
@@ -131,6 +132,10 @@ class VersionScheduler:
     def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
         """The batches that run requests of these which were cancelled, with their keys."""
         return cancelled_among(self._in_flight.values(), gateway, keys)
+
+    def needs(self, worker: str) -> bool:
+        """Whether something runs on `worker`, or waits and no other worker could run it."""
+        return bool(self.in_flight_on(worker)) or (bool(self._batcher) and self._placement.workers() <= {worker})
 
     def running(self) -> Iterator[QueuedRequest]:
         """Requests that have been sent to workers and have no answer yet."""
@@ -223,8 +228,9 @@ class VersionScheduler:
         return []
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
-        """Takes all waiting requests out of the queue if there has been no instance for too long."""
-        return self.drain() if self.instance_count == 0 and self._patience.is_over(now_us) else []
+        """Takes all waiting requests out of the queue if there has been no instance for too long, or none will be."""
+        is_over = self.instance_count == 0 and (self.is_given_up or self._patience.is_over(now_us))
+        return self.drain() if is_over else []
 
     def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
         if not batch.released:
