@@ -16,7 +16,7 @@ from gateway.prepared import PreparedRequests
 from schemas.errors import WeirError, invalid, not_found, unavailable
 from schemas.model_config import ModelConfig
 from schemas.normalizer import RequestNormalizer
-from schemas.registry import ModelRecord, ModelState
+from schemas.registry import UNLOADED, ModelRecord, ModelState
 
 _MAX_VERSION = 2**63 - 1
 
@@ -87,13 +87,23 @@ class Catalog:
         workers = [view.record for view in self._registry.workers.values()]
         if not any(record.settled and not record.draining for record in workers):
             return False
-        return not self._strict_readiness or all(self.is_ready(name, "") for name in self.names())
+        return not self._strict_readiness or all(map(self._is_whole, self.names()))
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether every version is READY, but for those that were unloaded on request."""
+        versions: dict[int, bool] = {}
+        for record in self._records(name):
+            for number, version in record.versions.items():
+                is_fine = version.state == ModelState.READY or version.reason == UNLOADED
+                versions[number] = versions.get(number, False) or is_fine
+        return bool(versions) and all(versions.values()) and name not in self._accept_until_s
 
     def names(self) -> list[str]:
         """Every model the registry knows of, served or not, and those that have just lost their workers."""
         for name in list(self._accept_until_s):
             self._is_accepted(name)
-        known = {name for view in self._registry.workers.values() for name in view.models}
+        told = [record for view in self._registry.workers.values() for record in view.models.values()]
+        known = {record.name for record in told if record.versions or record.reason}
         return sorted(known | self._served.keys())
 
     def served_model(self, name: str) -> ServedModel | None:
@@ -134,7 +144,7 @@ class Catalog:
             self._served[name] = ServedModel(name, config, versions, record.labels)
             self._accept_until_s.pop(name, None)
         elif name in self._served:
-            given_up = [r for r in records if r.reason or _is_unavailable(r)]
+            given_up = [r for r in records if r.reason or _is_given_up(r)]
             if given_up:
                 del self._served[name]
                 self._accept_until_s.pop(name, None)
@@ -186,5 +196,7 @@ def _ready_versions(records: list[ModelRecord]) -> list[int]:
     return sorted(ready)
 
 
-def _is_unavailable(record: ModelRecord) -> bool:
-    return bool(record.versions) and all(v.state == ModelState.UNAVAILABLE for v in record.versions.values())
+def _is_given_up(record: ModelRecord) -> bool:
+    """Whether the worker has the model no longer, and is not about to have it."""
+    gone = (ModelState.UNAVAILABLE, ModelState.UNLOADING)
+    return bool(record.versions) and all(v.state in gone for v in record.versions.values())

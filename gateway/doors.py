@@ -8,6 +8,7 @@ from gateway.access import OPEN, Access
 from gateway.catalog import Catalog
 from gateway.inference import Inference
 from gateway.payload_store import PayloadStore
+from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
 from schemas.request_limits import RequestLimits
@@ -24,4 +25,5 @@ class Doors:
     server_id: str
     statistics: Statistics
     regions: SharedMemoryRegions
+    repository: RepositoryControl
     access: Access = OPEN

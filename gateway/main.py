@@ -10,7 +10,9 @@ import signal
 import uvloop
 
 from bus.connection import Bus
+from bus.desired_models import DesiredModels
 from bus.identity import new_id
+from bus.model_files import ModelFiles
 from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
 from gateway.access import Access
@@ -24,6 +26,8 @@ from gateway.inference import Inference
 from gateway.listeners import Listeners
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.payload_store import PayloadStore
+from gateway.repository_control import RepositoryControl
+from gateway.repository_index import RepositoryIndex
 from gateway.settings import GatewaySettings
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
@@ -78,6 +82,13 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
     inference = Inference(bus, gateway_id, catalog, payloads, regions)
     statistics = Statistics(bus, gateway_id, registry, catalog)
+    repository = RepositoryControl(
+        RepositoryIndex(bus, gateway_id, registry),
+        registry,
+        DesiredModels(bus),
+        ModelFiles(bus),
+        settings.model_control_mode,
+    )
     doors = Doors(
         catalog=catalog,
         inference=inference,
@@ -86,12 +97,14 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
         server_id=settings.server_id,
         statistics=statistics,
         regions=regions,
+        repository=repository,
         access=access,
     )
     await inference.start(background)
     await registry.start(background)
     await regions.start(background)
     await statistics.start()
+    await repository.start()
     ports: dict[str, int] = {}
     try:
         grpc_server = GrpcServer(doors, grpc_options)

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from repository.paths import check_model_name
 from schemas.errors import WeirError, invalid, unavailable
 
 _PREFIX = "weir-model-"
@@ -31,6 +32,7 @@ class OverrideFolder:
     """A folder with these files: content by path. Blocking. Raises WeirError when they can't be written."""
 
     def __init__(self, model: str, files: Mapping[str, bytes]) -> None:
+        check_model_name(model)
         for path in files:
             check_override_path(path)
         self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))

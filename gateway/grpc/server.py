@@ -25,6 +25,7 @@ from gateway.grpc.messages import Message
 from gateway.grpc.metadata_methods import metadata_methods
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.reflection_methods import reflection_methods
+from gateway.grpc.repository_methods import repository_methods
 from gateway.grpc.rpc import Handler, Methods, Streaming
 from gateway.grpc.shared_memory_methods import shared_memory_methods
 from gateway.grpc.statistics_methods import statistics_methods
@@ -141,6 +142,7 @@ class GrpcServer:
         methods: Methods = {
             **metadata_methods(doors),
             **statistics_methods(doors),
+            **repository_methods(doors),
             **shared_memory_methods(doors),
             **infer_methods(requests, compression_level),
             **stream_methods(requests, compression_level),

@@ -16,6 +16,7 @@ from gateway.access import Access
 from gateway.doors import Doors
 from gateway.http.generate_routes import generate_routes
 from gateway.http.metadata_routes import metadata_routes
+from gateway.http.repository_routes import repository_routes
 from gateway.http.routing import MODEL_PATHS, error_answer
 from gateway.http.shared_memory_routes import shared_memory_routes
 from gateway.http.statistics_routes import statistics_routes
@@ -29,6 +30,7 @@ def make_app(doors: Doors) -> Starlette:
             *statistics_routes(doors),
             *metadata_routes(doors),
             *generate_routes(doors),
+            *repository_routes(doors),
             *shared_memory_routes(doors),
             *_infer_routes(),
         ],
