@@ -133,9 +133,8 @@ class RepositoryControl:
         entry = DesiredModel(name, revision, wanted, self._in_force(name))
         if files:
             await self._files.put({names[path]: content for path, content in files.items()})
-        await self._desired.write(entry)
         try:
-            answers = await self._answers(name, revision, workers)
+            answers = await self._ask(entry, workers)
         finally:
             await self._settle(entry, known)
         if not answers:
@@ -175,8 +174,7 @@ class RepositoryControl:
         if known is None and not workers:
             return
         revision = next_revision(known, time.time_ns())
-        await self._desired.write(DesiredModel(name, revision, WantedModel(load=False)))
-        await self._answers(name, revision, workers)
+        await self._ask(DesiredModel(name, revision, WantedModel(load=False)), workers)
         if known is not None:
             await self._files.remove(known.objects())
 
@@ -192,17 +190,19 @@ class RepositoryControl:
             return known.wanted
         return known.fallback
 
-    async def _answers(self, name: str, revision: int, workers: set[str]) -> dict[str, ModelRecord]:
-        """What each of these workers told after the operation; one that has gone is left out."""
-        awaited = self._awaited[name] = _Awaited(name, revision, workers, self._registry)
+    async def _ask(self, entry: DesiredModel, workers: set[str]) -> dict[str, ModelRecord]:
+        """Writes the entry; returns what each of these workers told after it. One that has gone is left out."""
+        # Listened before it is written: the answer may be there before the broker's word that the entry is.
+        awaited = self._awaited[entry.name] = _Awaited(entry.name, entry.revision, workers, self._registry)
         try:
+            await self._desired.write(entry)
             awaited.look()
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 await awaited.complete.wait()
         except TimeoutError:
-            raise unavailable(f"'{name}': the workers have not ended the operation in time") from None
+            raise unavailable(f"'{entry.name}': the workers have not ended the operation in time") from None
         finally:
-            del self._awaited[name]
+            del self._awaited[entry.name]
         return awaited.answers
 
     def _live_workers(self) -> set[str]:

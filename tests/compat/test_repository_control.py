@@ -198,7 +198,9 @@ def test_a_reload_that_fails_leaves_what_serves(explicit: Repository) -> None:
     for _ in range(2):
         status, text = explicit.load("spoilt")
         assert status == 400
-        assert text.startswith("load failed for model 'spoilt': version 1 is at UNAVAILABLE state: Internal: ValueError: no")
+        assert text.startswith(
+            "load failed for model 'spoilt': version 1 is at UNAVAILABLE state: Internal: ValueError: no"
+        )
         assert text.endswith(";\n")
     assert explicit.added("spoilt") == 5
     (explicit.root / "spoilt" / "config.pbtxt").write_text("nonsense")
@@ -218,7 +220,9 @@ def test_loads_that_fail_say_why(explicit: Repository) -> None:
     (root / "partly" / "2" / "model.py").write_text("raise ValueError('not two')")
     status, text = explicit.load("partly")
     assert status == 400
-    assert text.startswith("load failed for model 'partly': version 2 is at UNAVAILABLE state: Internal: ValueError: not two")
+    assert text.startswith(
+        "load failed for model 'partly': version 2 is at UNAVAILABLE state: Internal: ValueError: not two"
+    )
     first, second = explicit.rows("partly")
     assert first == {"name": "partly", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     assert second["reason"].startswith("Internal: ValueError: not two")
@@ -268,7 +272,10 @@ def test_a_configuration_stands_in_for_the_one_on_disk(explicit: Repository) -> 
     before = explicit.http.get_model_config("all_versions")
     assert before["version_policy"] == {"specific": {"versions": [2]}}
     for bad in ("{", '{"nope": 1}', "", "[]"):
-        assert explicit.load("all_versions", {"parameters": {"config": bad}}) == (500, NOT_POLLED.format("all_versions"))
+        assert explicit.load("all_versions", {"parameters": {"config": bad}}) == (
+            500,
+            NOT_POLLED.format("all_versions"),
+        )
     assert explicit.added("all_versions") == 2
     explicit.http.load_model("all_versions")
     assert explicit.added("all_versions") == 3, "a plain load goes back to what is on disk"

@@ -80,14 +80,13 @@ def reload_under_load(server: Server, root: Path, requests: int, reloads: int, t
         try:
             done = 0
             while not askers.failures and (done < reloads or askers.answered < requests):
-                before = askers.answered
+                enough = askers.answered + requests // (reloads + 1)
                 done += 1
                 write_plus(root, float(done), 1 + done % 3)
                 askers.newest = float(done)
                 control.load_model("plus")
                 askers.oldest = float(done)
-                share = requests // (reloads + 1)
-                wait_until(lambda before=before: askers.answered >= before + share or askers.failures, 60)
+                wait_until(lambda enough=enough: askers.answered >= enough or askers.failures, 60)
         finally:
             askers.stop()
     assert askers.failures == []

@@ -141,7 +141,7 @@ def test_a_duplicate_is_not_read(tmp_path):
     for repository in ("r1", "r2"):
         (tmp_path / repository / "net" / "1").mkdir(parents=True)
     found = ModelRepository([tmp_path / "r1", tmp_path / "r2"]).find("net")
-    with pytest.raises(WeirError, match="in 2 repositories") as caught:
+    with pytest.raises(WeirError, match="in two or more repositories") as caught:
         read_config(found)
     assert caught.value.code is ErrorCode.UNAVAILABLE
 

@@ -59,7 +59,7 @@ def test_a_model_in_two_repositories_is_served_from_neither(tmp_path):
     first, second = make(tmp_path / "r1", "a/1/", "b/1/"), make(tmp_path / "r2", "a/1/", "c/1/")
     repository = ModelRepository([first, second])
     found = repository.scan()
-    assert found["a"].problem == "model 'a' is in 2 repositories, so none is served"
+    assert found["a"].problem == "model appears in two or more repositories"
     assert found["b"].problem == found["c"].problem == ""
     assert found["c"].path == second / "c"
     assert repository.find("a") == found["a"]

@@ -1,5 +1,6 @@
 """From a repository's folders to versions that run."""
 
+import os
 import queue
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from repository.layout import ModelRepository
 from schemas.errors import ErrorCode, WeirError
 from schemas.messages import BatchEntry, BatchMessage, pack_body, unpack_answers
 from schemas.model_config import InstanceGroup, ModelConfig
-from schemas.registry import ModelState
+from schemas.registry import UNLOADED, ModelState, VersionRecord
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.batch_execution import FinishedBatch
@@ -59,14 +60,13 @@ class Loading:
         self._loader = ModelLoader(ModelRepository([root]), True, "worker-test", self.finished.put)
         self._loaded: list[LoadedResult] = []
 
-    def load(self, name: str) -> LoadedResult:
-        self._loaded.append(self._loader.load(self._loader.scan()[name]))
+    def load(self, name: str, serving: LoadedResult | None = None) -> LoadedResult:
+        self._loaded.append(self._loader.load(self._loader.scan()[name], serving=serving))
         return self._loaded[-1]
 
     def close(self) -> None:
-        for result in self._loaded:
-            for served in result.served.values():
-                served.unload()
+        for served in {served for result in self._loaded for served in result.served.values()}:
+            served.unload()
 
 
 @pytest.fixture
@@ -109,21 +109,48 @@ def test_the_version_policy_chooses(loading: Loading, tmp_path: Path, policy: st
     assert sorted(result.served) == sorted(result.records) == expected
 
 
-def test_a_broken_version_leaves_the_others_alone(loading: Loading, tmp_path: Path) -> None:
+def test_a_version_that_is_broken_takes_the_others_with_it_as_in_triton(loading: Loading, tmp_path: Path) -> None:
     folder = write_model(tmp_path, "neg", (1, 2), more="version_policy { all { } }")
     (folder / "2" / "model.onnx").write_bytes(b"not a model")
     result = loading.load("neg")
-    assert sorted(result.served) == [1]
-    assert result.records[1].state == ModelState.READY
+    assert result.served == {}
+    assert result.records[1] == VersionRecord(ModelState.UNAVAILABLE, UNLOADED)
     assert result.records[2].state == ModelState.UNAVAILABLE
-    assert result.records[2].reason.startswith("INTERNAL: onnx runtime error: ")
+    assert result.records[2].reason.startswith("Internal: onnx runtime error: ")
     assert str(tmp_path) not in result.records[2].reason
+    assert result.error is not None
+    told = f"version 2 is at UNAVAILABLE state: {result.records[2].reason};\n"
+    assert result.error.message == f"load failed for model 'neg': {told}"
+
+
+def test_a_reload_takes_over_the_versions_that_are_the_same(loading: Loading, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "neg", (1, 2), more="version_policy { all { } }")
+    first = loading.load("neg")
+    os.utime(folder / "2" / "model.onnx", (1, 1))
+    (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text() + "\n# a comment")
+    second = loading.load("neg", first)
+    assert second.served[1] is first.served[1]
+    assert second.served[2] is not first.served[2]
+    (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text().replace("count: 2", "count: 1"))
+    third = loading.load("neg", second)
+    assert third.served[1] is not first.served[1]
+    (folder / "2" / "model.onnx").write_bytes(b"not a model")
+    loading.load("neg", third)
+    assert len(third.served[1].instances) == 1, "what serves was left alone"
+
+
+def test_a_version_is_tried_as_often_as_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_model(tmp_path, "neg")
+    (folder / "1" / "model.onnx").write_bytes(b"not a model")
+    loader = ModelLoader(ModelRepository([tmp_path]), False, "worker-test", lambda finished: None, retries=2)
+    assert loader.load(loader.scan()["neg"]).served == {}
+    assert sum("loading 'neg' version 1 again" in line for line in caplog.messages) == 2
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (("onnxruntime", "tensorflow"), "INVALID_ARG: unable to find backend 'tensorflow' for model 'neg'"),
+        (("onnxruntime", "tensorflow"), "Invalid argument: unable to find backend 'tensorflow' for model 'neg'"),
         (('name: "OUT"', 'name: "X"'), "X"),
         (("KIND_CPU", "KIND_GPU"), "GPU"),
         (("max_batch_size: 4", "max_batch_size: four"), "neg/config.pbtxt:4"),
@@ -150,7 +177,7 @@ def test_a_missing_label_file_is_a_reason(loading: Loading, tmp_path: Path) -> N
     write_model(tmp_path, "neg", output='label_filename: "labels.txt"')
     result = loading.load("neg")
     assert result.served == {}
-    assert "labels.txt" in result.reason
+    assert "labels.txt" in result.records[1].reason
 
 
 def test_an_unknown_backend_is_refused() -> None:

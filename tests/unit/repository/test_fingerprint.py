@@ -1,0 +1,48 @@
+"""What counts as a change of a model's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from repository.fingerprint import Fingerprint, fingerprint
+from repository.layout import ModelRepository
+
+
+def write(root: Path) -> None:
+    for path in ("m/config.pbtxt", "m/1/model.py", "m/1/deep/weights", "m/2/model.py"):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text("content")
+
+
+def look(root: Path) -> Fingerprint:
+    return fingerprint(ModelRepository([root]).find("m"))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_shared", "versions"),
+    [
+        (lambda m: os.utime(m / "1/model.py", (1, 1)), False, {1}),
+        (lambda m: os.utime(m / "config.pbtxt", (1, 1)), True, set()),
+        (lambda m: (m / "1/deep/more").write_text(""), False, {1}),
+        (lambda m: (m / "1/deep/weights").unlink(), False, {1}),
+        (lambda m: (m / "labels.txt").write_text("cat"), True, set()),
+        (lambda m: (m / "3").mkdir(), False, {3}),
+        (lambda m: (m / "2/model.py").rename(m / "1/other.py"), False, {1, 2}),
+        (lambda m: ((m / "1/__pycache__").mkdir(), (m / "1/__pycache__/x.pyc").touch()), False, set()),
+        (lambda m: (m / ".hidden").touch(), False, set()),
+        (lambda m: (m / "loop").symlink_to(m), True, set()),
+    ],
+)
+def test_changes(tmp_path: Path, change: Callable[[Path], object], is_shared: bool, versions: set[int]) -> None:
+    write(tmp_path)
+    before = look(tmp_path)
+    assert look(tmp_path) == before
+    change(tmp_path / "m")
+    after = look(tmp_path)
+    assert (after.shared != before.shared) is is_shared
+    numbers = before.versions.keys() | after.versions.keys()
+    assert {n for n in numbers if before.versions.get(n) != after.versions.get(n)} == versions

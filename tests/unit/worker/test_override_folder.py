@@ -1,0 +1,59 @@
+"""Files of load requests: where they end up, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import WeirError
+from worker.override_folder import OverrideFolder, remove_left_folders
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_files_lie_in_a_folder_named_as_the_model(scratch: Path) -> None:
+    folder = OverrideFolder("m", {"1/model.py": b"code", "1/deep/er/x": b"", "labels.txt": b"cat"})
+    assert folder.path.name == "m"
+    assert (folder.path / "1" / "model.py").read_bytes() == b"code"
+    assert (folder.path / "1" / "deep" / "er" / "x").exists()
+    folder.remove()
+    folder.remove()
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("path", ["../x", "1/../../x", "/x", "", ".", "1/..", "1/", "..\\x", "1/\0"])
+def test_a_path_that_leads_outside_is_refused(scratch: Path, path: str) -> None:
+    with pytest.raises(WeirError, match="must stay within model directory"):
+        OverrideFolder("m", {"1/ok": b"", path: b""})
+    assert not list(scratch.iterdir())
+
+
+def test_a_file_in_the_way_of_a_folder_is_refused(scratch: Path) -> None:
+    with pytest.raises(WeirError, match="could not be written"):
+        OverrideFolder("m", {"1": b"", "1/model.py": b""})
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../m", "", "a/b"])
+def test_so_is_a_model_s_name_that_does(scratch: Path, name: str) -> None:
+    with pytest.raises(WeirError):
+        OverrideFolder(name, {"1/x": b""})
+    assert not list(scratch.iterdir())
+
+
+def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(scratch: Path) -> None:
+    living = OverrideFolder("m", {"1/x": b""})
+    dead = scratch / "weir-model-dead"
+    (dead / "m").mkdir(parents=True)
+    (dead / ".lock").touch()
+    (scratch / "weir-model-somebody-elses").mkdir()
+    remove_left_folders()
+    assert not dead.exists()
+    assert living.path.exists()
+    living.remove()
