@@ -135,6 +135,8 @@ class ModelControl:
                 paths = {name: model.folder.path / path for path, name in entry.wanted.files.items()}
                 missing = await self._files.missing(paths)
                 await self._files.put({name: await asyncio.to_thread(paths[name].read_bytes) for name in missing})
+                if missing:
+                    logger.info("the broker had lost %d files of '%s': they are there again", len(missing), model.name)
 
     def remove_folders(self) -> None:
         """Removes what load requests brought, once nothing runs from it any more."""
