@@ -16,7 +16,7 @@ from bus.streams import ensure_streams
 from gateway.catalog import RECOVERY_GRACE_S, Catalog
 from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput
-from schemas.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
+from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 CONFIG = ModelConfig(
     name="m",
@@ -46,6 +46,12 @@ class Cluster:
         versions = {int(v[1:]): VersionRecord(state, instances=1) for v, state in states.items()}
         config = None if reason else {**CONFIG, "name": name}
         record = ModelRecord(name, versions, config, {"OUT": ["cat"]}, reason, time.time_ns())
+        await self._writer(worker).write_model(record)
+        await self._bus.flush()
+
+    async def tell(self, worker: str, version: VersionRecord) -> None:
+        """`worker` has version 1 of the model like this."""
+        record = ModelRecord("m", {1: version}, {**CONFIG, "name": "m"}, written_ns=time.time_ns())
         await self._writer(worker).write_model(record)
         await self._bus.flush()
 
@@ -190,3 +196,28 @@ async def test_a_change_of_the_configuration_is_seen(nats_url: str) -> None:
         after = c.catalog.resolve("m", "")
         assert (before.versions, after.versions) == ([1], [1, 2])
         assert after.prepared is not before.prepared
+
+
+async def test_an_unloading_model_is_refused_at_once_and_an_unloaded_one_is_missed_by_nobody(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.load("w1", v1=ModelState.READY)
+        await c.load("w1", v1=ModelState.UNLOADING)
+        assert c.refusal("m")[1] == "Request for unknown model: 'm' has no available versions"
+        assert c.refusal("m", "1")[1] == "Request for unknown model: 'm' version 1 is not at ready state"
+        assert not c.catalog.server_ready()
+        await c.tell("w1", VersionRecord(ModelState.UNAVAILABLE, UNLOADED))
+        assert c.catalog.server_ready()
+        await c.tell("w1", VersionRecord(ModelState.UNAVAILABLE, "Internal: why"))
+        assert not c.catalog.server_ready()
+
+
+async def test_one_version_that_failed_is_in_the_way_of_strict_readiness(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.load("w1", v1=ModelState.READY, v2=ModelState.UNAVAILABLE)
+        assert c.catalog.is_ready("m", "")
+        assert not c.catalog.server_ready()
+        await c.settle("w2")
+        await c.load("w2", v2=ModelState.READY)
+        assert c.catalog.server_ready(), "another worker has it"

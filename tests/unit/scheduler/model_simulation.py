@@ -8,6 +8,7 @@ possible life, a shrunken one too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from queued import LATEST, CountingFrame, part
@@ -73,6 +74,7 @@ class Simulation:
         self.abandoned: list[int] = []  # ids of batches that ended otherwise, whose end may still come
         self.configs: dict[int, ModelConfig] = {}
         self.instances: dict[str, dict[int, int]] = defaultdict(dict)
+        self.is_given_up = False
         self.wake_at_us: int | None = None
         self._next_key = 1
 
@@ -94,7 +96,21 @@ class Simulation:
     def serve(self, worker: str, version: int, count: int) -> None:
         if version in self.configs:
             self.instances[worker][version] = count
+            self._look_ahead((), ())
             self._ended(self.model.set_instances(worker, dict(self.instances[worker])))
+
+    def unload(self, retiring: list[int], gone: list[int]) -> None:
+        """Versions are being unloaded; of others, which nobody has, it becomes known that nobody will."""
+        self._look_ahead(
+            [version for version in retiring if self._served(version)],
+            [version for version in gone if not self._served(version)],
+        )
+        self._ended(self.model.set_instances("a", dict(self.instances["a"])))
+        self.expire()
+
+    def _look_ahead(self, retiring: Iterable[int], gone: Iterable[int]) -> None:
+        self.is_given_up = bool(list(gone)) and not self._served()
+        self.model.look_ahead(frozenset(retiring), frozenset(gone), self.is_given_up)
 
     def arrive(self, gateway: str, requests: list[tuple[int, int, str]]) -> None:
         rows = []
@@ -256,6 +272,9 @@ class Simulation:
         request, error = failure
         if error.code is ErrorCode.INTERNAL:
             assert request.attempts == MAX_ATTEMPTS
+        elif error.code is ErrorCode.NOT_FOUND and request.version == LATEST:
+            assert self.is_given_up
+            assert not self._served()
         elif error.code is ErrorCode.NOT_FOUND:
             assert request.version not in (LATEST, *self.configs)
             assert self._served()

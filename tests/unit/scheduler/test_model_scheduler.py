@@ -148,3 +148,52 @@ def test_the_configuration_chooses_the_batcher():
     default = batcher_for(ModelConfig.model_validate({"name": "model", "max_batch_size": 8}))
     default.enqueue([request(key=1), request(key=2)])
     assert [r.key for r in default.next_batch(0) or []] == [1]
+
+
+def test_a_version_that_is_unloaded_runs_what_asks_for_it_and_the_latest_is_another():
+    model = model_with(1, 2, served=(1, 2))
+    model.enqueue([request(key=1)])
+    model.look_ahead(frozenset({2}), frozenset(), False)
+    model.set_instances("a", {1: 1, 2: 1})
+    model.enqueue([request(key=2), request(key=3, version=2)])
+    assert model.needs("a", 2)
+    assert sent(model) == [(1, [2]), (2, [1, 3])]
+    assert model.needs("a", 2)
+    model.complete(5, 2, BatchOutcome.ANSWERED, 5)
+    assert not model.needs("a", 2)
+    assert model.needs("a", 1)
+    assert not model.needs("a", 9)
+
+
+def test_a_worker_is_not_needed_for_what_another_can_run():
+    model = model_with(1, served=(1,))
+    model.set_instances("b", {1: 1})
+    model.enqueue([request(key=1)])
+    assert not model.needs("a", 1)
+    model.set_instances("b", {})
+    assert model.needs("a", 1)
+
+
+def test_what_waits_for_a_model_that_is_given_up_fails_at_once_in_the_words_of_the_door():
+    model = model_with(1)
+    model.enqueue([request(key=1), request(key=2, version=1)])
+    assert model.expire(0) == ((), [])
+    model.look_ahead(frozenset(), frozenset({1}), True)
+    assert model.has_given_up
+    _, failures = model.expire(1)
+    assert [(failure.request.key, failure.error.code, failure.error.message) for failure in failures] == [
+        (1, ErrorCode.NOT_FOUND, "Request for unknown model: 'model' has no available versions"),
+        (2, ErrorCode.UNAVAILABLE, "Request for unknown model: 'model' version 1 is not at ready state"),
+    ]
+    assert len(model) == 0
+    model.look_ahead(frozenset(), frozenset(), False)
+    model.enqueue([request(key=3)])
+    assert model.expire(2) == ((), [])
+
+
+def test_what_came_before_any_version_fails_when_there_will_be_none():
+    model = model_with()
+    model.enqueue([request(key=1)])
+    model.look_ahead(frozenset(), frozenset(), True)
+    _, (failure,) = model.expire(0)
+    assert failure.error.code is ErrorCode.NOT_FOUND

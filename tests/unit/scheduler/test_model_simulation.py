@@ -48,6 +48,7 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
         st.tuples(st.just("lose"), workers),
         st.tuples(st.just("cancel"), few),
         st.tuples(st.just("expire")),
+        st.tuples(st.just("unload"), st.lists(version, max_size=2), st.lists(version, max_size=2)),
     )
     begin = st.tuples(st.tuples(st.just("configure"), version, st.integers(0, len(CONFIGS) - 1)), serve).map(list)
     long = st.one_of(*(st.lists(event, min_size=size, max_size=100) for size in (0, 20, 60)))

@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from queued import BODY, part
 
+from bus.registry import WorkerView
 from scheduler.owned_model import OwnedModel
 from scheduler.service import SchedulerService
 from schemas.abandoned import unpack_abandoned
+from schemas.drain import pack_drain, unpack_drain
 from schemas.errors import ErrorCode
 from schemas.messages import (
     BatchMessage,
@@ -28,6 +30,7 @@ from schemas.messages import (
     unpack_batch,
 )
 from schemas.model_config import ModelConfig
+from schemas.registry import ModelRecord, ModelState, VersionRecord
 
 INBOX, DONE, CANCEL, WORK = "inbox.scheduler.model", "done.scheduler", "cancel.model", "work.worker"
 CONFIG = {
@@ -219,6 +222,56 @@ def test_a_message_to_the_inbox_that_is_not_from_the_stream_is_left_unanswered(s
     served.bus.deliver(INBOX, pack_frame("gateway", [part(1)]))
     assert served.bus.published == []
     assert served.service.unanswered == 0
+
+
+def unloading(served: Served, state: ModelState) -> None:
+    """The worker tells that its version is in this state."""
+    view = WorkerView("worker", 0.0)
+    view.models["model"] = ModelRecord("model", {1: VersionRecord(state, instances=1)}, CONFIG)
+    served.service._registry.workers["worker"] = view
+    served.service._on_model_change("model")
+    served.bus.turn()
+
+
+def leave(served: Served) -> list[int]:
+    """What the worker is told that it may unload."""
+    served.bus.deliver("drain.model", pack_drain("worker", "model", [1, 7]), "drained.worker")
+    (answer,) = served.bus.taken("drained.worker")
+    return unpack_drain(answer).versions
+
+
+def test_a_worker_may_unload_when_all_that_came_for_the_version_has_run(served: Served):
+    unloading(served, ModelState.READY)
+    served.frame(1, 2)
+    served.frame(3, version=1, ack="$JS.ACK.2")
+    assert leave(served) == [], "it serves"
+    unloading(served, ModelState.UNLOADING)
+    assert leave(served) == []
+    for _ in range(3):
+        for batch in served.batches():
+            assert leave(served) == []
+            served.done(batch.batch_id)
+    assert served.service.unanswered == 0
+    assert leave(served) == [1]
+    served.frame(4, ack="$JS.ACK.4")
+    assert served.batches() == []
+    (answers,) = served.bus.taken("reply.gateway")
+    assert unpack_answers(answers)[1][0].error.message == "Request for unknown model: 'model' has no available versions"
+    assert served.acks()[-1] == "$JS.ACK.4"
+    assert leave(served) == [1]
+    unloading(served, ModelState.READY)
+    served.frame(5)
+    assert len(served.batches()) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"nonsense", pack_drain("stranger", "model", [1]), pack_drain("worker", "x", [1])]
+)
+def test_a_question_that_makes_no_sense_is_not_answered(served: Served, data: bytes):
+    unloading(served, ModelState.UNLOADING)
+    served.bus.deliver("drain.model", data, "drained.worker")
+    served.bus.deliver("drain.model", pack_drain("worker", "model", [1]), "somewhere.else")
+    assert served.bus.taken("drained.worker") == served.bus.taken("somewhere") == []
 
 
 def strange(draw: random.Random, message: bytes) -> bytes:
