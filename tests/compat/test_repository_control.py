@@ -11,108 +11,26 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import grpc
-import httpx
-import numpy as np
 import pytest
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from asking import http_inputs
 from model_zoo import config_text, write_model, write_slow, write_versions
-from serving import Server, wait_until
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from repository_serving import (
+    ADDS,
+    ADDS_CONFIG,
+    INDEX,
+    NOT_POLLED,
+    Repository,
+    folders,
+    serving,
+    write_adds,
+)
+from serving import wait_until
+from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
-
-ADDS = """
-import triton_python_backend_utils as pb_utils
-
-class TritonPythonModel:
-    def execute(self, requests):
-        return [
-            pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy() + NUMBER)]) for r in requests
-        ]
-"""
-ADDS_CONFIG = {
-    "backend": "python",
-    "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [1]}],
-    "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [1]}],
-}
-NOT_POLLED = "failed to load '{}', failed to poll from model repository"
-
-
-def write_adds(root: Path, name: str, number: float, version: int = 1, more: str = "") -> None:
-    (root / name / str(version)).mkdir(parents=True, exist_ok=True)
-    config = config_text(name, "python", {"IN": ("FP32", [1])}, {"OUT": ("FP32", [1])}, 0, more)
-    (root / name / "config.pbtxt").write_text(config)
-    (root / name / str(version) / "model.py").write_text(ADDS.replace("NUMBER", str(number)))
-
-
-class Repository:
-    """A running server, the folder of its models, and clients for it."""
-
-    def __init__(self, server: Server, root: Path) -> None:
-        self.server = server
-        self.root = root
-        self.http = server.http()
-        self.grpc = server.grpc()
-        self.raw = httpx.Client(base_url=f"http://{server.http_place}", timeout=40)
-        self._channel = grpc.insecure_channel(server.grpc_place)
-        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-
-    def close(self) -> None:
-        self.http.close()
-        self.grpc.close()
-        self.raw.close()
-        self._channel.close()
-
-    def added(self, name: str, version: str = "") -> float:
-        """What the model adds."""
-        answer = self.http.infer(name, http_inputs({"IN": np.ones(1, np.float32)}), model_version=version)
-        return float(answer.as_numpy("OUT")[0]) - 1
-
-    def rows(self, name: str) -> list[dict[str, str]]:
-        """The rows of one model in the index."""
-        return [row for row in self.http.get_model_repository_index() if row["name"] == name]
-
-    def post(self, path: str, body: Any = b"") -> tuple[int, str]:
-        """(status, error text) of a POST."""
-        answer = self.raw.post(path, content=body if isinstance(body, bytes) else json.dumps(body))
-        return answer.status_code, answer.json()["error"] if answer.content else ""
-
-    def load(self, name: str, body: Any = b"") -> tuple[int, str]:
-        return self.post(f"/v2/repository/models/{name}/load", body)
-
-    def unload(self, name: str, body: Any = b"") -> tuple[int, str]:
-        """Unloads, and waits until it is done."""
-        answer = self.post(f"/v2/repository/models/{name}/unload", body)
-        if answer[0] == 200:
-            wait_until(lambda: all(row.get("state") in (None, "UNAVAILABLE") for row in self.rows(name)))
-        return answer
-
-    def infer(self, name: str, version: str = "") -> tuple[int, str]:
-        where = f"/v2/models/{name}/versions/{version}" if version else f"/v2/models/{name}"
-        inputs = [{"name": "IN", "shape": [1], "datatype": "FP32", "data": [1.0]}]
-        return self.post(f"{where}/infer", {"inputs": inputs})
-
-    def refusal(self, method: str, request: Any) -> tuple[grpc.StatusCode, str]:
-        with pytest.raises(grpc.RpcError) as refused:
-            getattr(self.stub, method)(request)
-        return refused.value.code(), refused.value.details()
-
-
-def serving(folder: Path, *options: str) -> Iterator[Repository]:
-    server = Server(folder, folder / "models", *options)
-    try:
-        repository = Repository(server, folder / "models")
-        yield repository
-        repository.close()
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")
@@ -158,9 +76,6 @@ def test_a_model_is_loaded_and_unloaded(explicit: Repository, door: str) -> None
     client.load_model(name)
     assert explicit.added(name) == 3
     client.unload_model(name)
-
-
-INDEX = "/v2/repository/index"
 
 
 async def test_the_asynchronous_clients_do_it_too(explicit: Repository) -> None:
@@ -299,10 +214,6 @@ def test_files_stand_in_for_those_on_disk_and_leave_with_the_model(explicit: Rep
     wait_until(lambda: not folders(explicit))
 
 
-def folders(repository: Repository) -> list[Path]:
-    return list((repository.server.folder / "tmp").glob("weir-model-*"))
-
-
 @pytest.mark.parametrize("path", ["../x", "1/../../x", "/etc/x", "", "1/", "1/..", "..\\x"])
 def test_files_stay_inside_the_model_s_folder(explicit: Repository, path: str) -> None:
     content = base64.b64encode(b"x").decode()
@@ -417,63 +328,3 @@ def test_the_log_tells_what_is_loaded_and_unloaded(explicit: Repository) -> None
         "failed to load 'spoilt'",
     ):
         assert f'"{line}' in log
-
-
-@pytest.fixture(scope="module")
-def polling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    folder = tmp_path_factory.mktemp("poll")
-    for number, root in ((1, folder / "models"), (2, folder / "more")):
-        root.mkdir()
-        write_adds(root, "twice", number)
-    write_adds(folder / "models", "there", 1)
-    more = f"--model-repository={folder / 'more'}"
-    yield from serving(folder, more, "--model-control-mode=poll", "--repository-poll-secs=0.1")
-
-
-NOT_ALLOWED = (503, "explicit model load / unload is not allowed if polling is enabled")
-
-
-def test_a_polled_repository_is_followed(polling: Repository) -> None:
-    assert polling.added("there") == 1
-    assert polling.load("there") == polling.unload("there") == polling.load("nobody") == NOT_ALLOWED
-    twice = {"name": "twice", "state": "UNAVAILABLE", "reason": "model appears in two or more repositories"}
-    assert polling.rows("twice") == [twice]
-    assert polling.infer("twice")[0] == 404
-    assert not polling.http.is_server_ready()
-    shutil.rmtree(polling.root.parent / "more" / "twice")
-    wait_until(lambda: polling.http.is_server_ready())
-    assert polling.added("twice") == 1
-    write_adds(polling.root, "new", 4)
-    wait_until(lambda: polling.server.is_ready("new"))
-    children = polling.server.python_children()
-
-    (polling.root / "there" / "1" / "model.py").write_text("raise ValueError('broken')")
-    wait_until(lambda: "failed to load 'there'" in polling.server.log())
-    assert polling.added("there") == 1
-    assert polling.rows("there") == [{"name": "there", "version": "1", "state": "READY"}]
-    write_adds(polling.root, "there", 8, version=2)
-    wait_until(lambda: polling.added("there") == 8)
-    wait_until(lambda: polling.rows("there")[0]["state"] == "UNAVAILABLE")
-    assert [row["state"] for row in polling.rows("there")] == ["UNAVAILABLE", "READY"]
-    assert len(set(children) & set(polling.server.python_children())) == 2, "the others were left alone"
-
-    shutil.rmtree(polling.root / "there")
-    wait_until(lambda: not polling.rows("there"))
-    assert polling.infer("there")[0] == 404
-    assert polling.http.is_server_ready()
-
-
-def test_without_control_models_stay_as_they_were_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    write_adds(tmp_path / "models", "there", 1)
-    for repository in serving(tmp_path):
-        assert repository.load("there") == repository.unload("there") == NOT_ALLOWED
-        with pytest.raises(InferenceServerException, match="is not allowed if polling is enabled") as refused:
-            repository.grpc.load_model("there")
-        assert refused.value.status() == "StatusCode.UNAVAILABLE"
-        assert repository.load("there", b"{nope")[0] == 500, "the body is looked at first"
-        write_adds(repository.root, "later", 1)
-        assert repository.http.get_model_repository_index() == [
-            {"name": "later"},
-            {"name": "there", "version": "1", "state": "READY"},
-        ]

@@ -1,0 +1,74 @@
+"""Repositories that are polled, and ones that are looked at once: no client may load or unload there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository_serving import (
+    NOT_ALLOWED,
+    Repository,
+    serving,
+    write_adds,
+)
+from serving import wait_until
+from tritonclient.utils import InferenceServerException
+
+
+@pytest.fixture(scope="module")
+def polling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
+    folder = tmp_path_factory.mktemp("poll")
+    for number, root in ((1, folder / "models"), (2, folder / "more")):
+        root.mkdir()
+        write_adds(root, "twice", number)
+    write_adds(folder / "models", "there", 1)
+    more = f"--model-repository={folder / 'more'}"
+    yield from serving(folder, more, "--model-control-mode=poll", "--repository-poll-secs=0.1")
+
+
+def test_a_polled_repository_is_followed(polling: Repository) -> None:
+    assert polling.added("there") == 1
+    assert polling.load("there") == polling.unload("there") == polling.load("nobody") == NOT_ALLOWED
+    twice = {"name": "twice", "state": "UNAVAILABLE", "reason": "model appears in two or more repositories"}
+    assert polling.rows("twice") == [twice]
+    assert polling.infer("twice")[0] == 404
+    assert not polling.http.is_server_ready()
+    shutil.rmtree(polling.root.parent / "more" / "twice")
+    wait_until(lambda: polling.http.is_server_ready())
+    assert polling.added("twice") == 1
+    write_adds(polling.root, "new", 4)
+    wait_until(lambda: polling.server.is_ready("new"))
+    children = polling.server.python_children()
+
+    (polling.root / "there" / "1" / "model.py").write_text("raise ValueError('broken')")
+    wait_until(lambda: "failed to load 'there'" in polling.server.log())
+    assert polling.added("there") == 1
+    assert polling.rows("there") == [{"name": "there", "version": "1", "state": "READY"}]
+    write_adds(polling.root, "there", 8, version=2)
+    wait_until(lambda: polling.added("there") == 8)
+    wait_until(lambda: polling.rows("there")[0]["state"] == "UNAVAILABLE")
+    assert [row["state"] for row in polling.rows("there")] == ["UNAVAILABLE", "READY"]
+    assert len(set(children) & set(polling.server.python_children())) == 2, "the others were left alone"
+
+    shutil.rmtree(polling.root / "there")
+    wait_until(lambda: not polling.rows("there"))
+    assert polling.infer("there")[0] == 404
+    assert polling.http.is_server_ready()
+
+
+def test_without_control_models_stay_as_they_were_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    write_adds(tmp_path / "models", "there", 1)
+    for repository in serving(tmp_path):
+        assert repository.load("there") == repository.unload("there") == NOT_ALLOWED
+        with pytest.raises(InferenceServerException, match="is not allowed if polling is enabled") as refused:
+            repository.grpc.load_model("there")
+        assert refused.value.status() == "StatusCode.UNAVAILABLE"
+        assert repository.load("there", b"{nope")[0] == 500, "the body is looked at first"
+        write_adds(repository.root, "later", 1)
+        assert repository.http.get_model_repository_index() == [
+            {"name": "later"},
+            {"name": "there", "version": "1", "state": "READY"},
+        ]
