@@ -32,6 +32,11 @@ class DesiredModels:
         """The entry of a model, None for one that nobody has asked for."""
         return self._entries.get(name)
 
+    def is_unwanted(self, name: str) -> bool:
+        """Whether the last thing that was asked for is that the model be unloaded."""
+        entry = self._entries.get(name)
+        return entry is not None and not entry.wanted.load
+
     def all(self) -> list[DesiredModel]:
         """Every entry."""
         return list(self._entries.values())

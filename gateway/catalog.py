@@ -60,7 +60,12 @@ class Catalog:
         self._clock = clock
         self._served: dict[str, ServedModel] = {}
         self._accept_until_s: dict[str, float] = {}  # models without a live worker, still accepted
+        self._is_unwanted: Callable[[str], bool] = lambda _name: False
         registry.on_model_change(self._refresh)
+
+    def ask_whether_unwanted(self, is_unwanted: Callable[[str], bool]) -> None:
+        """A model that has lost its last worker is not waited for if `is_unwanted(name)`: it was to be unloaded."""
+        self._is_unwanted = is_unwanted
 
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model, if requests for this version of it ("" for the latest) are accepted.
@@ -145,7 +150,7 @@ class Catalog:
             self._accept_until_s.pop(name, None)
         elif name in self._served:
             given_up = [r for r in records if r.reason or _is_given_up(r)]
-            if given_up:
+            if given_up or self._is_unwanted(name):
                 del self._served[name]
                 self._accept_until_s.pop(name, None)
             else:

@@ -82,10 +82,12 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
     inference = Inference(bus, gateway_id, catalog, payloads, regions)
     statistics = Statistics(bus, gateway_id, registry, catalog)
+    desired = DesiredModels(bus)
+    catalog.ask_whether_unwanted(desired.is_unwanted)
     repository = RepositoryControl(
         RepositoryIndex(bus, gateway_id, registry),
         registry,
-        DesiredModels(bus),
+        desired,
         ModelFiles(bus),
         settings.model_control_mode,
     )

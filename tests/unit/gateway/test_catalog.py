@@ -221,3 +221,12 @@ async def test_one_version_that_failed_is_in_the_way_of_strict_readiness(nats_ur
         await c.settle("w2")
         await c.load("w2", v2=ModelState.READY)
         assert c.catalog.server_ready(), "another worker has it"
+
+
+async def test_a_model_that_was_to_be_unloaded_is_not_waited_for(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.load("w1", v1=ModelState.READY)
+        c.catalog.ask_whether_unwanted(lambda name: name == "m")
+        await c.leave("w1")
+        assert c.refusal("m")[1] == "Request for unknown model: 'm' is not found"
