@@ -76,6 +76,8 @@ def message_fields() -> str:
         ("cancel", "gateway → scheduler", "gateway, keys"),
         ("abandoned", "scheduler → worker", f"scheduler, [({abandoned}) …]"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
+        ("drain", "worker → scheduler, and its answer", "asker, model, versions to unload, or that may be unloaded"),
+        ("repository view", "worker → gateway", "worker, what is wrong with each model by name (empty: nothing)"),
     ]
     return _table(("message", "way", "fields"), rows)
 
@@ -112,6 +114,7 @@ _BOUNDS = [
     ("bus.connection", "MAX_KEPT_BYTES", "messages kept while the broker is away", "dropped: gateways send again"),
     ("bus.streams", "LIVE_MAX_BYTES", "stream LIVE", "publishes are refused: 503"),
     ("bus.streams", "MAX_UNACKED_FRAMES", "frames of one model that a scheduler holds", "the rest stays in the stream"),
+    ("bus.model_files", "MODEL_FILES_MAX_BYTES", "files that load requests brought", "503"),
     ("bus.payloads", "INLINE_LIMIT_BYTES", "a tensor inside a message, where memory is shared", "by reference"),
     ("bus.embedded", "MAX_PAYLOAD", "one message through the embedded nats-server", "400"),
     ("scheduler.owned_model", "MAX_HELD_BYTES", "frames of one model in a scheduler", "the rest stays in the stream"),
@@ -144,6 +147,17 @@ _BOUNDS = [
         "clients' GPU allocations open in a worker",
         "the oldest is closed",
     ),
+    ("gateway.repository_control", "MAX_OPERATIONS", "loads and unloads a gateway waits for", "503"),
+    ("gateway.repository_control", "OPERATION_TIMEOUT_S", "wait for a load or unload", "503; it goes on"),
+    ("schemas.desired", "MAX_FILES", "files of one load request", "400"),
+    (
+        "worker.model_control",
+        "MAX_WAITING_OPERATIONS",
+        "operations on one model that wait for each other in a worker",
+        "those that a later one supersedes are passed over",
+    ),
+    ("worker.drains", "PATIENCE_S", "wait for a scheduler's leave to unload, when none answers", "unloaded all the same"),
+    ("worker.model_instance", "READERS_PATIENCE_S", "outputs of an unloaded instance stay readable", "they are gone"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""
 
