@@ -15,6 +15,7 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoKeysEr
 from bus import subjects
 from bus.connection import Bus, Message
 from schemas.desired import DesiredModel, pack_desired, unpack_desired
+from schemas.errors import invalid
 from schemas.messages import MalformedMessage
 
 logger = logging.getLogger("weir.bus")
@@ -53,9 +54,12 @@ class DesiredModels:
         self._bus.on_reconnect(self._recover)
 
     async def write(self, entry: DesiredModel) -> None:
-        """Writes an entry in place of the model's last one."""
+        """Writes an entry in place of the model's last one. Raises INVALID_ARG for one that is too large."""
+        data = pack_desired(entry)
+        if len(data) > self._bus.max_payload_bytes - 4096:
+            raise invalid(f"the configuration of model '{entry.name}' is larger than can be sent to a worker")
         bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
-        await bucket.put(subjects.token(entry.name), pack_desired(entry))
+        await bucket.put(subjects.token(entry.name), data)
 
     async def remove(self, name: str) -> None:
         """Takes a model's entry away: nothing is wanted of it any more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from nats.errors import Error as NatsError
 from nats.js.api import ObjectStoreConfig, StorageType
@@ -23,6 +23,8 @@ logger = logging.getLogger("weir.bus")
 
 MODEL_FILES_MAX_BYTES = 1 << 30
 """Files of all load requests that are in force or on their way."""
+
+_NEW_NS = 3_600_000_000_000  # another gateway may still be writing the entry
 
 
 class ModelFiles:
@@ -63,6 +65,15 @@ class ModelFiles:
                 absent.add(name)
         return absent
 
+    async def sweep(self, referenced: Collection[str], now_ns: int) -> None:
+        """Removes what a gateway that died has left: objects that no entry refers to, and that are not new."""
+        try:
+            found = await (await self._store()).list()
+        except NotFoundError:
+            return
+        names = [info.name for info in found if info.name is not None and info.name not in referenced]
+        await self.remove([name for name in names if revision_of(name) < now_ns - _NEW_NS])
+
     async def remove(self, names: Iterable[str]) -> None:
         """Removes objects; one that is not there, or can't be removed just now, is no error."""
         for name in names:
@@ -83,6 +94,17 @@ class ModelFiles:
                 bucket=subjects.MODEL_FILES_STORE, storage=StorageType.MEMORY, max_bytes=MODEL_FILES_MAX_BYTES
             )
             return await self._bus.jetstream.create_object_store(subjects.MODEL_FILES_STORE, config)
+
+
+def object_name(model: str, revision: int, number: int) -> str:
+    """The name of a load request's file, of those that came with this revision of the model's entry."""
+    return f"{subjects.token(model)}.{revision}.{number}"
+
+
+def revision_of(name: str) -> int:
+    """The revision in an object's name; 0 for a name that is none of ours."""
+    parts = name.split(".")
+    return int(parts[1]) if len(parts) == 3 and parts[1].isascii() and parts[1].isdigit() else 0
 
 
 def _tombstone(name: str) -> str:

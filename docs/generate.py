@@ -156,7 +156,12 @@ _BOUNDS = [
         "operations on one model that wait for each other in a worker",
         "those that a later one supersedes are passed over",
     ),
-    ("worker.drains", "PATIENCE_S", "wait for a scheduler's leave to unload, when none answers", "unloaded all the same"),
+    (
+        "worker.drains",
+        "PATIENCE_S",
+        "wait for a scheduler's leave to unload, when none answers",
+        "unloaded all the same",
+    ),
     ("worker.model_instance", "READERS_PATIENCE_S", "outputs of an unloaded instance stay readable", "they are gone"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""

@@ -144,7 +144,7 @@ class Catalog:
         records = self._records(name)
         versions = _ready_versions(records)
         if versions:
-            record = max((r for r in records if r.config is not None), key=lambda r: r.written_ns)
+            record = max((r for r in records if _ready_versions([r])), key=lambda r: r.written_ns)
             config = ModelConfig.model_validate(record.config)
             self._served[name] = ServedModel(name, config, versions, record.labels)
             self._accept_until_s.pop(name, None)

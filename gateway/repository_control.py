@@ -16,9 +16,8 @@ from typing import Any
 from nats.errors import Error as NatsError
 
 from bus.desired_models import DesiredModels, next_revision
-from bus.model_files import ModelFiles
+from bus.model_files import ModelFiles, object_name
 from bus.registry import RegistryView
-from bus.subjects import token
 from gateway.repository_index import RepositoryIndex, Row
 from repository.dependencies import left_over
 from repository.paths import check_model_name
@@ -128,10 +127,12 @@ class RepositoryControl:
             raise unavailable(f"failed to load '{name}', no worker is there to load it")
         known = self._desired.get(name)
         revision = next_revision(known, time.time_ns())
-        names = {path: f"{token(name)}.{revision}.{number}" for number, path in enumerate(files)}
+        names = {path: object_name(name, revision, number) for number, path in enumerate(files)}
         wanted = WantedModel(True, config, names)
         entry = DesiredModel(name, revision, wanted, self._in_force(name))
         if files:
+            referenced = {object for entry in self._desired.all() for object in entry.objects()}
+            await self._files.sweep(referenced, time.time_ns())
             await self._files.put({names[path]: content for path, content in files.items()})
         try:
             answers = await self._ask(entry, workers)
