@@ -373,7 +373,7 @@ class ModelControl:
 def check_startup_models(mode: str, names: tuple[str, ...]) -> None:
     """Raises INVALID_ARG, in Triton's words, for start-up models that can't be."""
     if names and mode != "explicit":
-        raise invalid("Error: Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
+        raise invalid("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
     if "*" in names and names != ("*",):
         raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
 
