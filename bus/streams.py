@@ -26,7 +26,7 @@ _ACK_WAIT_S = 600.0
 
 
 async def ensure_streams(bus: Bus) -> None:
-    """Makes stream LIVE and buckets `registry` and `models` unless they exist. Safe to call from several roles at once."""
+    """Makes stream LIVE and the buckets that all roles know unless they exist. Safe to call from several at once."""
     await _ensure_stream(
         bus,
         StreamConfig(
@@ -39,24 +39,20 @@ async def ensure_streams(bus: Bus) -> None:
             num_replicas=1,
         ),
     )
-    for stream, bucket in (
-        (subjects.REGISTRY_STREAM, subjects.REGISTRY_BUCKET),
-        (subjects.MODELS_STREAM, subjects.MODELS_BUCKET),
-    ):
-        try:
-            await bus.jetstream.stream_info(stream)
-        except NotFoundError:
-            await bus.jetstream.create_key_value(KeyValueConfig(bucket=bucket, history=1, storage=StorageType.MEMORY))
+    for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
+        await _ensure_bucket(bus, bucket)
 
 
 async def ensure_regions_bucket(bus: Bus) -> None:
     """Makes the bucket of clients' shared-memory regions unless it exists. Safe to call from several gateways at once."""
+    await _ensure_bucket(bus, subjects.REGIONS_BUCKET)
+
+
+async def _ensure_bucket(bus: Bus, bucket: str) -> None:
     try:
-        await bus.jetstream.stream_info(subjects.REGIONS_STREAM)
+        await bus.jetstream.stream_info(f"KV_{bucket}")
     except NotFoundError:
-        await bus.jetstream.create_key_value(
-            KeyValueConfig(bucket=subjects.REGIONS_BUCKET, history=1, storage=StorageType.MEMORY)
-        )
+        await bus.jetstream.create_key_value(KeyValueConfig(bucket=bucket, history=1, storage=StorageType.MEMORY))
 
 
 async def _ensure_stream(bus: Bus, config: StreamConfig) -> None:

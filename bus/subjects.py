@@ -12,7 +12,8 @@ LIVE_STREAM = "LIVE"
 LIVE_SUBJECTS = "live.>"
 
 REGISTRY_BUCKET = "registry"
-REGISTRY_STREAM = f"KV_{REGISTRY_BUCKET}"
+
+SETTINGS_BUCKET = "settings"
 
 MODELS_BUCKET = "models"
 MODELS_STREAM = f"KV_{MODELS_BUCKET}"
@@ -188,6 +189,25 @@ def desired_subject(key: str) -> str:
 
 
 REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"
+
+
+def settings_key(kind: str, model: str = "") -> str:
+    """Key of settings of one kind: those of a model, or ("") those that are nobody's own."""
+    return f"{kind}.{token(model)}" if model else kind
+
+
+def parse_settings_key(key: str) -> tuple[str, str]:
+    """(kind, model) of a key of bucket `settings`."""
+    kind, _, model = key.partition(".")
+    return kind, untoken(model)
+
+
+def settings_subject(key: str) -> str:
+    """Subject on which writes of a settings key are seen."""
+    return f"$KV.{SETTINGS_BUCKET}.{key}"
+
+
+SETTINGS_WRITES = f"$KV.{SETTINGS_BUCKET}.>"
 
 
 def live_consumer(model: str) -> str:
