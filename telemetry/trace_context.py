@@ -1,0 +1,45 @@
+"""W3C Trace Context: the headers by which a trace is carried from one program to the next.
+
+Source: https://www.w3.org/TR/trace-context/, version 00; later versions are read as far as they agree with it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+MAX_TRACESTATE = 512
+"""What a trace state may be long, in characters; a longer one is not carried on."""
+
+
+class TraceContext(NamedTuple):
+    """The place in a trace from which a request comes: both ids are more than 0."""
+
+    trace_id: int
+    span_id: int
+
+
+def parse_traceparent(text: str) -> TraceContext | None:
+    """What a `traceparent` says; None for one that is none."""
+    match = _TRACEPARENT.fullmatch(text.strip())
+    if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
+        return None
+    trace_id, span_id = int(match[2], 16), int(match[3], 16)
+    return TraceContext(trace_id, span_id) if trace_id and span_id else None
+
+
+def format_traceparent(trace_id: int, span_id: int, is_sampled: bool) -> str:
+    """The `traceparent` that says so."""
+    return f"00-{trace_id:032x}-{span_id:016x}-{is_sampled:02x}"
+
+
+def new_trace_id() -> int:
+    """A trace id nobody else has."""
+    return int.from_bytes(os.urandom(16)) or 1
+
+
+def new_span_id() -> int:
+    """A span id nobody else has."""
+    return int.from_bytes(os.urandom(8)) or 1

@@ -1,0 +1,118 @@
+"""Mode "triton": traces as JSON in files, in the shape of Triton's, which its `trace_summary.py` reads.
+
+A file is an array of records: which model and request, one for each point of the way, and the tensors at level TENSORS.
+Times are of the monotonic clock. With a log frequency N, each N traces make a file `<file>.0`, `<file>.1` and so on;
+without one, all are in `<file>`, which is written when the setting changes, its count is used up, or the server stops.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from telemetry.trace import WORKER_RECEIVED, Trace
+
+logger = logging.getLogger("weir.trace")
+
+MAX_UNWRITTEN_CHARACTERS = 4 << 20
+"""Traces that wait to be written, as text; with more of them a file is written before its time."""
+
+_BEFORE_HEADER = ("HTTP_RECV_START", "HTTP_RECV_END")
+_BEFORE_TENSORS = ("REQUEST_START", "QUEUE_START")
+_AT_DOOR = ("GRPC_WAITREAD_START", "GRPC_WAITREAD_END")
+
+
+class TraceFile:
+    """Where the traces of all settings go. A file that can't be written costs its traces, and is told in the log."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._numbers = count()
+        self._is_begun = False
+
+    def write_numbered(self, records: list[str]) -> None:
+        """Writes the next numbered file."""
+        self._write(f"{self.path}.{next(self._numbers)}", "w", f"[{','.join(records)}]")
+
+    def append(self, records: list[str]) -> None:
+        """Adds to the one file; `close` ends it."""
+        self._write(self.path, "a" if self._is_begun else "w", f"{',' if self._is_begun else '['}{','.join(records)}")
+        self._is_begun = True
+
+    def close(self) -> None:
+        """Ends the one file, if it was begun."""
+        if self._is_begun:
+            self._write(self.path, "a", "]")
+            self._is_begun = False
+
+    def _write(self, path: str, mode: str, text: str) -> None:
+        try:
+            with Path(path).open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            logger.error("failed to write traces to %s: %s", path, error.strerror)
+
+
+class TraceBuffer:
+    """The traces of one setting that are not in a file yet."""
+
+    def __init__(self, file: TraceFile, log_frequency: int) -> None:
+        self._file = file
+        self._log_frequency = log_frequency
+        self._records: list[str] = []
+        self._characters = 0
+        self._traces = 0
+
+    def add(self, trace: Trace) -> None:
+        """Takes a trace that is complete."""
+        text = ",".join(json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in _records(trace))
+        self._records.append(text)
+        self._characters += len(text)
+        self._traces += 1
+        if self._traces == self._log_frequency or self._characters > MAX_UNWRITTEN_CHARACTERS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what there is."""
+        if self._records:
+            (self._file.write_numbered if self._log_frequency else self._file.append)(self._records)
+        self._records, self._characters, self._traces = [], 0, 0
+
+
+def _records(trace: Trace) -> list[dict[str, Any]]:
+    """The trace as Triton writes it, in its order: what the HTTP door took is ahead of the header, what gRPC's behind."""
+    to_monotonic = time.monotonic_ns() - time.time_ns()
+    moments = [(name, ns + to_monotonic) for name, ns in trace.moments if name != WORKER_RECEIVED]
+
+    def stamps(*names: str) -> list[dict[str, Any]]:
+        return [{"id": trace.id, "timestamps": [{"name": n, "ns": ns}]} for n, ns in moments if n in names]
+
+    header: dict[str, Any] = {
+        "id": trace.id,
+        "model_name": trace.model_name,
+        "model_version": trace.model_version,
+    }
+    if trace.request_id:
+        header["request_id"] = trace.request_id
+    tensors = [
+        {
+            "id": trace.id,
+            "activity": tensor.activity,
+            "tensor": {"name": tensor.name, "data": tensor.data, "shape": tensor.shape, "dtype": tensor.datatype},
+        }
+        for tensor in trace.tensors
+    ]
+    first = (*_BEFORE_HEADER, *_BEFORE_TENSORS, *_AT_DOOR)
+    rest = [name for name, _ in moments if name not in first]
+    return [
+        *stamps(*_BEFORE_HEADER),
+        header,
+        *stamps(*_AT_DOOR),
+        *stamps(*_BEFORE_TENSORS),
+        *tensors,
+        *stamps(*rest),
+    ]
