@@ -29,10 +29,12 @@ from gateway.pending import OnAnswer, Pending
 from gateway.prepared import PreparedRequest
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.stream_order import Place, StreamOrder
+from gateway.tracing import Tracing
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import (
     Answer,
     MalformedMessage,
+    Moments,
     Part,
     pack_body,
     pack_cancel,
@@ -42,6 +44,7 @@ from schemas.messages import (
 )
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef, Tensor
+from telemetry.trace import Trace
 
 logger = logging.getLogger("weir.gateway")
 
@@ -72,8 +75,15 @@ class Inference:
     """See the module. Everything runs in one event loop."""
 
     def __init__(
-        self, bus: Bus, gateway_id: str, catalog: Catalog, payloads: PayloadStore, regions: SharedMemoryRegions
+        self,
+        bus: Bus,
+        gateway_id: str,
+        catalog: Catalog,
+        payloads: PayloadStore,
+        regions: SharedMemoryRegions,
+        tracing: Tracing | None = None,
     ) -> None:
+        self.tracing = tracing or Tracing()
         self._bus = bus
         self._id = gateway_id
         self._catalog = catalog
@@ -121,15 +131,23 @@ class Inference:
         """Requests without an answer."""
         return len(self._pending)
 
-    def submit(self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None) -> Pending:
+    def submit(
+        self,
+        request: InferRequest,
+        on_answer: OnAnswer,
+        body_slot: Slot | None = None,
+        is_traced: bool | None = None,
+    ) -> Pending:
         """Publishes the request; `on_answer` is called later, from the event loop, with its answer or answers.
 
         `body_slot` is the payload slot over which the request's tensors are views, if there is one; it is owned by the
-        request from now on. Raises WeirError for what is refused at the door: then nothing was sent or taken over.
+        request from now on. `is_traced` is what `tracing` said of this request, where its door has asked. Raises
+        WeirError for what is refused at the door: then nothing was sent or taken over.
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
         self._check_room()
         model.normalizer.normalize(request)
+        trace = self.tracing.begin(request, model.name, is_traced)
         slots: list[Freeable] = []
         if request.regions:
             slots.append(self._regions.hold(model.name, request.regions))
@@ -144,7 +162,7 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        return self._accept(model, request, body, slots, on_answer)
+        return self._accept(model, request, body, slots, on_answer, trace)
 
     def submit_prepared(
         self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
@@ -160,6 +178,7 @@ class Inference:
         body: bytes,
         slots: Sequence[Freeable],
         on_answer: OnAnswer,
+        trace: Trace | None = None,
     ) -> Pending:
         key = next(self._keys)
         part = Part(
@@ -175,7 +194,7 @@ class Inference:
             request.traceparent,
             body,
         )
-        pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots)
+        pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots, trace)
         self._in_flight_bytes += len(body)
         self._enqueue(model.name, part)
         return pending
@@ -185,6 +204,9 @@ class Inference:
         if self._take(pending.key) is None:
             return
         _free(pending.slots)
+        if pending.trace is not None:
+            self.tracing.abandon(pending.trace)
+            pending.trace = None
         self._cancelled.setdefault(pending.model.name, []).append(pending.key)
         self._schedule_flush()
 
@@ -286,7 +308,7 @@ class Inference:
             outcome = self._outcome(pending, version, answer)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
-            pending.on_answer(outcome, answer.is_final)
+            self._deliver(pending, outcome, answer.is_final, answer.moments)
         self.counters.changed(len(self._pending))
 
     def _is_next(self, pending: Pending, answer: Answer) -> bool:
@@ -302,8 +324,20 @@ class Inference:
                 _free(pending.slots)
             else:
                 self.abandon(pending)
-            pending.on_answer(unavailable(_LOST_STREAM), True)
+            self._deliver(pending, unavailable(_LOST_STREAM), True)
         return False
+
+    def _deliver(
+        self,
+        pending: Pending,
+        outcome: InferResponse | WeirError | None,
+        is_final: bool,
+        moments: Moments | None = None,
+    ) -> None:
+        if pending.trace is None:
+            pending.on_answer(outcome, is_final)
+        else:
+            self.tracing.deliver(pending.trace, pending, outcome, is_final, moments)
 
     def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
         if answer.error is not None or answer.outputs is None:
@@ -336,7 +370,7 @@ class Inference:
             pending = self._take(key)
             if pending is not None:
                 _free(pending.slots)
-                pending.on_answer(error, True)
+                self._deliver(pending, error, True)
 
     async def _resend_all(self) -> None:
         """The broker came back, perhaps without its memory: a request that it still has is recognised by its key."""

@@ -10,6 +10,7 @@ from gateway.stream_order import StreamOrder
 from schemas.errors import WeirError
 from schemas.messages import Part
 from schemas.requests import InferRequest, InferResponse
+from telemetry.trace import Trace
 
 OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 """Told of each answer, and whether it is the last: None is no response, but the end of them alone."""
@@ -18,7 +19,7 @@ OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 class Pending:
     """A request that was submitted and has no answer yet."""
 
-    __slots__ = ("key", "model", "on_answer", "part", "request", "slots", "stream")
+    __slots__ = ("key", "model", "on_answer", "part", "request", "slots", "stream", "trace")
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class Pending:
         part: Part,
         on_answer: OnAnswer,
         slots: Sequence[Freeable],
+        trace: Trace | None,
     ) -> None:
         self.key = key
         self.model = model
@@ -36,3 +38,4 @@ class Pending:
         self.on_answer = on_answer
         self.slots = slots
         self.stream: StreamOrder | None = None
+        self.trace = trace

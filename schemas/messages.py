@@ -35,7 +35,7 @@ _is_subject = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and 
 _is_ack = re.compile(r"\$JS\.ACK\.[!-)+-=?-~]+", re.ASCII).fullmatch
 
 
-_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven or eight
+_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to nine
 
 
 class MalformedMessage(ValueError):
@@ -122,10 +122,16 @@ def pack_body(request: InferRequest) -> bytes:
                 request.correlation_id,
                 request.sequence_flags,
                 request.timeout_us,
-                *([request.traceparent] if request.traceparent else ()),
+                *_trace_context(request),
             )
         )
     )
+
+
+def _trace_context(request: InferRequest) -> tuple[str, ...]:
+    if not request.traceparent:
+        return ()
+    return (request.traceparent, request.tracestate) if request.tracestate else (request.traceparent,)
 
 
 def body_template(request: InferRequest) -> list[bytes]:
@@ -178,6 +184,7 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     request.timeout_us = timeout_us
     if more:
         request.traceparent = _text(more[0])
+        request.tracestate = _text(more[1]) if len(more) > 1 else ""
     return request
 
 

@@ -38,14 +38,18 @@ class InferRequest:
     `model_version` is "" for the latest. `parameters` holds the caller's own ones only: the reserved ones are the
     attributes below. `timeout_us` and `priority` are 0 when not given, `correlation_id` 0 when there is no sequence.
     `binary_default` says how outputs not listed in `outputs` are to be encoded. `wants_empty_final` asks a stream for a
-    last response even where the model has nothing more to say (`triton_enable_empty_final_response`). `traceparent` is
-    W3C's, "" where the request is not traced. `regions` names the shared-memory regions that its tensors lie in.
+    last response even where the model has nothing more to say (`triton_enable_empty_final_response`).
+
+    `traceparent` and `tracestate` are W3C's, "" where there are none: the caller's at the door, and behind it those of the
+    request's own trace, if it is traced. `arrival` is what a door notes for a trace of when the request came: two of
+    Triton's timestamps, each (name, unix nanoseconds). `regions` names the shared-memory regions that its tensors lie in.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
     """
 
     __slots__ = (
+        "arrival",
         "batch_size",
         "binary_default",
         "correlation_id",
@@ -61,6 +65,7 @@ class InferRequest:
         "shape_key",
         "timeout_us",
         "traceparent",
+        "tracestate",
         "wants_empty_final",
     )
 
@@ -85,6 +90,8 @@ class InferRequest:
         self.correlation_id: int | str = 0
         self.sequence_flags = 0
         self.traceparent = ""
+        self.tracestate = ""
+        self.arrival: tuple[tuple[str, int], tuple[str, int]] | None = None
         self.wants_empty_final = False
         self.regions: tuple[str, ...] = ()
         self.batch_size = 1

@@ -8,7 +8,7 @@ from typing import Any
 from bus.identity import shares_memory
 from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import Run, pack_answer, pack_error
+from schemas.messages import Moments, Run, pack_answer, pack_error
 from schemas.tensors import Tensor
 from worker.backend import Result
 
@@ -25,14 +25,20 @@ class AnswerPacker:
         self._lock = threading.Condition()  # of the two above; told when a slot is given back
 
     def packed(
-        self, gateway: str, key: int, result: Result, is_final: bool = True, run: Run | None = None
+        self,
+        gateway: str,
+        key: int,
+        result: Result,
+        is_final: bool = True,
+        moments: Moments | None = None,
+        run: Run | None = None,
     ) -> tuple[Any, ...]:
         """The row of an answers message for this result (see `schemas.messages.Answer`).
 
         Large outputs are copied now, the others when the message is packed.
         """
         if result.error is not None:
-            return pack_error(key, result.error, is_final, run=run)
+            return pack_error(key, result.error, is_final, moments, run)
         inline_bytes = 0
         for tensor in result.outputs:
             size = tensor.size_bytes
@@ -41,8 +47,8 @@ class AnswerPacker:
             inline_bytes += size
         if inline_bytes > MAX_INLINE_ANSWER_BYTES:
             too_large = f"the response of {inline_bytes} bytes is larger than can be sent to the gateway"
-            return pack_error(key, WeirError(ErrorCode.UNAVAILABLE, too_large), is_final, run=run)
-        return pack_answer(key, result.outputs, result.parameters, is_final, run=run)
+            return pack_error(key, WeirError(ErrorCode.UNAVAILABLE, too_large), is_final, moments, run)
+        return pack_answer(key, result.outputs, result.parameters, is_final, moments, run)
 
     def give_back(self, segment: str, slot: int, generation: int) -> None:
         """A gateway has read an output that lay in shared memory."""

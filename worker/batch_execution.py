@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from bus.payloads import PayloadReader
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import NOBODY, BatchEntry, BatchOutcome, Done, Run, pack_answers, pack_end
+from schemas.messages import NOBODY, BatchEntry, BatchOutcome, Done, Moments, Run, pack_answers, pack_end
 from schemas.requests import InferRequest
 from worker.answer_packer import AnswerPacker
 from worker.backend import Execution, Result
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.statistics import ModelStatistics
+from worker.trace_moments import moments_of
 
 
 class FinishedBatch(NamedTuple):
@@ -144,13 +145,14 @@ class BatchExecution(Execution):
             entry = self._entry(position)
             began_ns = time.monotonic_ns()
             if result is None:
-                row = pack_end(entry.key, run=self._run_of(stream))
+                row = pack_end(entry.key, self._moments(position), self._run_of(stream))
             else:
                 if batches.reshaper is not None:
                     batches.reshaper.to_client(result)
                 if entry.gateway != NOBODY:
                     batches.deliver(self._requests[position], result)
-                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, self._run_of(stream))
+                moments = self._moments(position) if is_final else None
+                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, moments, self._run_of(stream))
             self._count_response(position, stream, result, began_ns)
             if is_final:
                 self._end(position, has_failed=_has_failed(result))
@@ -185,6 +187,11 @@ class BatchExecution(Execution):
         """What tells this run's answers from those of others, and their order; only streams have it."""
         return (self._run, stream.responses) if self._run else None
 
+    def _moments(self, position: int) -> Moments | None:
+        if not self._requests[position].traceparent:
+            return None
+        return moments_of(self._batch, self._entries[position], self)
+
     def _entry(self, position: int) -> BatchEntry:
         return self._batch.message.entries[self._entries[position]]
 
@@ -196,15 +203,16 @@ class BatchExecution(Execution):
         for index, result in results.items():
             position = positions.get(index)
             run: Run | None = None
+            moments: Moments | None = None
             if position is not None:
                 stream = streams.get(position)
                 if stream is None:
                     continue
-                run = self._run_of(stream)
+                run, moments = self._run_of(stream), self._moments(position)
                 self._count_response(position, stream, result, time.monotonic_ns())
                 self._end(position, has_failed=_has_failed(result))
             entry = self._batch.message.entries[index]
-            row = self._batches.packer.packed(entry.gateway, entry.key, result, run=run)
+            row = self._batches.packer.packed(entry.gateway, entry.key, result, True, moments, run)
             by_gateway.setdefault(entry.gateway, []).append(row)
         return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
 

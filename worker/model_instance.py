@@ -11,13 +11,23 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
 from bus.payloads import PayloadReader, StalePayload
 from schemas.errors import ErrorCode, WeirError, internal
-from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, body_ref, pack_answers, pack_error, unpack_body
+from schemas.messages import (
+    NOBODY,
+    BatchMessage,
+    BatchOutcome,
+    Done,
+    Moments,
+    body_ref,
+    pack_answers,
+    pack_error,
+    unpack_body,
+)
 from schemas.requests import InferRequest
 from worker.answer_packer import AnswerPacker
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
@@ -29,6 +39,7 @@ from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
+from worker.trace_moments import moments_of
 
 logger = logging.getLogger("weir.worker")
 
@@ -36,6 +47,7 @@ READERS_PATIENCE_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
 
 _STOP = object()
+_NONE_TRACED: Mapping[int, Moments] = {}
 
 
 class ModelInstance:
@@ -205,8 +217,13 @@ class ModelInstance:
         if self._has_null_rows:
             real = [batch.entries[position].gateway != NOBODY for position in positions]
             positions, sizes = list(compress(positions, real)), list(compress(sizes, real))
-            outcomes = list(compress(outcomes, real))
-        answers = self._encode(batch, results)
+            requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
+        traced = {
+            index: moments_of(running, index, execution)
+            for index, request in zip(positions, requests, strict=True)
+            if request.traceparent
+        }
+        answers = self._encode(batch, results, traced)
         end_ns = time.monotonic_ns()
         record_batch(self._statistics, running, positions, sizes, outcomes, execution, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
@@ -235,9 +252,11 @@ class ModelInstance:
                     self._reshaper.to_client(result)
         return results
 
-    def _encode(self, batch: BatchMessage, results: Sequence[Result | None]) -> list[tuple[str, bytes]]:
+    def _encode(
+        self, batch: BatchMessage, results: Sequence[Result | None], traced: Mapping[int, Moments] = _NONE_TRACED
+    ) -> list[tuple[str, bytes]]:
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
-        for entry, result in zip(batch.entries, results, strict=True):
+        for index, (entry, result) in enumerate(zip(batch.entries, results, strict=True)):
             if entry.gateway == NOBODY:
                 continue
             answers = by_gateway.get(entry.gateway)
@@ -246,5 +265,5 @@ class ModelInstance:
             if result is None:
                 answers.append(pack_error(entry.key, internal("the request was not run")))
             else:
-                answers.append(self._packer.packed(entry.gateway, entry.key, result))
+                answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
         return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gateway.access import add_parameters
 from gateway.catalog import ServedModel
 from gateway.doors import Doors
-from gateway.grpc.codec import encode_response, request_from_message
+from gateway.grpc.codec import decode_request, encode_response, request_from_message
 from gateway.grpc.head import CallHead
 from gateway.grpc.messages import Message
 from gateway.grpc.prepared import PreparedCalls
@@ -43,13 +44,23 @@ class InferRequests:
         raw_contents: Sequence[bytes | memoryview],
         served: ServedModel,
         on_answer: OnAnswer,
+        is_traced: bool | None = None,
     ) -> Pending:
-        """Publishes the request that `decode_request` has read from `data`. Raises WeirError for what is refused."""
+        """Publishes the request that `decode_request` has read from `data`. Raises WeirError for what is refused.
+
+        `is_traced` is whether it is to be traced, where that was decided before.
+        """
         request = request_from_message(message, raw_contents, find_region=self._find_region)
-        request.traceparent = head.traceparent
+        tracing = self._inference.tracing
+        if is_traced is None:
+            is_traced = tracing.is_on and tracing.samples(served.name, head.traceparent)
+        request.traceparent, request.tracestate = head.traceparent, head.tracestate
+        if is_traced:
+            now_ns = time.time_ns()
+            request.arrival = ("GRPC_WAITREAD_START", now_ns), ("GRPC_WAITREAD_END", now_ns)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
-        pending = self._inference.submit(request, partial(on_answer, served, request))
+        pending = self._inference.submit(request, partial(on_answer, served, request), is_traced=is_traced)
         if isinstance(data, bytes) and not head.forwarded:
             self._prepared.keep(request, served, data, raw_contents)
         return pending
@@ -58,7 +69,7 @@ class InferRequests:
         self, head: CallHead, data: Message, on_answer: OnAnswer, takes_decoupled: bool
     ) -> tuple[ServedModel, Pending] | None:
         """Publishes a request of which all but the tensors is known; None for another. Raises WeirError as `submit`."""
-        if head.traceparent or head.forwarded or not isinstance(data, bytes):
+        if head.forwarded or not isinstance(data, bytes):
             return None
         prepared = self._prepared.find(data)
         if prepared is None:
@@ -70,6 +81,10 @@ class InferRequests:
             return None
         if served.config.is_decoupled and not takes_decoupled:
             return None
+        tracing = self._inference.tracing
+        if tracing.is_on and tracing.samples(served.name, head.traceparent):
+            message, raw_contents = decode_request(data)
+            return served, self.submit(head, data, message, raw_contents, served, on_answer, is_traced=True)
         on_answer = partial(on_answer, served, request)
         return served, self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer)
 

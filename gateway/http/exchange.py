@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -62,6 +63,7 @@ class InferExchange:
         "_pending",
         "_raw_headers",
         "_received",
+        "_received_ns",
         "_request",
         "_slot",
         "_transport",
@@ -78,6 +80,7 @@ class InferExchange:
         "refusal",
         "response_complete",
         "traceparent",
+        "tracestate",
     )
 
     def __init__(
@@ -102,6 +105,7 @@ class InferExchange:
         self._padding = 0
         self._received = 0
         self.accepts = b""
+        self._received_ns = time.time_ns() if doors.inference.tracing.is_on else 0
         self.active = False
         self.body: Any = b""
         self.disconnected = False
@@ -112,6 +116,7 @@ class InferExchange:
         self.header_length: str | None = None
         self.encoding = b""
         self.traceparent = ""
+        self.tracestate = ""
         self.refusal: WeirError | None = None
         self._read_headers(headers)
 
@@ -129,6 +134,8 @@ class InferExchange:
                 self.encoding = value.strip().lower()
             elif name == b"traceparent":
                 self.traceparent = value.decode("latin-1")
+            elif name == b"tracestate":
+                self.tracestate = f"{self.tracestate},{value.decode('latin-1')}".removeprefix(",")
             elif name == b"expect":
                 expects_continue = value.lower() == b"100-continue"
         if length > self._doors.limits.input_size:
@@ -203,7 +210,9 @@ class InferExchange:
         try:
             served = self._doors.catalog.resolve(self._model, self._version)
             prepared = None
-            length = self._prepared_length()
+            tracing = self._doors.inference.tracing
+            is_traced = tracing.is_on and tracing.samples(served.name, self.traceparent)
+            length = 0 if is_traced else self._prepared_length()
             if length:
                 prepared = served.prepared.find(self._version, self.body, length)
             if prepared is not None:
@@ -215,34 +224,37 @@ class InferExchange:
                     ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
                 )
             if self.encoding and is_compressed(self.encoding):
-                self._inflate(served)
+                self._inflate(served, is_traced)
                 return
-            request = self._submit_to(served)
+            request = self._submit_to(served, is_traced)
             if length:
                 served.prepared.keep(request, self.body, length)
         except WeirError as error:
             self._drop_slot()
             self.respond_error(error)
 
-    def _inflate(self, served: ServedModel) -> None:
+    def _inflate(self, served: ServedModel, is_traced: bool) -> None:
         inflation = Inflation(self.body, self._doors.limits.input_size)
         self.body = b""
         if inflation.advance(IN_PLACE_BYTES):
-            self._on_inflated(served, inflation.content)
+            self._on_inflated(served, is_traced, inflation.content)
         else:
-            self._in_thread(inflation.finish, partial(self._on_inflated, served))
+            self._in_thread(inflation.finish, partial(self._on_inflated, served, is_traced))
 
-    def _on_inflated(self, served: ServedModel, content: bytearray) -> None:
+    def _on_inflated(self, served: ServedModel, is_traced: bool, content: bytearray) -> None:
         self.body = content
-        self._submit_to(served)
+        self._submit_to(served, is_traced)
 
-    def _submit_to(self, served: ServedModel) -> InferRequest:
+    def _submit_to(self, served: ServedModel, is_traced: bool) -> InferRequest:
         request = self._parse(served)
-        request.traceparent = self.traceparent
+        request.traceparent, request.tracestate = self.traceparent, self.tracestate
+        if is_traced:
+            now_ns = time.time_ns()
+            request.arrival = ("HTTP_RECV_START", self._received_ns or now_ns), ("HTTP_RECV_END", now_ns)
         if self._raw_headers is not None:
             forwarded = self._doors.access.http_parameters(self._raw_headers)
             request.parameters = add_parameters(request.parameters, forwarded)
-        self._pending = self._doors.inference.submit(request, self._on_answer, self._slot)
+        self._pending = self._doors.inference.submit(request, self._on_answer, self._slot, is_traced)
         self._slot = None
         return request
 
@@ -266,7 +278,7 @@ class InferExchange:
     def _prepared_length(self) -> int:
         """The length of the JSON header, if the request is of the kind that can be prepared; else 0."""
         header = self.header_length
-        if header is None or self._slot is not None or self.traceparent or self.encoding or not header.isdigit():
+        if header is None or self._slot is not None or self.encoding or not header.isdigit():
             return 0
         if self._raw_headers is not None:
             return 0

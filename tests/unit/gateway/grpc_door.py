@@ -21,6 +21,7 @@ from gateway.grpc.server import GrpcServer
 from gateway.pending import OnAnswer
 from gateway.prepared import PreparedRequest
 from gateway.shared_memory import SharedMemoryRegions
+from gateway.tracing import Tracing
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found
 from schemas.messages import unpack_body
@@ -87,6 +88,7 @@ class Calculator:
     """
 
     def __init__(self) -> None:
+        self.tracing = Tracing()
         self.reset()
 
     def reset(self) -> None:
@@ -95,7 +97,7 @@ class Calculator:
         self.abandoned: list[InferRequest] = []
         self.held: list[Callable[[], None]] = []
 
-    def submit(self, request: InferRequest, on_answer: OnAnswer) -> InferRequest:
+    def submit(self, request: InferRequest, on_answer: OnAnswer, is_traced: bool | None = None) -> InferRequest:
         if request.model_name == "failing" and not isinstance(self.failure, WeirError):
             raise self.failure
         MODELS[request.model_name].normalizer.normalize(request)
