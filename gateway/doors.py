@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gateway.access import OPEN, Access
 from gateway.catalog import Catalog
 from gateway.inference import Inference
+from gateway.live_settings import LiveSettings
 from gateway.payload_store import PayloadStore
 from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
@@ -26,4 +27,5 @@ class Doors:
     statistics: Statistics
     regions: SharedMemoryRegions
     repository: RepositoryControl
+    settings: LiveSettings
     access: Access = OPEN

@@ -15,6 +15,7 @@ from bus.identity import new_id
 from bus.model_files import ModelFiles
 from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
+from bus.settings import SharedSettings
 from gateway.access import Access
 from gateway.catalog import Catalog
 from gateway.doors import Doors
@@ -24,6 +25,7 @@ from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.inference import Inference
 from gateway.listeners import Listeners
+from gateway.live_settings import LiveSettings
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.payload_store import PayloadStore
 from gateway.repository_control import RepositoryControl
@@ -31,11 +33,14 @@ from gateway.repository_index import RepositoryIndex
 from gateway.settings import GatewaySettings
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
+from gateway.tracing import Tracing
 from schemas.errors import WeirError
 from schemas.request_limits import RequestLimits
-from telemetry.logs import configure_logging
+from telemetry.log_settings import LogSettings
+from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from telemetry.trace_settings import TraceConfig
 
 logger = logging.getLogger("weir.gateway")
 
@@ -44,18 +49,18 @@ _EXPIRY_INTERVAL_S = 1.0
 
 def run(settings: GatewaySettings) -> int:
     """Runs a gateway; returns the exit status when it has stopped."""
-    configure_logging("gateway", settings.log_format, settings.log_verbose)
+    log = configure_logging("gateway", settings=LogSettings.of(settings))
     watch_parent()
-    return uvloop.run(_serve(settings))
+    return uvloop.run(_serve(settings, log))
 
 
-async def _serve(settings: GatewaySettings) -> int:
+async def _serve(settings: GatewaySettings, log: RoleLog) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a gateway.
     async with asyncio.TaskGroup() as background:
-        return await _open_doors(settings, background)
+        return await _open_doors(settings, log, background)
 
 
-async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) -> int:
+async def _open_doors(settings: GatewaySettings, log: RoleLog, background: asyncio.TaskGroup) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,6 +70,7 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     listeners = Listeners()
     try:
         access = Access.of(settings)
+        tracing = Tracing(TraceConfig.parse(settings.trace_config))
         metrics_config = parse_metrics_config(settings.metrics_config)
         grpc_options = GrpcOptions.of(settings)
         if settings.allow_http:
@@ -80,7 +86,7 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     catalog = Catalog(registry, settings.strict_readiness)
     payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
     regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
-    inference = Inference(bus, gateway_id, catalog, payloads, regions)
+    inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     desired = DesiredModels(bus)
     catalog.ask_whether_unwanted(desired.is_unwanted)
@@ -91,6 +97,7 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
         ModelFiles(bus),
         settings.model_control_mode,
     )
+    live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     doors = Doors(
         catalog=catalog,
         inference=inference,
@@ -100,9 +107,11 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
         statistics=statistics,
         regions=regions,
         repository=repository,
+        settings=live_settings,
         access=access,
     )
     await inference.start(background)
+    await live_settings.start()
     await registry.start(background)
     await regions.start(background)
     await statistics.start()
@@ -135,6 +144,7 @@ async def _open_doors(settings: GatewaySettings, background: asyncio.TaskGroup) 
     # Connections stay open until what was asked on them is answered; then the doors close.
     listeners.stop("HTTP")
     await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
+    await tracing.stop()
     listeners.stop("metrics")
     expiry.cancel()
     await listeners.wait_closed()

@@ -26,6 +26,8 @@ EXTENSIONS = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "trace",
+    "logging",
 )
 """The protocol extensions that are served, by Triton's names and in Triton's order.
 

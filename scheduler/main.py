@@ -10,26 +10,28 @@ import uvloop
 
 from bus.connection import Bus
 from bus.identity import new_id
+from bus.settings import follow_log
 from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
-from telemetry.logs import configure_logging
+from telemetry.log_settings import LogSettings
+from telemetry.logs import RoleLog, configure_logging
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
 
 
 def run(settings: SchedulerSettings) -> int:
     """Runs a scheduler; returns the exit status when it has stopped."""
-    configure_logging("scheduler", settings.log_format, settings.log_verbose)
+    log = configure_logging("scheduler", settings=LogSettings.of(settings))
     watch_parent()
-    return uvloop.run(_serve(settings))
+    return uvloop.run(_serve(settings, log))
 
 
-async def _serve(settings: SchedulerSettings) -> int:
+async def _serve(settings: SchedulerSettings, log: RoleLog) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a scheduler.
     async with asyncio.TaskGroup() as background:
-        return await _schedule(settings, background)
+        return await _schedule(settings, log, background)
 
 
-async def _schedule(settings: SchedulerSettings, background: asyncio.TaskGroup) -> int:
+async def _schedule(settings: SchedulerSettings, log: RoleLog, background: asyncio.TaskGroup) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -42,6 +44,7 @@ async def _schedule(settings: SchedulerSettings, background: asyncio.TaskGroup) 
         return 1
     service = SchedulerService(bus, scheduler_id, background)
     await service.start()
+    await follow_log(bus, log)
     # What stands now stands to the end: a full collection looks at 54 000 objects for 57 ms, and every request waits.
     gc.freeze()
     announce_ready(scheduler=scheduler_id)

@@ -16,9 +16,11 @@ from bus.desired_models import DesiredModels
 from bus.identity import new_id
 from bus.model_files import ModelFiles
 from bus.payloads import remove_dead_segments
+from bus.settings import follow_log
 from bus.thread_publisher import ThreadPublisher
 from repository.layout import ModelRepository
-from telemetry.logs import configure_logging
+from telemetry.log_settings import LogSettings
+from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
 from worker.client_memory import ClientMemoryAccess
@@ -41,22 +43,22 @@ SWITCH_INTERVAL_S = 0.0005
 
 def run(settings: WorkerSettings) -> int:
     """Runs a worker; returns the exit status when it has stopped."""
-    configure_logging("worker", settings.log_format, settings.log_verbose)
+    log = configure_logging("worker", settings=LogSettings.of(settings))
     watch_parent()
     check_startup_models(settings.model_control_mode, settings.load_model)
     # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return uvloop.run(_serve(settings))
+    return uvloop.run(_serve(settings, log))
 
 
-async def _serve(settings: WorkerSettings) -> int:
+async def _serve(settings: WorkerSettings, log: RoleLog) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a worker.
     async with asyncio.TaskGroup() as background:
-        return await _work(settings, background)
+        return await _work(settings, log, background)
 
 
-async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
+async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.TaskGroup) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,6 +102,7 @@ async def _work(settings: WorkerSettings, background: asyncio.TaskGroup) -> int:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
     await service.start(background)
     polling = background.create_task(devices.run(settings.metrics_interval_ms))
+    await follow_log(bus, log)
     await drains.start()
     await RepositoryReport(bus, worker_id, loader.repository, background).start()
     if settings.model_control_mode == "explicit":

@@ -27,6 +27,7 @@ from gateway.grpc.options import GrpcOptions
 from gateway.grpc.reflection_methods import reflection_methods
 from gateway.grpc.repository_methods import repository_methods
 from gateway.grpc.rpc import Handler, Methods, Streaming
+from gateway.grpc.settings_methods import settings_methods
 from gateway.grpc.shared_memory_methods import shared_memory_methods
 from gateway.grpc.statistics_methods import statistics_methods
 from gateway.grpc.status import CallError, Status, shutting_down
@@ -144,6 +145,7 @@ class GrpcServer:
             **statistics_methods(doors),
             **repository_methods(doors),
             **shared_memory_methods(doors),
+            **settings_methods(doors),
             **infer_methods(requests, compression_level),
             **stream_methods(requests, compression_level),
         }

@@ -18,6 +18,7 @@ from gateway.http.generate_routes import generate_routes
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.repository_routes import repository_routes
 from gateway.http.routing import MODEL_PATHS, error_answer
+from gateway.http.settings_routes import settings_routes
 from gateway.http.shared_memory_routes import shared_memory_routes
 from gateway.http.statistics_routes import statistics_routes
 from schemas.errors import WeirError
@@ -32,6 +33,7 @@ def make_app(doors: Doors) -> Starlette:
             *generate_routes(doors),
             *repository_routes(doors),
             *shared_memory_routes(doors),
+            *settings_routes(doors),
             *_infer_routes(),
         ],
         exception_handlers={
