@@ -49,7 +49,8 @@ class RoleLog:
 
     def apply(self, settings: LogSettings) -> None:
         """From now on these hold; the file stays what it is."""
-        self.settings = settings
+        global _current
+        _current = self.settings = settings
         self._handler.setFormatter(_formatter(self._role, settings.log_format))
         # What is not logged should not be made: the least level that is on is the threshold, the filter does the rest.
         switches = {
@@ -71,6 +72,14 @@ class RoleLog:
 
     def _admits(self, record: logging.LogRecord) -> bool:
         return record.levelno // 10 * 10 not in self._silent
+
+
+_current = LogSettings()
+
+
+def current_settings() -> LogSettings:
+    """The settings of this process's log; the very same object until they change. For any thread."""
+    return _current
 
 
 def configure_logging(

@@ -5,6 +5,7 @@ Source: https://www.w3.org/TR/trace-context/, version 00; later versions are rea
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import NamedTuple
@@ -33,6 +34,14 @@ def parse_traceparent(text: str) -> TraceContext | None:
 def format_traceparent(trace_id: int, span_id: int, is_sampled: bool) -> str:
     """The `traceparent` that says so."""
     return f"00-{trace_id:032x}-{span_id:016x}-{is_sampled:02x}"
+
+
+def exported_context(traceparent: str, tracestate: str) -> str:
+    """A place in a trace as JSON, as Triton gives it to Python models; "" for a trace that is exported nowhere."""
+    if not traceparent.endswith("-01"):
+        return ""
+    context = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate else {})
+    return json.dumps(context, separators=(",", ":"))
 
 
 def new_trace_id() -> int:

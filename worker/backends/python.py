@@ -13,6 +13,7 @@ from repository.config_text import config_from_dict, config_to_json
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
+from telemetry.trace_context import exported_context
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest, PythonResponse, auto_complete
 from worker.backends.python_responses import process_lost
@@ -78,6 +79,7 @@ class _PythonInstance:
                 parameters=request.parameters or {},
                 outputs=[output.name for output in request.outputs],
                 inputs=request.inputs,
+                trace=exported_context(request.traceparent, request.tracestate) if request.traceparent else "",
             )
             for request in requests
         ]

@@ -17,7 +17,8 @@ class PythonRequest:
     """One request of a batch, as a Python model sees it.
 
     `flags` are `schemas.requests.SEQUENCE_START` and `SEQUENCE_END`; `timeout_us` is 0 for none; `outputs` are the
-    names the caller asked for, empty for all. Tensor data is bytes, a view, or a reference to a shared-memory segment.
+    names the caller asked for, empty for all. `trace` is the place in the request's trace as JSON, "" where there is
+    none. Tensor data is bytes, a view, or a reference to a shared-memory segment.
     """
 
     id: str = ""
@@ -27,6 +28,7 @@ class PythonRequest:
     parameters: Parameters = field(default_factory=dict)
     outputs: Sequence[str] = ()
     inputs: Sequence[Tensor] = ()
+    trace: str = ""
 
 
 @dataclass(slots=True)

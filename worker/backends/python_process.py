@@ -14,6 +14,8 @@ from typing import Any
 
 from schemas.errors import WeirError, internal
 from schemas.tensors import PayloadRef, Reference
+from telemetry.log_settings import LogSettings
+from telemetry.logs import current_settings
 from worker.backends.python_child import ProcessDied, PythonChild, QuestionFailed
 from worker.backends.python_messages import NoSink, PythonRequest, PythonResponse, ResponseSink, unpack_response
 from worker.backends.python_responses import ResponseReader
@@ -28,18 +30,16 @@ class PythonProcess:
 
     `model_dir` is the model's folder in the repository, `version` the name of the version's folder in it. `args` are
     what the model's `initialize` gets, all strings: `model_config` (JSON), `model_instance_kind`,
-    `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. `verbose` lets
-    the model's verbose log lines through. After `ProcessDied`, `start` runs the model anew.
+    `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. The model's log
+    follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew.
     """
 
-    def __init__(
-        self, model_dir: Path, version: int, model_filename: str, args: dict[str, str], *, verbose: bool = False
-    ) -> None:
+    def __init__(self, model_dir: Path, version: int, model_filename: str, args: dict[str, str]) -> None:
         self._where = (model_dir, version, model_filename)
         self._args = args
-        self._verbose = verbose
         self._child: PythonChild | None = None
         self._responses: ResponseReader | None = None
+        self._told_log: LogSettings | None = None
 
     @property
     def pid(self) -> int | None:
@@ -61,7 +61,8 @@ class PythonProcess:
         self._inputs = MemoryWriter(child.inputs_fd)
         self._outputs = MemoryReader(child.outputs_fd)
         try:
-            _ask_to_load(child, Kind.INITIALIZE, self._args, self._verbose, timeout_s=timeout_s)
+            self._tell_log(child)
+            _ask_to_load(child, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
         except BaseException:
             self._close()
             raise
@@ -87,6 +88,8 @@ class PythonProcess:
         self._inputs.rewind()
         run = responses.begin(sink or NoSink(), len(requests))
         try:
+            if current_settings() is not self._told_log:
+                self._tell_log(child)
             answers = child.ask(Kind.EXECUTE, run, [self._packed(request) for request in requests])
         except QuestionFailed as failure:
             responses.forget(run)
@@ -129,6 +132,10 @@ class PythonProcess:
             pass  # a failing model's traceback is in the log, and nobody is left to hear of it
         self._close(deadline - time.monotonic())
 
+    def _tell_log(self, child: PythonChild) -> None:
+        self._told_log = current_settings()
+        child.ask(Kind.LOG, self._told_log.told())
+
     def _running(self) -> tuple[PythonChild, ResponseReader]:
         if self._child is None or self._responses is None:
             raise ProcessDied("the model's process is not running")
@@ -154,6 +161,7 @@ class PythonProcess:
             request.flags,
             request.timeout_us,
             request.parameters,
+            request.trace,
             request.outputs,
             [(tensor.name, tensor.datatype, tensor.shape, self._place(tensor.data)) for tensor in request.inputs],
         )

@@ -26,7 +26,7 @@ class Kind(IntEnum):
     """What a message is: its first element. The others are named beside it."""
 
     INITIALIZE = 1
-    """arguments for the model's `initialize`, whether verbose messages are logged. Done: None."""
+    """arguments for the model's `initialize`. Done: None."""
     AUTO_COMPLETE = 2
     """model configuration as JSON. Done: the completed one, as JSON."""
     EXECUTE = 3
@@ -45,6 +45,8 @@ class Kind(IntEnum):
     """number of the run, place of the request in it. Done: whether its caller has given up."""
     RUN_FAILED = 10
     """number of the run, why: what it has not answered yet has failed. Done: None."""
+    LOG = 20
+    """log settings, by their names. Done: None."""
 
 
 class Channel:

@@ -11,6 +11,7 @@ from _weir_errors import TritonModelException
 from _weir_response import Parameters, check_parameters
 from _weir_response_sender import InferenceResponseSender, ResponseChannel
 from _weir_tensor import Tensor
+from _weir_trace import InferenceTrace
 
 
 class InferenceRequest:
@@ -31,6 +32,7 @@ class InferenceRequest:
         "_place",
         "_sender",
         "_timeout",
+        "_trace",
         "model_name",
         "model_version",
     )
@@ -61,6 +63,7 @@ class InferenceRequest:
         self._parameters = parameters or {}
         self._channel: ResponseChannel | None = None
         self._sender: InferenceResponseSender | None = None
+        self._trace = trace if isinstance(trace, InferenceTrace) else InferenceTrace()
         self.model_name = model_name
         self.model_version = model_version
 
@@ -72,6 +75,7 @@ class InferenceRequest:
         flags: int,
         timeout: int,
         parameters: Parameters,
+        trace: str,
         outputs: Sequence[str],
         inputs: list[Tensor],
         channel: ResponseChannel,
@@ -84,6 +88,7 @@ class InferenceRequest:
         request._flags = flags
         request._timeout = timeout
         request._parameters = parameters
+        request._trace = InferenceTrace(trace)
         request._outputs = list(outputs)
         request._inputs = inputs
         request._channel = channel
@@ -129,9 +134,9 @@ class InferenceRequest:
             return self._sender.is_cancelled()
         return self._channel is not None and bool(self._channel.ask(Kind.IS_CANCELLED, *self._place))
 
-    def trace(self) -> NoReturn:
-        """Traces are not supported yet."""
-        _not_yet("request traces are")
+    def trace(self) -> InferenceTrace:
+        """The trace the request belongs to; there is one also where it is not traced."""
+        return self._trace
 
     def get_response_sender(self) -> InferenceResponseSender:
         """What sends this request's responses, always the same one.

@@ -1,4 +1,4 @@
-"""`Logger` of `triton_python_backend_utils`: lines in Triton's log format on the process's standard error."""
+"""`Logger` of `triton_python_backend_utils`: lines in the server's log, in its format, by its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,30 @@ class Logger:
     ERROR = 2
     VERBOSE = 3
 
-    verbose_enabled = False
+    _shown = frozenset({INFO, WARNING, ERROR})
+    _format = "default"
+    _file = ""
+    _fd: int | None = None
+
+    @classmethod
+    def configure(
+        cls,
+        log_file: str,
+        log_info: bool,
+        log_warning: bool,
+        log_error: bool,
+        log_verbose_level: int,
+        log_format: str,
+    ) -> None:
+        """Takes the server's log settings, which may change while the model runs."""
+        switches = ((cls.INFO, log_info), (cls.WARNING, log_warning), (cls.ERROR, log_error))
+        verbose = (cls.VERBOSE, log_verbose_level > 0)
+        cls._shown = frozenset(level for level, is_on in (*switches, verbose) if is_on)
+        cls._format = log_format
+        if log_file != cls._file:
+            # Each line is one write at the end of the file, so those of several processes don't mix.
+            cls._fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            cls._file = log_file
 
     @classmethod
     def log(cls, message: str, level: int = INFO) -> None:
@@ -45,13 +68,37 @@ class Logger:
 
     @classmethod
     def _write(cls, message: str, level: int) -> None:
-        if level == cls.VERBOSE and not cls.verbose_enabled:
+        if level not in cls._shown:
             return
         # The frame that called the public function.
         caller = sys._getframe(2)
         where = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
-        letter = {cls.WARNING: "W", cls.ERROR: "E"}.get(level, "I")
-        now = datetime.now(UTC).strftime("%m%d %H:%M:%S.%f")
         # One write a line, so that lines of threads don't mix; quoted, so that a message can't forge another line.
-        sys.stderr.write(f"{letter}{now} {os.getpid()} {where}] {json.dumps(str(message), ensure_ascii=False)}\n")
-        sys.stderr.flush()
+        line = cls._line(str(message), level, where)
+        if cls._fd is None:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+        else:
+            os.write(cls._fd, line.encode(errors="backslashreplace") + b"\n")
+
+    @classmethod
+    def _line(cls, message: str, level: int, where: str) -> str:
+        now = datetime.now(UTC)
+        if cls._format == "json":
+            name = {cls.WARNING: "warning", cls.ERROR: "error", cls.VERBOSE: "debug"}.get(level, "info")
+            at = now.isoformat(timespec="microseconds")
+            entry = {
+                "time": at,
+                "level": name,
+                "role": "model",
+                "pid": os.getpid(),
+                "logger": where,
+                "message": message,
+            }
+            return json.dumps(entry)
+        letter = {cls.WARNING: "W", cls.ERROR: "E"}.get(level, "I")
+        iso8601 = cls._format == "ISO8601"
+        head = f"{now:%Y-%m-%dT%H:%M:%SZ} {letter}" if iso8601 else f"{letter}{now.astimezone():%m%d %H:%M:%S.%f}"
+        is_escaped = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
+        text = json.dumps(message, ensure_ascii=False) if is_escaped else message
+        return f"{head} {os.getpid()} {where}] {text}"

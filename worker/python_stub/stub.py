@@ -70,6 +70,7 @@ class Stub:
             Kind.AUTO_COMPLETE: self._auto_complete,
             Kind.EXECUTE: self._execute,
             Kind.IS_READY: self._is_ready,
+            Kind.LOG: self._configure_log,
             Kind.FINALIZE: self._finalize,
         }
         kind = None
@@ -118,8 +119,10 @@ class Stub:
         module = importlib.import_module(f"{self._version}.{os.path.splitext(self._filename)[0]}")
         return module.TritonPythonModel
 
-    def _initialize(self, arguments: dict[str, str], verbose: bool) -> None:
-        pb_utils.Logger.verbose_enabled = verbose
+    def _configure_log(self, settings: dict[str, Any]) -> None:
+        pb_utils.Logger.configure(**settings)
+
+    def _initialize(self, arguments: dict[str, str]) -> None:
         config = json.loads(arguments.get("model_config") or "{}")
         self._responses.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._instance_name = arguments.get("model_instance_name", "")

@@ -18,6 +18,7 @@ from _weir_model_config import ModelConfig
 from _weir_response import InferenceResponse
 from _weir_response_sender import FINAL, InferenceResponseSender
 from _weir_tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
+from _weir_trace import InferenceTrace
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -30,6 +31,7 @@ __all__ = [
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
+    "InferenceTrace",
     "Logger",
     "MetricFamily",
     "ModelConfig",
@@ -56,6 +58,7 @@ for _public in (
     InferenceRequest,
     InferenceResponse,
     InferenceResponseSender,
+    InferenceTrace,
     Logger,
     ModelConfig,
     Tensor,

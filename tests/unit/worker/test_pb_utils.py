@@ -291,7 +291,7 @@ class TestLogger:
 
     def test_verbose_only_where_asked_for(self, capsys, monkeypatch) -> None:
         pb_utils.Logger.log_verbose("quiet")
-        monkeypatch.setattr(pb_utils.Logger, "verbose_enabled", True)
+        monkeypatch.setattr(pb_utils.Logger, "_shown", frozenset({pb_utils.Logger.VERBOSE}))
         pb_utils.Logger.log_verbose("loud")
         (line,) = capsys.readouterr().err.splitlines()
         assert line.endswith('"loud"')
