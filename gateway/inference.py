@@ -44,6 +44,7 @@ from schemas.messages import (
 )
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef, Tensor
+from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import Trace
 
 logger = logging.getLogger("weir.gateway")
@@ -132,11 +133,7 @@ class Inference:
         return len(self._pending)
 
     def submit(
-        self,
-        request: InferRequest,
-        on_answer: OnAnswer,
-        body_slot: Slot | None = None,
-        is_traced: bool | None = None,
+        self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None, is_traced: bool | None = None
     ) -> Pending:
         """Publishes the request; `on_answer` is called later, from the event loop, with its answer or answers.
 
@@ -250,6 +247,9 @@ class Inference:
                 self._bus.publish(subjects.release(owner), pack_release(slots))
 
     def _send(self, model: str, parts: list[Part]) -> None:
+        if logs_requests(logger):
+            for pending in filter(None, (self._pending.get(part.key) for part in parts)):
+                log_request(logger, "sent to its queue", model, self._id, pending.key, pending.request.id)
         for frame in _frames(parts):
             self._place_bodies(frame)
             number = next(self._frame_numbers)

@@ -35,6 +35,7 @@ from schemas.messages import NOBODY, BatchOutcome, MalformedMessage, pack_answer
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat
 from schemas.statistics import pack_counters
+from telemetry.request_log import log_request, logs_requests
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -350,6 +351,10 @@ class SchedulerService:
         for row in batch.null_rows:
             rows.insert(row, (NOBODY, 0, 0, requests[0].body))
         acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
+        if logs_requests(logger):
+            step = f"in batch {batch.id} for instance {instance.number} of version {batch.version} on {instance.worker}"
+            for request in requests:
+                log_request(logger, step, owned.name, request.gateway, request.key)
         self._batches[batch.id] = owned
         owned.counters.batch_requests.add(len(requests))
         self._bus.publish(

@@ -29,6 +29,7 @@ from schemas.messages import (
     unpack_body,
 )
 from schemas.requests import InferRequest
+from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
@@ -194,6 +195,11 @@ class ModelInstance:
                 continue
             requests.append(request)
             positions.append(position)
+        if logs_requests(logger):
+            step = f"runs in {self._device.name}, batch {batch.batch_id}"
+            for position, request in zip(positions, requests, strict=True):
+                entry = batch.entries[position]
+                log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
         outcomes: Sequence[Result | None] = []
         if self._controls is not None:
             self._controls.add_to(requests, (batch.entries[position].gateway != NOBODY for position in positions))
