@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from telemetry.logs import JsonFormatter, TextFormatter, configure_logging
+from schemas.errors import WeirError
+from telemetry.log_settings import LogSettings
+from telemetry.logs import JsonFormatter, RoleLog, TextFormatter, configure_logging
 
 
 def record(message: str, level: int = logging.INFO, **extra: object) -> logging.LogRecord:
@@ -94,6 +97,50 @@ def test_details_are_logged_when_asked_for(verbose: int, shown: list[str]) -> No
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert [json.loads(line)["level"] for line in ran.stderr.splitlines()] == shown
     assert ran.stdout == ""
+
+
+def test_iso8601_has_triton_s_layout() -> None:
+    line = TextFormatter("worker", is_iso8601=True).format(record("news", logging.WARNING))
+    assert re.fullmatch(rf'\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ W {os.getpid()} worker here.py:7\] "news"', line)
+
+
+def test_messages_stand_as_they_are_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "0")
+    assert TextFormatter("worker").format(record('two\nlines "quoted"')).endswith('] two\nlines "quoted"')
+
+
+def test_levels_are_switched_one_by_one_while_the_process_runs_and_go_to_its_file(tmp_path: Path) -> None:
+    code = (
+        "import logging, sys; from telemetry.log_settings import LogSettings\n"
+        "from telemetry.logs import configure_logging, current_settings\n"
+        "log = configure_logging('worker', settings=LogSettings(log_file=sys.argv[1], log_info=False))\n"
+        "ours, theirs = logging.getLogger('weir.x'), logging.getLogger('library')\n"
+        "def say(what): [getattr(of, level)(what) for of in (ours, theirs) for level in ('debug', 'info', 'warning')]\n"
+        "say('first')\n"
+        "log.take('', b'{\"log_info\": true, \"log_warning\": false, \"log_verbose_level\": 1}'); say('second')\n"
+        "log.take('', b''); say('third')\n"
+        "log.take('', b'{\"log_error\": false, \"log_warning\": false}'); say('none'); ours.critical('last')\n"
+        "assert current_settings() is log.settings and log.changes == {'log_error': False, 'log_warning': False}\n"
+    )
+    path = tmp_path / "log"
+    ran = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert ran.stderr == ""
+    lines = [(line[0], line.rpartition(" ")[2]) for line in path.read_text().splitlines()]
+    assert lines == [
+        ("W", '"first"'),
+        ("W", '"first"'),
+        ("D", '"second"'),
+        ("I", '"second"'),
+        ("I", '"second"'),
+        ("W", '"third"'),
+        ("W", '"third"'),
+        ("F", '"last"'),
+    ]
+
+
+def test_a_file_that_can_t_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeirError, match="can't be written: No such file"):
+        RoleLog("worker", LogSettings(log_file=str(tmp_path / "none" / "log")))
 
 
 def test_an_unknown_format_is_refused() -> None:
