@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from itertools import count
 from pathlib import Path
@@ -35,8 +36,10 @@ class TraceFile:
         self._is_begun = False
 
     def write_numbered(self, records: list[str]) -> None:
-        """Writes the next numbered file."""
-        self._write(f"{self.path}.{next(self._numbers)}", "w", f"[{','.join(records)}]")
+        """Writes the next numbered file; who sees it sees all of it."""
+        path = f"{self.path}.{next(self._numbers)}"
+        if self._write(f"{path}.part", "w", f"[{','.join(records)}]"):
+            os.replace(f"{path}.part", path)
 
     def append(self, records: list[str]) -> None:
         """Adds to the one file; `close` ends it."""
@@ -49,12 +52,14 @@ class TraceFile:
             self._write(self.path, "a", "]")
             self._is_begun = False
 
-    def _write(self, path: str, mode: str, text: str) -> None:
+    def _write(self, path: str, mode: str, text: str) -> bool:
         try:
             with Path(path).open(mode, encoding="utf-8") as file:
                 file.write(text)
+            return True
         except OSError as error:
             logger.error("failed to write traces to %s: %s", path, error.strerror)
+            return False
 
 
 class TraceBuffer:
