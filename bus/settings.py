@@ -26,6 +26,7 @@ LOGGING, TRACE = "logging", "trace"
 """The kinds of settings."""
 
 MAX_SETTING_BYTES = 4096
+"""What may lie under one key."""
 
 Apply = Callable[[str, bytes], None]
 """Takes the settings of a model ("": the ones that are nobody's own), or b"" where there are none any more.

@@ -25,7 +25,9 @@ _WORKERS_MOMENTS = (
     "COMPUTE_OUTPUT_START",
     "COMPUTE_END",
 )
-_MAX_MOMENTS = 1000
+MAX_MOMENTS = 1000
+"""What is written down of one request; a decoupled model may answer any number of times."""
+
 _LATEST_NS = 2**63
 
 
@@ -87,7 +89,7 @@ class Trace:
 
     def mark(self, name: str, at_ns: int = 0) -> None:
         """The request has passed this point, now or at the given time."""
-        if len(self.moments) < _MAX_MOMENTS:
+        if len(self.moments) < MAX_MOMENTS:
             self.moments.append((name, at_ns or time.time_ns()))
 
     def add_workers(self, moments: Mapping[str, int]) -> None:

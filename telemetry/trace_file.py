@@ -19,8 +19,8 @@ from telemetry.trace import WORKER_RECEIVED, Trace
 
 logger = logging.getLogger("weir.trace")
 
-MAX_UNWRITTEN_CHARACTERS = 4 << 20
-"""Traces that wait to be written, as text; with more of them a file is written before its time."""
+MAX_UNWRITTEN_BYTES = 4 << 20
+"""Traces of one setting that wait to be written; with more of them a file is written before its time."""
 
 _BEFORE_HEADER = ("HTTP_RECV_START", "HTTP_RECV_END")
 _BEFORE_TENSORS = ("REQUEST_START", "QUEUE_START")
@@ -35,26 +35,29 @@ class TraceFile:
         self._numbers = count()
         self._is_begun = False
 
-    def write_numbered(self, records: list[str]) -> None:
+    def write_numbered(self, records: list[bytes]) -> None:
         """Writes the next numbered file; who sees it sees all of it."""
         path = f"{self.path}.{next(self._numbers)}"
-        if self._write(f"{path}.part", "w", f"[{','.join(records)}]"):
+        if self._write(f"{path}.part", "wb", b"[%b]" % b",".join(records)):
             os.replace(f"{path}.part", path)
 
-    def append(self, records: list[str]) -> None:
+    def append(self, records: list[bytes]) -> None:
         """Adds to the one file; `close` ends it."""
-        self._write(self.path, "a" if self._is_begun else "w", f"{',' if self._is_begun else '['}{','.join(records)}")
-        self._is_begun = True
+        text = b",".join(records)
+        if self._is_begun:
+            self._write(self.path, "ab", b"," + text)
+        else:
+            self._is_begun = self._write(self.path, "wb", b"[" + text)
 
     def close(self) -> None:
         """Ends the one file, if it was begun."""
         if self._is_begun:
-            self._write(self.path, "a", "]")
+            self._write(self.path, "ab", b"]")
             self._is_begun = False
 
-    def _write(self, path: str, mode: str, text: str) -> bool:
+    def _write(self, path: str, mode: str, text: bytes) -> bool:
         try:
-            with Path(path).open(mode, encoding="utf-8") as file:
+            with Path(path).open(mode) as file:
                 file.write(text)
             return True
         except OSError as error:
@@ -68,24 +71,24 @@ class TraceBuffer:
     def __init__(self, file: TraceFile, log_frequency: int) -> None:
         self._file = file
         self._log_frequency = log_frequency
-        self._records: list[str] = []
-        self._characters = 0
+        self._records: list[bytes] = []
+        self._bytes = 0
         self._traces = 0
 
     def add(self, trace: Trace) -> None:
         """Takes a trace that is complete."""
         text = ",".join(json.dumps(record, separators=(",", ":"), ensure_ascii=False) for record in _records(trace))
-        self._records.append(text)
-        self._characters += len(text)
+        self._records.append(text.encode(errors="replace"))
+        self._bytes += len(self._records[-1])
         self._traces += 1
-        if self._traces == self._log_frequency or self._characters > MAX_UNWRITTEN_CHARACTERS:
+        if self._traces == self._log_frequency or self._bytes > MAX_UNWRITTEN_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Writes what there is."""
         if self._records:
             (self._file.write_numbered if self._log_frequency else self._file.append)(self._records)
-        self._records, self._characters, self._traces = [], 0, 0
+        self._records, self._bytes, self._traces = [], 0, 0
 
 
 def _records(trace: Trace) -> list[dict[str, Any]]:

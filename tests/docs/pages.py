@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/serving.md", "docs/python.md", "docs/compatibility.md", "docs/architecture.md")
+PAGES = ("README.md", "docs/serving.md", "docs/compatibility.md", "docs/architecture.md", "docs/observability.md")
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -49,7 +49,7 @@ def test_without_a_frequency_all_are_in_one_file_in_the_end(tmp_path: Path) -> N
 
 
 def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "MAX_UNWRITTEN_CHARACTERS", 1000)
+    monkeypatch.setattr(trace_file, "MAX_UNWRITTEN_BYTES", 1000)
     file = TraceFile(str(tmp_path / "t"))
     buffer = TraceBuffer(file, 0)
     for id in range(20):
