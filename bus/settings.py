@@ -28,6 +28,9 @@ LOGGING, TRACE = "logging", "trace"
 MAX_SETTING_BYTES = 4096
 """What may lie under one key."""
 
+MAX_KEYS = 10_000
+"""Keys that are followed."""
+
 Apply = Callable[[str, bytes], None]
 """Takes the settings of a model ("": the ones that are nobody's own), or b"" where there are none any more.
 
@@ -98,14 +101,17 @@ class SharedSettings:
         if apply is None or self._values.get(key, b"") == value:
             return
         try:
-            if len(value) > MAX_SETTING_BYTES:
-                raise ValueError("it is too long")
+            if len(value) > MAX_SETTING_BYTES or (key not in self._values and len(self._values) >= MAX_KEYS):
+                raise ValueError("there is too much of it")
             apply(model, value)
         except ValueError as error:
             self.malformed += 1
             logger.warning("dropped settings %r: %s", key, error)
             return
-        self._values[key] = value
+        if value:
+            self._values[key] = value
+        else:
+            self._values.pop(key, None)
 
 
 class RoleLog(Protocol):

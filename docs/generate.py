@@ -165,6 +165,7 @@ _BOUNDS = [
     ("worker.model_instance", "READERS_PATIENCE_S", "outputs of an unloaded instance stay readable", "they are gone"),
     ("telemetry.trace_file", "MAX_UNWRITTEN_BYTES", "traces of one setting before they are written", "written at once"),
     ("telemetry.trace", "MAX_MOMENTS", "points on the way of one traced request", "left out"),
+    ("bus.settings", "MAX_KEYS", "keys of settings", "dropped and counted"),
     ("bus.settings", "MAX_SETTING_BYTES", "settings under one key", "dropped and counted"),
 ]
 """(module, constant, what it bounds, what happens beyond it)."""

@@ -113,7 +113,7 @@ class TraceConfig:
             raise ValueError("--trace-config level=OFF excludes other levels")
         if levels:
             setting["trace_level"] = [level for level in LEVELS if level in levels]
-        told = {**{name: str(number) for name, number in _BATCH_DEFAULTS.items()}, "url": DEFAULT_URL, **options}
+        told = {**{name: str(number) for name, number in _BATCH_DEFAULTS.items()}, **options}
         return cls(
             initial=_with(TraceSetting(), setting),
             resource=resource,

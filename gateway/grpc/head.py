@@ -49,7 +49,7 @@ class CallHead:
         self.traceparent = fields.get(b"traceparent", b"").decode("latin-1")
         self.accepted_encoding = accepted_encoding(fields.get(b"grpc-accept-encoding", b"").decode("latin-1"))
         self.wants_grpc_errors = fields.get(b"triton_grpc_error") == b"true"
-        self.tracestate = fields.get(b"tracestate", b"").decode("latin-1")
+        self.tracestate = fields.get(b"tracestate", b"").decode("latin-1") if self.traceparent else ""
         self.timeout_s: float | None = None
         self.forwarded: Parameters = {}
         self.refusal = b""

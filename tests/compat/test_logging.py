@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nats
 import numpy as np
 import pytest
 import tritonclient.grpc.aio
@@ -190,6 +191,21 @@ def test_settings_outlive_the_gateway_and_the_broker(settled: Server) -> None:
     with settled.http() as client:
         assert client.get_log_settings()["log_verbose_level"] == 7
     change(settled, BASE)
+
+
+async def test_what_is_no_settings_is_dropped(settled: Server) -> None:
+    client = await nats.connect(settled.nats_url)
+    for key in ("logging", "trace", "trace.talking", "trace.=FF=00", "unknown", "unknown.more.x"):
+        for garbage in (b"\xff", b"[]", b'{"log_info": 3, "trace_rate": "x"}', b"{" * 5000):
+            await client.publish(f"$KV.settings.{key}", garbage)
+    await client.flush()
+    await client.close()
+    with settled.http() as http:
+        assert http.get_log_settings() == {"log_file": str(settled.folder / "log"), **BASE}
+        assert http.get_trace_settings("talking")["trace_rate"] == "1000"
+        assert http.update_trace_settings("talking", {"trace_rate": "5"})["trace_rate"] == "5"
+        assert http.update_trace_settings("talking", {"trace_rate": None})["trace_rate"] == "1000"
+    wait_until(lambda: log_of(settled).count("dropped settings") >= 3)
 
 
 def test_a_log_that_can_t_be_written_is_told_at_the_start(tmp_path: Path, server: Server) -> None:
