@@ -23,6 +23,7 @@ from schemas.errors import unavailable
 logger = logging.getLogger("weir.bus")
 
 LOGGING, TRACE = "logging", "trace"
+KINDS = (LOGGING, TRACE)
 """The kinds of settings."""
 
 MAX_SETTING_BYTES = 4096
@@ -39,7 +40,7 @@ Raises ValueError for bytes that are no settings.
 
 
 class SharedSettings:
-    """One role's view of the bucket. Each kind of settings that it follows is told by its key."""
+    """One role's view of the bucket: it keeps all of it, for a broker that forgets, and follows what concerns it."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -97,13 +98,13 @@ class SharedSettings:
 
     def _take(self, key: str, value: bytes) -> None:
         kind, model = subjects.parse_settings_key(key)
-        apply = self._follow.get(kind)
-        if apply is None or self._values.get(key, b"") == value:
+        if kind not in KINDS or self._values.get(key, b"") == value:
             return
         try:
             if len(value) > MAX_SETTING_BYTES or (key not in self._values and len(self._values) >= MAX_KEYS):
                 raise ValueError("there is too much of it")
-            apply(model, value)
+            if kind in self._follow:
+                self._follow[kind](model, value)
         except ValueError as error:
             self.malformed += 1
             logger.warning("dropped settings %r: %s", key, error)

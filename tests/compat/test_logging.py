@@ -183,13 +183,17 @@ def test_every_role_and_every_model_follows(settled: Server) -> None:
 
 def test_settings_outlive_the_gateway_and_the_broker(settled: Server) -> None:
     change(settled, {"log_verbose_level": 7})
+    with settled.http() as client:
+        client.update_trace_settings("talking", {"trace_rate": "6"})
     for role in ("gateway", "nats"):
         settled.kill(role)
         settled.wait_ready()
     settled.kill("gateway")
     settled.wait_ready()
     with settled.http() as client:
-        assert client.get_log_settings()["log_verbose_level"] == 7
+        wait_until(lambda: client.get_log_settings()["log_verbose_level"] == 7)
+        wait_until(lambda: client.get_trace_settings("talking")["trace_rate"] == "6")
+        client.update_trace_settings("talking", {"trace_rate": None})
     change(settled, BASE)
 
 
