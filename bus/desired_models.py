@@ -16,7 +16,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from schemas.desired import DesiredModel, pack_desired, unpack_desired
 from schemas.errors import invalid
-from schemas.messages import MalformedMessage
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.bus")
 

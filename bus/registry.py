@@ -18,7 +18,6 @@ from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.identity import shares_memory
-from schemas.messages import MalformedMessage
 from schemas.registry import (
     Heartbeat,
     ModelRecord,
@@ -28,6 +27,7 @@ from schemas.registry import (
     unpack_model_record,
     unpack_worker_record,
 )
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.bus")
 

@@ -13,8 +13,8 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.identity import host
 from schemas.errors import invalid, unavailable
-from schemas.messages import MalformedMessage
 from schemas.regions import CudaOpening, pack_cuda_opening, unpack_cuda_opened
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.gateway")
 

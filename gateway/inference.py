@@ -20,8 +20,9 @@ from itertools import count
 
 from bus import subjects
 from bus.connection import Bus, Message
-from bus.payloads import INLINE_LIMIT_BYTES, PayloadReader, Slot, StalePayload
+from bus.payloads import INLINE_LIMIT_BYTES, Slot
 from bus.streams import ensure_streams
+from gateway.answer_payloads import AnswerPayloads
 from gateway.catalog import Catalog, ServedModel
 from gateway.frame_counters import FrameCounters
 from gateway.payload_store import Freeable, PayloadStore
@@ -30,20 +31,11 @@ from gateway.prepared import PreparedRequest
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.stream_order import Place, StreamOrder
 from gateway.tracing import Tracing
-from schemas.errors import WeirError, internal, invalid, unavailable
-from schemas.messages import (
-    Answer,
-    MalformedMessage,
-    Moments,
-    Part,
-    pack_body,
-    pack_cancel,
-    pack_frame,
-    pack_release,
-    unpack_answers,
-)
+from schemas.bodies import pack_body
+from schemas.errors import WeirError, invalid, unavailable
+from schemas.messages import Answer, Moments, Part, pack_cancel, pack_frame, pack_release, unpack_answers
 from schemas.requests import InferRequest, InferResponse
-from schemas.tensors import PayloadRef, Tensor
+from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import Trace
 
@@ -90,14 +82,13 @@ class Inference:
         self._catalog = catalog
         self._payloads = payloads
         self._regions = regions
-        self._reader = PayloadReader()
         self._keys = count(1)
         self._pending: dict[int, Pending] = {}
         self._in_flight_bytes = 0
         self._outbox: dict[str, list[Part]] = {}
         self._on_the_way: dict[str, int] = defaultdict(int)  # frames by model that are not acknowledged yet
         self._cancelled: dict[str, list[int]] = {}
-        self._releases: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        self._answers = AnswerPayloads(self._schedule_flush)
         self._flush_due = False
         self._frame_numbers = count(1)
         self._unacked: dict[int, tuple[str, list[int]]] = {}
@@ -241,10 +232,8 @@ class Inference:
             cancelled, self._cancelled = self._cancelled, {}
             for model, keys in cancelled.items():
                 self._bus.publish(subjects.cancel(model), pack_cancel(self._id, keys))
-        if self._releases:
-            releases, self._releases = self._releases, defaultdict(list)
-            for owner, slots in releases.items():
-                self._bus.publish(subjects.release(owner), pack_release(slots))
+        for owner, slots in self._answers.take_released():
+            self._bus.publish(subjects.release(owner), pack_release(slots))
 
     def _send(self, model: str, parts: list[Part]) -> None:
         if logs_requests(logger):
@@ -301,11 +290,11 @@ class Inference:
             pending = self._take(answer.key) if answer.is_final else self._pending.get(answer.key)
             if pending is None:
                 self.duplicate_answers += answer.is_final
-                self._release(tensor.data for tensor in answer.outputs or ())
+                self._answers.discard(answer)
                 continue
             if answer.run and not self._is_next(pending, answer):
                 continue
-            outcome = self._outcome(pending, version, answer)
+            outcome = self._answers.outcome(pending, version, answer)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
             self._deliver(pending, outcome, answer.is_final, answer.moments)
@@ -318,7 +307,7 @@ class Inference:
         place = pending.stream.place(answer)
         if place is Place.NEXT:
             return True
-        self._release(tensor.data for tensor in answer.outputs or ())
+        self._answers.discard(answer)
         if place is Place.BROKEN:
             if answer.is_final:
                 _free(pending.slots)
@@ -338,32 +327,6 @@ class Inference:
             pending.on_answer(outcome, is_final)
         else:
             self.tracing.deliver(pending.trace, pending, outcome, is_final, moments)
-
-    def _outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
-        if answer.error is not None or answer.outputs is None:
-            return answer.error
-        try:
-            for tensor in answer.outputs:
-                if isinstance(tensor.data, PayloadRef):
-                    self._fetch(tensor, tensor.data)
-        except (StalePayload, ValueError):
-            return internal("the response was lost before it could be read")
-        name, id = pending.model.name, pending.request.id
-        return InferResponse(name, str(version), id, answer.outputs, answer.parameters)
-
-    def _fetch(self, tensor: Tensor, ref: PayloadRef) -> None:
-        """Copies an output out of the worker's memory, which it gets back at once."""
-        tensor.data = bytes(self._reader.view(ref))
-        if not self._reader.is_current(ref):
-            raise StalePayload("the slot was given to another payload during the copy")
-        self._release([ref])
-
-    def _release(self, refs: Iterable[object]) -> None:
-        for ref in refs:
-            if isinstance(ref, PayloadRef):
-                owner = ref.segment.removeprefix("weir-").partition("_")[0]
-                self._releases[owner].append((ref.segment, ref.slot, ref.generation))
-                self._schedule_flush()
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:

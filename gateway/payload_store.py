@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from bus.payloads import INLINE_LIMIT_BYTES, PayloadArena, Slot
-from schemas.messages import pack_body_ref
+from schemas.bodies import pack_body_ref
 from schemas.tensors import Tensor
 
 FRAME_INLINE_BYTES = 16 * 1024

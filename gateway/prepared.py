@@ -9,7 +9,7 @@ content must be looked at, so neither is kept.
 from __future__ import annotations
 
 from bus.payloads import INLINE_LIMIT_BYTES
-from schemas.messages import body_template
+from schemas.bodies import body_template
 from schemas.requests import InferRequest
 
 MAX_HEADERS = 256
@@ -34,7 +34,7 @@ class PreparedRequest:
         self.body_length = position
 
     def pack(self, body: bytes | bytearray) -> bytes:
-        """The packed form (`schemas.messages.pack_body`) of the request with this HTTP body."""
+        """The packed form (`schemas.bodies.pack_body`) of the request with this HTTP body."""
         pieces = self._pieces
         if len(pieces) == 2:
             return pieces[0] + body[self._starts[0] :] + pieces[1]

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.registry import RegistryView
-from schemas.messages import MalformedMessage
 from schemas.registry import ModelRecord, ModelState, VersionRecord
 from schemas.repository_view import RepositoryView, unpack_repository_view
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.gateway")
 

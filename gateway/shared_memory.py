@@ -27,7 +27,6 @@ from bus.registry import RegistryView
 from bus.streams import ensure_regions_bucket
 from gateway.cuda_questions import CudaQuestions
 from schemas.errors import ErrorCode, WeirError, invalid, not_found, unavailable
-from schemas.messages import MalformedMessage
 from schemas.regions import (
     CUDA,
     CUDA_HANDLE_BYTES,
@@ -39,6 +38,7 @@ from schemas.regions import (
     unpack_region,
 )
 from schemas.tensors import ClientRef
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.gateway")
 

@@ -22,12 +22,12 @@ from bus.registry import RegistryView
 from gateway.catalog import Catalog
 from gateway.counter_owners import CounterOwners
 from gateway.version_totals import VersionTotals
-from schemas.messages import MalformedMessage
 from schemas.statistics import (
     SchedulerCounters,
     WorkerCounters,
     unpack_counters,
 )
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.gateway")
 

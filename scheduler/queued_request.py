@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from schemas.frames import Row
-from schemas.messages import MalformedMessage
+from schemas.wire import MalformedMessage
 
 
 class Frame(Protocol):

@@ -31,10 +31,11 @@ from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
-from schemas.messages import NOBODY, BatchOutcome, MalformedMessage, pack_answers, pack_error, unpack_cancel
+from schemas.messages import NOBODY, BatchOutcome, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat
 from schemas.statistics import pack_counters
+from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
 
 logger = logging.getLogger("weir.scheduler")

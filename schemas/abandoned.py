@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from schemas.messages import WIRE_VERSION, MalformedMessage
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 
 class AbandonedRequests(NamedTuple):

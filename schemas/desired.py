@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from schemas.messages import WIRE_VERSION, MalformedMessage
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 MAX_REVISION = 1 << 62
 MAX_FILES = 4096

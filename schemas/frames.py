@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from schemas.messages import WIRE_VERSION, MalformedMessage
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 _unpack = msgpack.unpackb

@@ -11,35 +11,28 @@ Everything that arrives is untrusted: each `unpack_*` raises `MalformedMessage` 
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-import msgpack
-
-from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError
-from schemas.requests import InferRequest, Parameters, RequestedOutput
-from schemas.tensors import ClientRef, CudaRegionRef, PayloadRef, Reference, RegionRef, Tensor
-
-WIRE_VERSION = 1
-
-_packer = msgpack.Packer(use_bin_type=True, autoreset=True)
-_pack = _packer.pack
-_pack_array_header = _packer.pack_array_header
+from schemas.requests import Parameters
+from schemas.tensors import Tensor
+from schemas.wire import (
+    WIRE_VERSION,
+    MalformedMessage,
+    pack,
+    parameters_or_none,
+    payload_ref,
+    text,
+    unpack,
+    unpack_tensors,
+)
 
 _MAX_QUEUED_US = 1 << 40  # twelve days: sums of it stay far within 64 bits
 
 _is_subject = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and neither `*` nor `>`
 _is_ack = re.compile(r"\$JS\.ACK\.[!-)+-=?-~]+", re.ASCII).fullmatch
-
-
-_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to nine
-
-
-class MalformedMessage(ValueError):
-    """Bytes on a subject that are not the message the subject carries."""
 
 
 class Part(NamedTuple):
@@ -110,97 +103,19 @@ class Done(NamedTuple):
     busy_us: int
 
 
-def pack_body(request: InferRequest) -> bytes:
-    """The part of `request` that only the worker reads. Tensor data is copied once, into the returned bytes."""
-    return bytes(
-        _pack(
-            (
-                request.id,
-                request.parameters,
-                [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in request.inputs],
-                [_output_row(output) for output in request.outputs],
-                request.correlation_id,
-                request.sequence_flags,
-                request.timeout_us,
-                *_trace_context(request),
-            )
-        )
-    )
-
-
-def _trace_context(request: InferRequest) -> tuple[str, ...]:
-    if not request.traceparent:
-        return ()
-    return (request.traceparent, request.tracestate) if request.tracestate else (request.traceparent,)
-
-
-def body_template(request: InferRequest) -> list[bytes]:
-    """What `pack_body` makes of `request`, without the content of its tensors: the bytes before, between and after it.
-
-    Joined with the content of other tensors of the same sizes, it is the body of the request that has those.
-    """
-    pieces: list[bytes] = []
-    piece = _pack_array_header(7) + _pack(request.id) + _pack(request.parameters)
-    piece += _pack_array_header(len(request.inputs))
-    for tensor in request.inputs:
-        piece += _pack_array_header(4) + _pack(tensor.name) + _pack(tensor.datatype) + _pack(tensor.shape)
-        pieces.append(piece + _bin_header(tensor.size_bytes))
-        piece = b""
-    piece += _pack([_output_row(output) for output in request.outputs])
-    piece += _pack(request.correlation_id) + _pack(request.sequence_flags) + _pack(request.timeout_us)
-    pieces.append(piece)
-    return pieces
-
-
-def pack_body_ref(ref: PayloadRef) -> bytes:
-    """In the place of a body: where it lies, when the bodies of a frame are together too large for a message."""
-    return bytes(_pack(ref))
-
-
-def body_ref(body: bytes) -> PayloadRef | None:
-    """Where the body lies, if this stands in its place. Raises MalformedMessage."""
-    if body[:1] != _BODY_REF:
-        return None
-    try:
-        segment, slot, generation, offset, size = msgpack.unpackb(body)
-        return PayloadRef(_text(segment), int(slot), int(generation), int(offset), int(size))
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MalformedMessage(f"not a reference to a body: {error}") from error
-
-
-def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequest:
-    """The request whose body this is, with tensors over the unpacked bytes. Raises MalformedMessage."""
-    try:
-        id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *more = msgpack.unpackb(body)
-        request = InferRequest(model, str(version), _text(id), parameters=_parameters(parameters))
-        request.inputs = _unpack_tensors(inputs, _reference)
-        request.outputs = [_requested_output(row) for row in outputs]
-        if not (isinstance(correlation_id, (int, str)) and type(sequence_flags) is type(timeout_us) is int):
-            raise TypeError("wrong types")
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise MalformedMessage(f"not a request body: {error}") from error
-    request.correlation_id = correlation_id
-    request.sequence_flags = sequence_flags
-    request.timeout_us = timeout_us
-    if more:
-        request.traceparent = _text(more[0])
-        request.tracestate = _text(more[1]) if len(more) > 1 else ""
-    return request
-
-
 def pack_frame(gateway: str, parts: Sequence[Part]) -> bytes:
     """A frame of `parts` from `gateway`."""
-    return bytes(_pack((WIRE_VERSION, gateway, parts)))
+    return bytes(pack((WIRE_VERSION, gateway, parts)))
 
 
 def pack_batch(batch: BatchMessage) -> bytes:
     """The message that hands `batch` to its worker."""
-    return bytes(_pack((WIRE_VERSION, *batch)))
+    return bytes(pack((WIRE_VERSION, *batch)))
 
 
 def unpack_batch(data: bytes) -> BatchMessage:
     """The batch in a message. Raises MalformedMessage."""
-    scheduler, batch_id, model, version, instance, rows, acks = _unpack(data, 7)
+    scheduler, batch_id, model, version, instance, rows, acks = unpack(data, 7)
     try:
         entries = [BatchEntry(*row) for row in rows]
         for gateway, key, queued_us, body in entries:
@@ -216,7 +131,7 @@ def unpack_batch(data: bytes) -> BatchMessage:
             raise TypeError("names that can't be part of a subject")
         if not type(batch_id) is type(version) is type(instance) is int:
             raise TypeError("expected integers")
-        return BatchMessage(scheduler, batch_id, _text(model), version, instance, entries, acks)
+        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks)
     except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
 
@@ -283,12 +198,12 @@ def _with_ending(row: tuple[Any, ...], is_final: bool, moments: Moments | None, 
 
 def pack_answers(version: int, answers: Sequence[tuple[Any, ...]]) -> bytes:
     """The message that brings one gateway its answers from `version` of a model (0 where no version ran)."""
-    return bytes(_pack((WIRE_VERSION, version, answers)))
+    return bytes(pack((WIRE_VERSION, version, answers)))
 
 
 def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
     """(model version, answers) of an answers message. Raises MalformedMessage."""
-    version, rows = _unpack(data, 2)
+    version, rows = unpack(data, 2)
     answers: list[Answer] = []
     try:
         for key, outcome, detail, *more in rows:
@@ -296,11 +211,11 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
                 raise TypeError("expected integers")
             ending = _unpack_ending(*more) if more else ()
             if type(outcome) is int:
-                error = WeirError(ErrorCode.from_number(outcome), _text(detail))
+                error = WeirError(ErrorCode.from_number(outcome), text(detail))
                 answers.append(Answer(key, [], None, error, *ending))
             else:
-                outputs = None if outcome is None else _unpack_tensors(outcome, _payload_ref)
-                answers.append(Answer(key, outputs, _parameters(detail), None, *ending))
+                outputs = None if outcome is None else unpack_tensors(outcome, payload_ref)
+                answers.append(Answer(key, outputs, parameters_or_none(detail), None, *ending))
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not answers: {error}") from error
     return version, answers
@@ -308,68 +223,34 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
 
 def pack_done(worker: str, dones: Sequence[Done]) -> bytes:
     """The message that tells a scheduler which batches of `worker` have ended."""
-    return bytes(_pack((WIRE_VERSION, worker, dones)))
+    return bytes(pack((WIRE_VERSION, worker, dones)))
 
 
 def pack_cancel(gateway: str, keys: Sequence[int]) -> bytes:
     """The message by which `gateway` abandons requests."""
-    return bytes(_pack((WIRE_VERSION, gateway, keys)))
+    return bytes(pack((WIRE_VERSION, gateway, keys)))
 
 
 def unpack_cancel(data: bytes) -> tuple[str, list[int]]:
     """(gateway, keys of the abandoned requests). Raises MalformedMessage."""
-    gateway, keys = _unpack(data, 2)
+    gateway, keys = unpack(data, 2)
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise MalformedMessage("not a cancel message")
-    return _text(gateway), keys
+    return text(gateway), keys
 
 
 def pack_release(slots: Sequence[tuple[str, int, int]]) -> bytes:
     """The message that gives back payload slots: (segment, slot, generation) each, as in `PayloadRef`."""
-    return bytes(_pack((WIRE_VERSION, slots)))
+    return bytes(pack((WIRE_VERSION, slots)))
 
 
 def unpack_release(data: bytes) -> list[tuple[str, int, int]]:
     """The payload slots given back. Raises MalformedMessage."""
-    (slots,) = _unpack(data, 1)
+    (slots,) = unpack(data, 1)
     try:
-        return [(_text(segment), int(slot), int(generation)) for segment, slot, generation in slots]
+        return [(text(segment), int(slot), int(generation)) for segment, slot, generation in slots]
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not a release: {error}") from error
-
-
-def _bin_header(size: int) -> bytes:
-    # msgpack's "bin" formats; the packer offers no call for the header alone.
-    if size < 1 << 8:
-        return struct.pack(">BB", 0xC4, size)
-    if size < 1 << 16:
-        return struct.pack(">BH", 0xC5, size)
-    return struct.pack(">BI", 0xC6, size)
-
-
-def _unpack(data: bytes, fields: int) -> list[Any]:
-    try:
-        message = msgpack.unpackb(data)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise MalformedMessage(f"not msgpack: {error}") from error
-    if not isinstance(message, list) or len(message) < fields + 1:
-        raise MalformedMessage("not one of our messages")
-    if message[0] != WIRE_VERSION:
-        raise MalformedMessage(f"wire version {message[0]!r} is not {WIRE_VERSION}")
-    return message[1 : fields + 1]
-
-
-def _unpack_tensors(rows: Any, reference: Callable[..., Reference]) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    for name, datatype, shape, data in rows:
-        if type(name) is not str or datatype not in DATATYPES or not all(type(dim) is int for dim in shape):
-            raise TypeError("not a tensor")
-        if isinstance(data, list):
-            data = reference(*data)
-        elif type(data) is not bytes:
-            raise TypeError("not the content of a tensor")
-        tensors.append(Tensor(name, datatype, shape, data))
-    return tensors
 
 
 def _unpack_ending(
@@ -380,51 +261,4 @@ def _unpack_ending(
     )
     if type(is_final) is not bool or not known or type(number) is not int:
         raise TypeError("not the end of an answer")
-    return is_final, moments, _text(run), number
-
-
-def _output_row(output: RequestedOutput) -> str | tuple[str, ClientRef]:
-    return output.name if output.region is None else (output.name, output.region)
-
-
-def _requested_output(row: Any) -> RequestedOutput:
-    if not isinstance(row, list):
-        return RequestedOutput(_text(row))
-    name, place = row
-    output = RequestedOutput(_text(name))
-    region = _reference(*place)
-    if isinstance(region, PayloadRef):
-        raise TypeError("outputs are not put into payload slots")
-    output.region = region
-    return output
-
-
-def _reference(*row: Any) -> Reference:
-    return _payload_ref(*row) if len(row) == 5 else _client_ref(*row)
-
-
-def _client_ref(place: Any, number: Any, offset: Any, size: Any) -> ClientRef:
-    # What a client shares is named by a file and its inode, or by the handle of GPU memory and its device.
-    if not type(number) is type(offset) is type(size) is int or min(number, offset, size) < 0:
-        raise TypeError("not a place in a client's memory")
-    if type(place) is bytes:
-        return CudaRegionRef(place, number, offset, size)
-    return RegionRef(_text(place), number, offset, size)
-
-
-def _payload_ref(segment: Any, slot: Any, generation: Any, offset: Any, size: Any) -> PayloadRef:
-    if not type(slot) is type(generation) is type(offset) is type(size) is int:
-        raise TypeError("not a reference to a payload")
-    return PayloadRef(_text(segment), slot, generation, offset, size)
-
-
-def _parameters(value: Any) -> Parameters | None:
-    if value is None or (type(value) is dict and all(type(key) is str for key in value)):
-        return value
-    raise MalformedMessage("not parameters")
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise MalformedMessage(f"expected text, got {type(value).__name__}")
-    return value
+    return is_final, moments, text(run), number

@@ -13,9 +13,9 @@ import msgpack
 
 from schemas.errors import WeirError, invalid, not_found
 from schemas.json_fields import string, unsigned
-from schemas.messages import WIRE_VERSION, MalformedMessage
 from schemas.requests import InferRequest, Parameters
 from schemas.tensors import ClientRef, CudaRegionRef, RegionRef
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 SYSTEM = "system"
 CUDA = "cuda"

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgpack
 
-from schemas.messages import WIRE_VERSION, MalformedMessage
 from schemas.model_config import ModelConfig
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 MAX_INSTANCES = 4096
 """Instances of one version on one worker; a record that tells of more is not believed."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from schemas.messages import MalformedMessage
+from schemas.wire import MalformedMessage
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Reading = Annotated[float, Field(ge=0, allow_inf_nan=False)]

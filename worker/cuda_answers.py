@@ -14,8 +14,8 @@ from bus import subjects
 from bus.client_regions import RegionUnusable
 from bus.connection import Bus, Message
 from bus.identity import host
-from schemas.messages import MalformedMessage
 from schemas.regions import CudaOpening, pack_cuda_opened, unpack_cuda_opening
+from schemas.wire import MalformedMessage
 from worker.cuda_regions import CudaRegions
 
 logger = logging.getLogger("weir.worker")

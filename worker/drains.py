@@ -9,7 +9,7 @@ import time
 from bus import subjects
 from bus.connection import Bus, Message
 from schemas.drain import pack_drain, unpack_drain
-from schemas.messages import MalformedMessage
+from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.worker")
 

@@ -16,18 +16,9 @@ from itertools import compress
 from typing import Any
 
 from bus.payloads import PayloadReader, StalePayload
+from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal
-from schemas.messages import (
-    NOBODY,
-    BatchMessage,
-    BatchOutcome,
-    Done,
-    Moments,
-    body_ref,
-    pack_answers,
-    pack_error,
-    unpack_body,
-)
+from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker

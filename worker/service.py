@@ -24,7 +24,6 @@ from schemas.messages import (
     BatchMessage,
     BatchOutcome,
     Done,
-    MalformedMessage,
     pack_answers,
     pack_done,
     pack_error,
@@ -33,6 +32,7 @@ from schemas.messages import (
 )
 from schemas.registry import Heartbeat, ModelRecord, WorkerRecord
 from schemas.statistics import pack_counters
+from schemas.wire import MalformedMessage
 from worker.batch_execution import FinishedBatch
 from worker.device_metrics import DevicePoller
 from worker.model_instance import ModelInstance

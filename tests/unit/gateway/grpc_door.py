@@ -22,9 +22,9 @@ from gateway.pending import OnAnswer
 from gateway.prepared import PreparedRequest
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.tracing import Tracing
+from schemas.bodies import unpack_body
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found
-from schemas.messages import unpack_body
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
 from schemas.request_limits import DEFAULT_LIMITS
 from schemas.requests import InferRequest, InferResponse

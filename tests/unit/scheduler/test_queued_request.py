@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from queued import CountingFrame, part, request
 
 from scheduler.queued_request import BothFrames, arrival, requests_of
-from schemas.messages import MalformedMessage
+from schemas.wire import MalformedMessage
 
 
 def test_a_request_holds_the_routing_facts_of_its_part():

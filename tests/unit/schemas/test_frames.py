@@ -10,17 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
-from schemas.messages import (
-    WIRE_VERSION,
-    BatchEntry,
-    BatchMessage,
-    Done,
-    MalformedMessage,
-    Part,
-    pack_batch,
-    pack_done,
-    pack_frame,
-)
+from schemas.messages import BatchEntry, BatchMessage, Done, Part, pack_batch, pack_done, pack_frame
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 PART = Part(7, -1, 2, "3,4", 1, 1000, 0, "sequence", 3, "00-trace", b"body")
 

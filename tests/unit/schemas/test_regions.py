@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from schemas.bodies import pack_body, unpack_body
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import MalformedMessage, pack_answer, pack_answers, pack_body, unpack_answers, unpack_body
+from schemas.messages import pack_answer, pack_answers, unpack_answers
 from schemas.regions import (
     CUDA,
     SYSTEM,
@@ -21,6 +22,7 @@ from schemas.regions import (
 )
 from schemas.requests import InferRequest, RequestedOutput
 from schemas.tensors import ClientRef, CudaRegionRef, PayloadRef, RegionRef, Tensor
+from schemas.wire import MalformedMessage
 
 SYSTEM_REGION = Region(SYSTEM, "r", 100, "/key", 50, "key", 7)
 CUDA_REGION = Region(CUDA, "g", 100, device_id=1, handle=b"h" * 64)

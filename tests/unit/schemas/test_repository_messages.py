@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from schemas.desired import DesiredModel, WantedModel, pack_desired, unpack_desired
 from schemas.drain import DrainMessage, pack_drain, unpack_drain
-from schemas.messages import WIRE_VERSION, MalformedMessage
 from schemas.repository_view import RepositoryView, pack_repository_view, unpack_repository_view
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 ENTRY = DesiredModel("m", 7, WantedModel(True, "{}", {"1/model.py": "m.7.0"}), WantedModel(True), False)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.messages import MalformedMessage
 from schemas.statistics import SchedulerCounters, WorkerCounters, pack_counters, unpack_counters
+from schemas.wire import MalformedMessage
 
 VERSION: dict[str, Any] = {
     "model": "m",

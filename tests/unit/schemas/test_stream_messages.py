@@ -9,16 +9,9 @@ import pytest
 
 from schemas.abandoned import AbandonedRequests, pack_abandoned, unpack_abandoned
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import (
-    WIRE_VERSION,
-    MalformedMessage,
-    pack_answer,
-    pack_answers,
-    pack_end,
-    pack_error,
-    unpack_answers,
-)
+from schemas.messages import pack_answer, pack_answers, pack_end, pack_error, unpack_answers
 from schemas.tensors import Tensor
+from schemas.wire import WIRE_VERSION, MalformedMessage
 
 
 def test_responses_and_their_end() -> None:

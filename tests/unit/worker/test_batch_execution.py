@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas.bodies import pack_body
 from schemas.errors import ErrorCode, WeirError, internal
-from schemas.messages import BatchEntry, BatchMessage, BatchOutcome, pack_body, unpack_answers
+from schemas.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_answers
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor

@@ -11,8 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from repository.layout import ModelRepository
+from schemas.bodies import pack_body
 from schemas.errors import ErrorCode, WeirError
-from schemas.messages import BatchEntry, BatchMessage, pack_body, unpack_answers
+from schemas.messages import BatchEntry, BatchMessage, unpack_answers
 from schemas.model_config import InstanceGroup, ModelConfig
 from schemas.registry import UNLOADED, ModelState, VersionRecord
 from schemas.requests import InferRequest

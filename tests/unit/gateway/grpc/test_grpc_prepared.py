@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 from gateway.catalog import ServedModel
 from gateway.grpc.codec import decode_request, request_from_message
 from gateway.grpc.prepared import PreparedCalls
-from schemas.messages import pack_body
+from schemas.bodies import pack_body
 from schemas.requests import InferRequest
 
 

@@ -1,0 +1,57 @@
+"""The outputs that lie in workers' memory: copied out for the caller, and given back to the worker they belong to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from bus.payloads import PayloadReader, StalePayload
+from gateway.pending import Pending
+from schemas.errors import WeirError, internal
+from schemas.messages import Answer
+from schemas.requests import InferResponse
+from schemas.tensors import PayloadRef, Tensor
+
+
+class AnswerPayloads:
+    """Makes responses of answers. `on_released` is called when there is something for `take_released`."""
+
+    def __init__(self, on_released: Callable[[], None]) -> None:
+        self._reader = PayloadReader()
+        self._on_released = on_released
+        self._released: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+
+    def outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
+        """What the caller of `pending` is told: a response, an error, or None where the answer is only an end."""
+        if answer.error is not None or answer.outputs is None:
+            return answer.error
+        try:
+            for tensor in answer.outputs:
+                if isinstance(tensor.data, PayloadRef):
+                    self._fetch(tensor, tensor.data)
+        except (StalePayload, ValueError):
+            return internal("the response was lost before it could be read")
+        return InferResponse(pending.model.name, str(version), pending.request.id, answer.outputs, answer.parameters)
+
+    def discard(self, answer: Answer) -> None:
+        """Gives back the memory of an answer that nobody waits for."""
+        for tensor in answer.outputs or ():
+            if isinstance(tensor.data, PayloadRef):
+                self._release(tensor.data)
+
+    def take_released(self) -> Iterable[tuple[str, list[tuple[str, int, int]]]]:
+        """(owner, slots to be given back to it), of everything that was released since the last call."""
+        released, self._released = self._released, defaultdict(list)
+        return released.items()
+
+    def _fetch(self, tensor: Tensor, ref: PayloadRef) -> None:
+        """Copies an output out of the worker's memory, which it gets back at once."""
+        tensor.data = bytes(self._reader.view(ref))
+        if not self._reader.is_current(ref):
+            raise StalePayload("the slot was given to another payload during the copy")
+        self._release(ref)
+
+    def _release(self, ref: PayloadRef) -> None:
+        owner = ref.segment.removeprefix("weir-").partition("_")[0]
+        self._released[owner].append((ref.segment, ref.slot, ref.generation))
+        self._on_released()

@@ -1,0 +1,117 @@
+"""The body of a request: the part of it that only its worker reads, and a scheduler passes on unread."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+
+from schemas.requests import InferRequest, RequestedOutput
+from schemas.tensors import ClientRef, PayloadRef
+from schemas.wire import MalformedMessage, any_ref, pack, packer, parameters_or_none, text, unpack_tensors
+
+_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to nine
+
+
+def pack_body(request: InferRequest) -> bytes:
+    """The part of `request` that only the worker reads. Tensor data is copied once, into the returned bytes."""
+    return bytes(
+        pack(
+            (
+                request.id,
+                request.parameters,
+                [(tensor.name, tensor.datatype, tensor.shape, tensor.data) for tensor in request.inputs],
+                [_output_row(output) for output in request.outputs],
+                request.correlation_id,
+                request.sequence_flags,
+                request.timeout_us,
+                *_trace_context(request),
+            )
+        )
+    )
+
+
+def _trace_context(request: InferRequest) -> tuple[str, ...]:
+    if not request.traceparent:
+        return ()
+    return (request.traceparent, request.tracestate) if request.tracestate else (request.traceparent,)
+
+
+def body_template(request: InferRequest) -> list[bytes]:
+    """What `pack_body` makes of `request`, without the content of its tensors: the bytes before, between and after it.
+
+    Joined with the content of other tensors of the same sizes, it is the body of the request that has those.
+    """
+    pieces: list[bytes] = []
+    piece = packer.pack_array_header(7) + pack(request.id) + pack(request.parameters)
+    piece += packer.pack_array_header(len(request.inputs))
+    for tensor in request.inputs:
+        piece += packer.pack_array_header(4) + pack(tensor.name) + pack(tensor.datatype) + pack(tensor.shape)
+        pieces.append(piece + _bin_header(tensor.size_bytes))
+        piece = b""
+    piece += pack([_output_row(output) for output in request.outputs])
+    piece += pack(request.correlation_id) + pack(request.sequence_flags) + pack(request.timeout_us)
+    pieces.append(piece)
+    return pieces
+
+
+def pack_body_ref(ref: PayloadRef) -> bytes:
+    """In the place of a body: where it lies, when the bodies of a frame are together too large for a message."""
+    return bytes(pack(ref))
+
+
+def body_ref(body: bytes) -> PayloadRef | None:
+    """Where the body lies, if this stands in its place. Raises MalformedMessage."""
+    if body[:1] != _BODY_REF:
+        return None
+    try:
+        segment, slot, generation, offset, size = msgpack.unpackb(body)
+        return PayloadRef(text(segment), int(slot), int(generation), int(offset), int(size))
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not a reference to a body: {error}") from error
+
+
+def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequest:
+    """The request whose body this is, with tensors over the unpacked bytes. Raises MalformedMessage."""
+    try:
+        id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *more = msgpack.unpackb(body)
+        request = InferRequest(model, str(version), text(id), parameters=parameters_or_none(parameters))
+        request.inputs = unpack_tensors(inputs, any_ref)
+        request.outputs = [_requested_output(row) for row in outputs]
+        if not (isinstance(correlation_id, (int, str)) and type(sequence_flags) is type(timeout_us) is int):
+            raise TypeError("wrong types")
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise MalformedMessage(f"not a request body: {error}") from error
+    request.correlation_id = correlation_id
+    request.sequence_flags = sequence_flags
+    request.timeout_us = timeout_us
+    if more:
+        request.traceparent = text(more[0])
+        request.tracestate = text(more[1]) if len(more) > 1 else ""
+    return request
+
+
+def _output_row(output: RequestedOutput) -> str | tuple[str, ClientRef]:
+    return output.name if output.region is None else (output.name, output.region)
+
+
+def _requested_output(row: Any) -> RequestedOutput:
+    if not isinstance(row, list):
+        return RequestedOutput(text(row))
+    name, place = row
+    output = RequestedOutput(text(name))
+    region = any_ref(*place)
+    if isinstance(region, PayloadRef):
+        raise TypeError("outputs are not put into payload slots")
+    output.region = region
+    return output
+
+
+def _bin_header(size: int) -> bytes:
+    # msgpack's "bin" formats; the packer offers no call for the header alone.
+    if size < 1 << 8:
+        return struct.pack(">BB", 0xC4, size)
+    if size < 1 << 16:
+        return struct.pack(">BH", 0xC5, size)
+    return struct.pack(">BI", 0xC6, size)
