@@ -49,7 +49,7 @@ def options_beside_triton() -> str:
             kind, how = "same", ""
         if not option.ours:
             rows.append((", ".join(f"`{name}`" for name in option.names), kind, how))
-    return _table(("option", "Weir", "how"), rows)
+    return _table(("option", "state", "how, or why not"), rows)
 
 
 def _default(option: Option) -> str:
@@ -206,6 +206,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "methods": _rows(METHODS, "method"),
         "configuration fields": _rows(config_fields(), "field"),
         "metrics": _rows(METRICS, "metric"),
+        "options": options_beside_triton,
     },
 }
 """Generated parts by page and marker."""

@@ -49,7 +49,7 @@ _EXPIRY_INTERVAL_S = 1.0
 
 def run(settings: GatewaySettings) -> int:
     """Runs a gateway; returns the exit status when it has stopped."""
-    log = configure_logging("gateway", settings=LogSettings.of(settings))
+    log = configure_logging("gateway", LogSettings.of(settings))
     watch_parent()
     return uvloop.run(_serve(settings, log))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from scheduler.model_scheduler import ModelScheduler
 from schemas.registry import ModelRecord, ModelState
+from schemas.statistics import pack_counters
 from telemetry.histogram import SizeHistogram
 
 LIVE_LANE = "live"
@@ -53,6 +54,21 @@ def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us
         "redone_batches": counters.redone_batches,
         "batch_requests": counters.batch_requests.snapshot(),
     }
+
+
+def pack_scheduler(
+    id: str, born_ns: int, models: list[dict[str, Any]], malformed_messages: int, leaving: bool
+) -> bytes:
+    """The answer of a scheduler: `models` are `model_counters`, `leaving` says that it is the last."""
+    return pack_counters(
+        {
+            "scheduler": id,
+            "born_ns": born_ns,
+            "models": models,
+            "malformed_messages": malformed_messages,
+            "leaving": leaving,
+        }
+    )
 
 
 def forget_unloaded(scheduler: ModelScheduler, records: Iterable[ModelRecord]) -> None:

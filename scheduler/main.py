@@ -20,7 +20,7 @@ from telemetry.readiness import announce_failure, announce_ready, watch_parent
 
 def run(settings: SchedulerSettings) -> int:
     """Runs a scheduler; returns the exit status when it has stopped."""
-    log = configure_logging("scheduler", settings=LogSettings.of(settings))
+    log = configure_logging("scheduler", LogSettings.of(settings))
     watch_parent()
     return uvloop.run(_serve(settings, log))
 

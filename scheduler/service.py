@@ -22,7 +22,7 @@ from bus.connection import Bus, Message
 from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
-from scheduler.counters import forget_unloaded, model_counters
+from scheduler.counters import forget_unloaded, model_counters, pack_scheduler
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.outlook import is_unloading, outlook
 from scheduler.owned_model import LiveFrame, OwnedModel
@@ -34,7 +34,6 @@ from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
 from schemas.messages import NOBODY, BatchOutcome, pack_answers, pack_error, unpack_cancel
 from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat
-from schemas.statistics import pack_counters
 from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
 
@@ -220,16 +219,8 @@ class SchedulerService:
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:
-        now_us = _now_us()
-        return pack_counters(
-            {
-                "scheduler": self._id,
-                "born_ns": self._born_ns,
-                "models": [model_counters(owned.scheduler, owned.counters, now_us) for owned in self._models.values()],
-                "malformed_messages": self.malformed_messages,
-                "leaving": leaving,
-            }
-        )
+        models = [model_counters(owned.scheduler, owned.counters, _now_us()) for owned in self._models.values()]
+        return pack_scheduler(self._id, self._born_ns, models, self.malformed_messages, leaving)
 
     def _dropped(self, model: str, error: MalformedMessage) -> None:
         self.malformed_messages += 1

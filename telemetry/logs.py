@@ -20,7 +20,7 @@ import sys
 from datetime import UTC, datetime
 
 from schemas.errors import invalid
-from telemetry.log_settings import DEFAULT, FORMATS, ISO8601, JSON, Changes, LogSettings, unpack_changes
+from telemetry.log_settings import ISO8601, JSON, Changes, LogSettings, unpack_changes
 
 _LETTERS = {logging.DEBUG: "D", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _OURS = "weir"
@@ -82,20 +82,12 @@ def current_settings() -> LogSettings:
     return _current
 
 
-def configure_logging(
-    role: str, format: str = DEFAULT, verbose: int = 0, settings: LogSettings | None = None
-) -> RoleLog:
+def configure_logging(role: str, settings: LogSettings = LogSettings()) -> RoleLog:  # noqa: B008 - immutable
     """Send this process's log to stderr as `role`, or where and how `settings` say; it replaces earlier handlers.
 
-    `format` is "default" (also called "text"), "ISO8601" or "json". `verbose` 0 shows informational entries and up, 1
-    and more shows debugging ones too. Python warnings join the log. Fields given as `extra` are kept in JSON. Raises
-    ValueError for another format, WeirError for a file that can't be written.
+    Python warnings join the log. Fields given as `extra` are kept in JSON. Raises WeirError for a file that can't be
+    written.
     """
-    if settings is None:
-        format = DEFAULT if format == "text" else format
-        if format not in FORMATS:
-            raise ValueError(f"log format must be default, text, ISO8601 or json, not {format!r}")
-        settings = LogSettings(log_verbose_level=verbose, log_format=format)
     return RoleLog(role, settings)
 
 

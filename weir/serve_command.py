@@ -10,11 +10,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import typer
 
 from bus.embedded import EmbeddedNats
+from schemas.errors import WeirError
+from telemetry.log_settings import LogSettings
 from telemetry.logs import configure_logging
 from telemetry.readiness import announce_ready
 from weir import NATS_URL_VARIABLE
@@ -23,6 +26,7 @@ from weir.options.deprecated import replaced
 from weir.parent import parent_fd
 from weir.preflight import Listener, check_listeners, check_repositories
 from weir.role import RoleSpec
+from weir.start_error import StartError
 from weir.startup_block import StartupFacts, render_startup_block
 from weir.supervisor import Supervisor
 
@@ -53,7 +57,10 @@ _DOORS = (
 def serve(values: dict[str, Any]) -> None:
     """Serve with the values of the options, by key, until told to stop. Raises StartError, UsageError."""
     values, warnings = replaced(values)
-    configure_logging("supervisor", values["log_format"], values["log_verbose"])
+    try:
+        configure_logging("supervisor", LogSettings.of(SimpleNamespace(**values)))
+    except WeirError as error:
+        raise StartError(error.message) from error
     repositories = check_repositories(values["model_repository"])
     values["model_repository"] = tuple(map(str, repositories))
     listeners = _listeners(values)

@@ -37,8 +37,6 @@ class FieldLimit(NamedTuple):
 LIMITS = (
     FieldLimit("runtime", IGNORED, "backends are chosen by `backend` alone"),
     FieldLimit("input.format", SILENT, "it is information for clients, in Triton too"),
-    FieldLimit("metric_tags", IGNORED, "metrics have no labels of models' own yet"),
-    FieldLimit("model_metrics", IGNORED, "there are no histograms yet"),
     FieldLimit("input.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
     FieldLimit("output.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
     FieldLimit("input.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),

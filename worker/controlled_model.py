@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from schemas.errors import WeirError
 from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
@@ -99,10 +100,11 @@ class ControlledModel:
     def record(self) -> ModelRecord:
         """What the registry is told."""
         versions = dict(self.past)
-        for number in self.served.keys() | self.retiring:
+        for number in self.retiring:
+            versions[number] = VersionRecord(ModelState.UNLOADING, instances=0)
+        for number, served in self.served.items():
             state = ModelState.UNLOADING if number in self.retiring else ModelState.READY
-            served = self.served.get(number)
-            versions[number] = VersionRecord(state, instances=0 if served is None else len(served.instances))
+            versions[number] = replace(served.record, state=state)
         config = None if self.result is None else self.result.config
         return ModelRecord(
             name=self.name,

@@ -43,7 +43,7 @@ SWITCH_INTERVAL_S = 0.0005
 
 def run(settings: WorkerSettings) -> int:
     """Runs a worker; returns the exit status when it has stopped."""
-    log = configure_logging("worker", settings=LogSettings.of(settings))
+    log = configure_logging("worker", LogSettings.of(settings))
     watch_parent()
     check_startup_models(settings.model_control_mode, settings.load_model)
     # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.

@@ -6,7 +6,6 @@ Source: Triton's model repository extension, and what its server answers to bodi
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Any
 
 from starlette.requests import Request
@@ -96,7 +95,7 @@ def _load_parameters(document: Any) -> tuple[str | None, dict[str, bytes]]:
 def _decoded(key: str, text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # of its characters, or of their number
         raise invalid(f"load parameter '{key}' is not base64: {error}") from error
 
 

@@ -5,7 +5,6 @@ Source: Triton's shared-memory extensions; texts compared with a running Triton 
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +49,7 @@ def shared_memory_routes(doors: Doors) -> list[Route]:
         device_id = _number(_member(body, "device_id"))
         try:
             handle = b64decode(encoded, validate=True)
-        except (binascii.Error, ValueError) as error:
+        except ValueError as error:
             raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t") from error
         await regions.register_cuda(request.path_params["region"], handle, device_id, byte_size)
         return _done()

@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Fields, str, str]] = {
         {**with_input(datatype="BYTES"), "model_name": "identity_BYTES", "raw_input_contents": [b"\1\0\0\0a\1\0"]},
         "INVALID_ARGUMENT",
         f"{UNKNOWN_ID}incomplete string length indicator for inference input 'IN' for model 'identity_BYTES', "
-        "expecting 4 bytes but only 2 bytes available",
+        "expecting 4 bytes but only 2 bytes available. Please make sure the string length indicator is in one buffer.",
     ),
     # Parameters
     **{

@@ -22,7 +22,8 @@ MODEL = "identity_FP32"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("compatibility")
     write_small_zoo(folder / "models")
-    started = Server(folder, folder / "models")
+    latencies = ("histogram_latencies=true", "summary_latencies=true")
+    started = Server(folder, folder / "models", *(f"--metrics-config={setting}" for setting in latencies))
     try:
         yield started
         assert started.stop() == 0

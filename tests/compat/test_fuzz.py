@@ -24,7 +24,7 @@ ROUND = 200
 """Damaged requests between two good ones."""
 
 _TRITONS_500 = re.compile(
-    r"Unable to|failed to|attempt to access|JSON nesting|unexpected error on creating Triton parameter|"
+    r"Unable to|failed to|attempt to (access|get members)|JSON nesting|unexpected error on creating Triton parameter|"
     r"invalid type|Expected JSON object|shared memory size"
 )
 _STATUSES = {200, 400, 404, 405, 415, 500, 501, 503}

@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/serving.md", "docs/python.md", "docs/compatibility.md", "docs/architecture.md")
-PAGES = ("README.md", "docs/serving.md", "docs/compatibility.md", "docs/architecture.md", "docs/observability.md")
+PAGES = (
+    "README.md",
+    "docs/serving.md",
+    "docs/python.md",
+    "docs/observability.md",
+    "docs/compatibility.md",
+    "docs/architecture.md",
+)
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

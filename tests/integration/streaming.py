@@ -18,6 +18,7 @@ from gateway.catalog import Catalog
 from gateway.inference import Inference
 from gateway.payload_store import PayloadStore
 from gateway.pending import Pending
+from gateway.shared_memory import SharedMemoryRegions
 from schemas.errors import WeirError
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
@@ -89,7 +90,8 @@ async def caller(nats_url: str) -> AsyncIterator[Caller]:
         registry = RegistryView(bus)
         catalog = Catalog(registry, True)
         payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
-        inference = Inference(bus, gateway_id, catalog, payloads)
+        regions = SharedMemoryRegions(bus, gateway_id, registry, False)
+        inference = Inference(bus, gateway_id, catalog, payloads, regions)
         await inference.start(background)
         await registry.start(background)
         try:

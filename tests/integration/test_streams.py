@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import nats
 import pytest
 from model_zoo import write_streamer
@@ -17,6 +16,7 @@ from streaming import Caller, Heard, array_of, caller
 
 from schemas.errors import ErrorCode, WeirError
 from schemas.registry import unpack_heartbeat
+from schemas.statistics import VersionCounters, WorkerCounters, unpack_counters
 
 ALONE = "streamer"  # a request at a time
 TOGETHER = "together"  # waits for four
@@ -65,15 +65,17 @@ async def _held(nats_url: str) -> list[int]:
     return [batch_id for batches in beat.batches.values() for batch_id in batches]
 
 
-async def _statistics(nats_url: str, model: str) -> dict[str, Any]:
+async def _statistics(nats_url: str, model: str) -> VersionCounters:
     client = await nats.connect(nats_url)
     try:
         answers = await client.subscribe("told")
         await client.publish("statistics.query", reply="told")
-        told = msgpack.unpackb((await answers.next_msg(5)).data, strict_map_key=False)
+        while True:
+            told = unpack_counters((await answers.next_msg(5)).data)
+            if isinstance(told, WorkerCounters):
+                return next(row for row in told.models if row.model == model)
     finally:
         await client.close()
-    return next(row for row in told["models"] if row["model"] == model)
 
 
 def error_of(heard: Heard) -> WeirError:
@@ -106,8 +108,8 @@ def test_responses_of_a_batch_come_from_threads_in_any_order(run: Callable[..., 
         assert [one.numbers() for one in heard] == [list(range(20))] * 4
         assert [array_of(one.outcomes[0], "CONTENT").size for one in heard] == [9, 2, 5, 1]
         after = await _statistics(server.nats_url, TOGETHER)
-        assert after["execution_count"] - before["execution_count"] == 1
-        assert after["success"][0] - before["success"][0] == 4
+        assert after.execution_count - before.execution_count == 1
+        assert after.success[0] - before.success[0] == 4
 
     run(ask)
 
@@ -188,13 +190,13 @@ def test_who_gives_up_is_heard_of_by_the_model(
         deadline = time.monotonic() + 10
         while True:
             after = await _statistics(server.nats_url, ALONE)
-            if after["failures"]["CANCELED"] > before["failures"]["CANCELED"]:
+            if after.failures["CANCELED"] > before.failures["CANCELED"]:
                 break
             assert time.monotonic() < deadline
         assert int(told.read_text()) >= 3
         assert len(heard.outcomes) == count
-        assert after["failures"]["CANCELED"] == before["failures"]["CANCELED"] + 1
-        assert after["success"] == before["success"]
+        assert after.failures["CANCELED"] == before.failures["CANCELED"] + 1
+        assert after.success == before.success
 
     run(ask)
 
@@ -306,8 +308,8 @@ def test_giving_up_reaches_a_model_that_is_not_decoupled_and_what_waits_behind_i
         assert told.exists()
         assert not never_told.exists()
         after = await _statistics(server.nats_url, DEFAULT)
-        assert after["failures"]["CANCELED"] - before["failures"]["CANCELED"] in (1, 2)
-        assert after["success"][0] - before["success"][0] == 1
+        assert after.failures["CANCELED"] - before.failures["CANCELED"] in (1, 2)
+        assert after.success[0] - before.success[0] == 1
         assert not staged.outcomes
         assert not running.outcomes
 
@@ -318,7 +320,7 @@ def test_responses_are_counted_by_their_number(run: Callable[..., Any], server: 
     async def ask(caller: Caller) -> dict[int, Any]:
         heard = await caller.ask(TOGETHER, responses=2, bare_end=True, error_at=1)
         await heard.wait()
-        return (await _statistics(server.nats_url, TOGETHER))["responses"]
+        return (await _statistics(server.nats_url, TOGETHER)).responses
 
     responses = run(ask)
     first, second, third = (responses[index] for index in range(3))

@@ -12,6 +12,7 @@ from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.listeners import Listeners
 from gateway.pending import OnAnswer
+from gateway.tracing import Tracing
 from schemas.errors import not_found
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits
@@ -39,6 +40,7 @@ class FakeInference:
     """Holds what was asked until the test answers."""
 
     def __init__(self) -> None:
+        self.tracing = Tracing()
         self.asked: asyncio.Queue[tuple[InferRequest, OnAnswer]] = asyncio.Queue()
         self.abandoned = asyncio.Event()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from queued import CountingFrame
 
 from scheduler.model_scheduler import ModelScheduler
+from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest, requests_of
 from scheduler.version_scheduler import Batch, Ended
 from schemas.errors import ErrorCode
@@ -59,7 +61,7 @@ class Life:
         self.live: dict[int, QueuedRequest] = {}
         self.batches: dict[int, Batch] = {}
         self.sent: dict[int, list[int]] = defaultdict(list)  # keys by sequence, in the order sent to workers
-        self.places: dict[int, tuple[str, int]] = {}  # where a sequence runs, until it ends or is lost
+        self.places: dict[int, Instance] = {}  # where a sequence runs, until it ends or is lost
         self.keys = 0
         self.instances("a", 1)
 
@@ -75,29 +77,27 @@ class Life:
             batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
             self.end(self.model.complete(self.now_us, batch.id, outcome, 5))
             if outcome == BatchOutcome.UNANSWERED:
-                self.forget_places((batch.instance.worker, batch.instance.number))
+                self.forget_places(lambda at: at is batch.instance)
 
     def advance(self, time_us: int) -> None:
         self.now_us += time_us
 
     def instances(self, worker: str, count: int) -> None:
         self.end(self.model.set_instances(worker, {1: count}))
-        for number in range(count, 3):
-            self.forget_places((worker, number))
+        self.forget_places(lambda at: at.worker == worker and at.number >= count)
 
     def lose(self, worker: str) -> None:
         for batch_id in self.model.in_flight_on(worker):
             del self.batches[batch_id]
         self.end(self.model.worker_lost(self.now_us, worker))
-        for number in range(3):
-            self.forget_places((worker, number))
+        self.forget_places(lambda at: at.worker == worker)
 
     def cancel(self, number: int) -> None:
         if self.live:
             self.end(self.model.cancel("gateway", [list(self.live)[number % len(self.live)]]))
 
-    def forget_places(self, place: tuple[str, int]) -> None:
-        self.places = {sequence: at for sequence, at in self.places.items() if at != place}
+    def forget_places(self, are_gone: Callable[[Instance], bool]) -> None:
+        self.places = {sequence: at for sequence, at in self.places.items() if not are_gone(at)}
 
     def end(self, ended: Ended) -> None:
         answered, failures = ended
@@ -112,20 +112,19 @@ class Life:
         assert wake_at_us is None or wake_at_us > self.now_us
         running = [r for batch in self.batches.values() for r in batch.requests]
         for batch in batches:
-            place = (batch.instance.worker, batch.instance.number)
-            assert all((b.instance.worker, b.instance.number) != place for b in self.batches.values())
+            assert all(running_batch.instance is not batch.instance for running_batch in self.batches.values())
             sequences = [request.correlation_id for request in batch.requests]
             assert len(set(sequences)) == len(sequences) <= SLOTS
             for request in batch.requests:
                 assert request not in running
                 assert not request.cancelled
-                self.check_request(request, place)
+                self.check_request(request, batch.instance)
             rows = len(batch.requests) + len(batch.null_rows)
             assert rows <= SLOTS
             assert list(batch.null_rows) == sorted(set(batch.null_rows))
             self.batches[batch.id] = batch
 
-    def check_request(self, request: QueuedRequest, place: tuple[str, int]) -> None:
+    def check_request(self, request: QueuedRequest, place: Instance) -> None:
         sequence = int(request.correlation_id)
         keys = self.sent[sequence]
         assert not keys or keys[-1] < request.key, "out of order"
@@ -133,7 +132,7 @@ class Life:
         if request.sequence_flags & SEQUENCE_START:
             self.places[sequence] = place
         else:
-            assert self.places[sequence] == place, "moved, or went on after its state was lost"
+            assert self.places[sequence] is place, "moved, or went on after its state was lost"
         if request.sequence_flags & SEQUENCE_END:
             del self.places[sequence]
 

@@ -6,13 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from schemas.errors import WeirError
 from telemetry.log_settings import LogSettings
-from telemetry.logs import JsonFormatter, RoleLog, TextFormatter, configure_logging
+from telemetry.logs import JsonFormatter, RoleLog, TextFormatter
 
 
 def record(message: str, level: int = logging.INFO, **extra: object) -> logging.LogRecord:
@@ -90,8 +92,8 @@ def test_json_holds_the_entry_and_what_was_given_beside_it() -> None:
 @pytest.mark.parametrize(("verbose", "shown"), [(0, ["info"]), (1, ["debug", "info"])])
 def test_details_are_logged_when_asked_for(verbose: int, shown: list[str]) -> None:
     code = (
-        "import logging; from telemetry.logs import configure_logging\n"
-        f"configure_logging('worker', 'json', {verbose})\n"
+        "import logging; from telemetry.log_settings import LogSettings; from telemetry.logs import configure_logging\n"
+        f"configure_logging('worker', LogSettings(log_format='json', log_verbose_level={verbose}))\n"
         "logging.getLogger('weir.x').debug('detail'); logging.getLogger('weir.x').info('news')"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -113,7 +115,7 @@ def test_levels_are_switched_one_by_one_while_the_process_runs_and_go_to_its_fil
     code = (
         "import logging, sys; from telemetry.log_settings import LogSettings\n"
         "from telemetry.logs import configure_logging, current_settings\n"
-        "log = configure_logging('worker', settings=LogSettings(log_file=sys.argv[1], log_info=False))\n"
+        "log = configure_logging('worker', LogSettings(log_file=sys.argv[1], log_info=False))\n"
         "ours, theirs = logging.getLogger('weir.x'), logging.getLogger('library')\n"
         "def say(what): [getattr(of, level)(what) for of in (ours, theirs) for level in ('debug', 'info', 'warning')]\n"
         "say('first')\n"
@@ -144,5 +146,6 @@ def test_a_file_that_can_t_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
+    options = SimpleNamespace(**asdict(LogSettings(log_format="xml")), log_verbose=0)
     with pytest.raises(ValueError, match="'xml'"):
-        configure_logging("worker", "xml")
+        LogSettings.of(options)

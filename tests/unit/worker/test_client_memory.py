@@ -16,6 +16,7 @@ from bus.payloads import PayloadReader
 from schemas.errors import ErrorCode, WeirError
 from schemas.requests import InferRequest, RequestedOutput
 from schemas.tensors import RegionRef, Tensor, pack_bytes
+from worker.backend import Result
 from worker.batch_tensors import BatchAssembler
 from worker.client_memory import ClientMemory, ClientMemoryAccess, side_by_side
 
@@ -161,7 +162,9 @@ def test_outputs_are_put_where_they_are_wanted(make_object: MakeObject) -> None:
     path = make_object(bytes(64))
     outputs = [Tensor("A", "UINT8", [4], b"aaaa"), Tensor("B", "UINT8", [2], b"bb"), Tensor("C", "UINT8", [1], b"c")]
     request = wanting(("A", place(path, 8, 4)), ("B", place(path, 32, 32)), ("C", None))
-    assert opened().deliver(request, outputs) is None
+    result = Result(outputs)
+    opened().deliver(request, result)
+    assert result.error is None
     assert path.read_bytes() == bytes(8) + b"aaaa" + bytes(20) + b"bb" + bytes(30)
     assert [bytes(tensor.data) for tensor in outputs] == [b"", b"", b"c"]  # type: ignore[arg-type]
 
@@ -169,18 +172,20 @@ def test_outputs_are_put_where_they_are_wanted(make_object: MakeObject) -> None:
 def test_outputs_that_don_t_fit_are_not_begun(make_object: MakeObject) -> None:
     path = make_object(bytes(64))
     outputs = [Tensor("A", "UINT8", [4], b"aaaa"), Tensor("B", "UINT8", [3], b"bbb")]
-    error = opened().deliver(wanting(("A", place(path, 0, 4)), ("B", place(path, 32, 2))), outputs)
-    assert error is not None
-    assert error.code is ErrorCode.INTERNAL
-    assert error.message == (
+    result = Result(outputs)
+    opened().deliver(wanting(("A", place(path, 0, 4)), ("B", place(path, 32, 2))), result)
+    assert result.error is not None
+    assert result.error.code is ErrorCode.INTERNAL
+    assert result.error.message == (
         "shared memory size specified with the request for output 'B' (2 bytes) should be at least 3 bytes to hold the "
         "results"
     )
     gone = place(path, 0, 4)
     path.unlink()
-    error = opened().deliver(wanting(("A", gone)), outputs)
-    assert error is not None
-    assert error.message.startswith("failed to write output 'A': Unable to open shared memory region")
+    result = Result(outputs)
+    opened().deliver(wanting(("A", gone)), result)
+    assert result.error is not None
+    assert result.error.message.startswith("failed to write output 'A': Unable to open shared memory region")
 
 
 def test_content_that_was_never_fetched_is_no_array(make_object: MakeObject) -> None:

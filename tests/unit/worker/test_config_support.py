@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[3]
 
 SNIPPETS = {
     "input.format": 'input { name: "A" format: FORMAT_NHWC }',
-    "metric_tags": 'metric_tags { key: "a" value: "b" }',
-    "model_metrics": "model_metrics { metric_control { histogram_options { buckets: 1 } } }",
     "runtime": 'runtime: "x"',
     "input.is_shape_tensor": 'input { name: "A" is_shape_tensor: true }',
     "output.is_shape_tensor": 'output { name: "A" is_shape_tensor: true }',

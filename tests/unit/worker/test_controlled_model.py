@@ -20,6 +20,10 @@ class Version:
 
     instances: list[Any] = field(default_factory=lambda: [None, None])
 
+    @property
+    def record(self) -> VersionRecord:
+        return VersionRecord(READY, instances=len(self.instances), load_duration_s=1.5)
+
 
 def loaded(*numbers: int, **kept: Version) -> LoadedResult:
     served: dict[int, Any] = {number: Version() for number in numbers} | {int(n[1:]): v for n, v in kept.items()}

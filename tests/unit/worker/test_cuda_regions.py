@@ -11,6 +11,7 @@ from bus.identity import new_id
 from schemas.errors import WeirError
 from schemas.requests import InferRequest, RequestedOutput
 from schemas.tensors import CudaRegionRef, Tensor
+from worker.backend import Result
 from worker.client_memory import ClientMemory, ClientMemoryAccess
 from worker.cuda_regions import MAX_OPEN_ALLOCATIONS, CudaRegions, IpcAllocation, gpu_uuids
 
@@ -124,7 +125,9 @@ def test_an_instance_reads_and_writes_it() -> None:
     request.outputs[0].region = CudaRegionRef(handle(), 0, 16, 8)
     memory.fetch(request, new_id("gateway"))
     assert bytes(request.inputs[0].data) == bytes([8, 9, 10, 11])  # type: ignore[arg-type]
-    assert memory.deliver(request, [Tensor("OUT", "UINT8", [2], b"xy")]) is None
+    result = Result([Tensor("OUT", "UINT8", [2], b"xy")])
+    memory.deliver(request, result)
+    assert result.error is None
     assert gpu.allocations[handle()].content[15:19] == b"\x0fxy\x12"
 
 

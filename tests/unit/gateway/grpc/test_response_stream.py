@@ -74,11 +74,11 @@ def test_requests_that_come_together_are_submitted_together(door: Door, monkeypa
         nonlocal turn
         turn += 1
 
-    def note(*arguments: Any) -> Any:
+    def note(*arguments: Any, **named: Any) -> Any:
         if not turns:
             asyncio.get_running_loop().call_soon(go_on)
         turns.append(turn)
-        return submit(*arguments)
+        return submit(*arguments, **named)
 
     monkeypatch.setattr(door.inference, "submit", note)
     requests = [raw_request("same_FP32", id=str(i)) for i in range(20)]
