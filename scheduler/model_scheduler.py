@@ -117,11 +117,15 @@ class ModelScheduler:
         known = self._versions.get(version)
         return known is not None and known.needs(worker)
 
-    def set_instances(self, worker: str, instances: dict[int, int]) -> Ended:
-        """`worker` holds so many instances of each version; versions not named, none. What it runs, it finishes."""
+    def set_instances(self, worker: str, instances: Mapping[int, int], first: Mapping[int, int] | None = None) -> Ended:
+        """`worker` holds so many instances of each version, from number `first` (0) on; versions not named, none.
+
+        What it runs, it finishes.
+        """
+        first = first or {}
         failures: list[Failure] = []
         for number, version in self._versions.items():
-            failures += version.set_instances(worker, instances.get(number, 0))
+            failures += version.set_instances(worker, instances.get(number, 0), first.get(number, 0))
         routed = self._route()
         return _joined([self._forget(((), failures)), routed]) if failures else routed
 

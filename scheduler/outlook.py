@@ -18,14 +18,21 @@ Released = Collection[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """`instances` by worker and version; versions that are `retiring` run on, but new requests for the latest one go to
-    others. `given_up` are the versions nobody has any more, `is_given_up` says that of the whole model.
+    """`instances` by worker and version, and the numbers they begin with.
+
+    Versions that are `retiring` run on, but new requests for the latest one go to others. `given_up` are the
+    versions nobody has any more, `is_given_up` says that of the whole model.
     """
 
     instances: dict[str, dict[int, int]]
+    first_instances: dict[str, dict[int, int]]
     retiring: frozenset[int]
     given_up: frozenset[int]
     is_given_up: bool
+
+    def held_by(self, worker: str) -> tuple[dict[int, int], dict[int, int]]:
+        """How many instances of each version `worker` holds, and the first number of each."""
+        return self.instances.get(worker, {}), self.first_instances.get(worker, {})
 
 
 def outlook(records: Mapping[str, ModelRecord], released: Released) -> Outlook:
@@ -60,8 +67,12 @@ def outlook(records: Mapping[str, ModelRecord], released: Released) -> Outlook:
         for worker, record in records.items()
         if record.config is not None
     }
+    first_instances = {
+        worker: {number: records[worker].versions[number].first_instance for number in counts}
+        for worker, counts in instances.items()
+    }
     is_told_of = any(record.versions or record.reason for record in records.values())
-    return Outlook(instances, frozenset(retiring), frozenset(known - alive), is_told_of and not alive)
+    return Outlook(instances, first_instances, frozenset(retiring), frozenset(known - alive), is_told_of and not alive)
 
 
 def is_unloading(record: ModelRecord, version: int) -> bool:

@@ -182,9 +182,12 @@ class SequenceScheduler:
                 failures += ended[1]
         return answered, failures
 
-    def set_instances(self, worker: str, instances: int) -> list[Failure]:
-        """`worker` holds so many instances now; what ran on others may end, their sequences can't go on."""
-        failures = list(self._lost((), self._table.set_instances(worker, instances))[1])
+    def set_instances(self, worker: str, instances: int, first: int = 0) -> list[Failure]:
+        """`worker` holds so many instances now, from number `first` on, which another load of the version changes.
+
+        What runs on others may end, their sequences can't go on.
+        """
+        failures = list(self._lost((), self._table.set_instances(worker, range(first, first + instances)))[1])
         if self.instance_count:
             self._patience.renew()
         return failures

@@ -79,12 +79,12 @@ class SequenceTable:
         self.instances: dict[tuple[str, int], SlottedInstance] = {}
         self.waiting = 0  # requests in the queues of all sequences
 
-    def set_instances(self, worker: str, count: int) -> list[Sequence]:
-        """`worker` has so many instances now; returns the sequences that lost their slots, which are forgotten."""
-        for number in range(count):
+    def set_instances(self, worker: str, numbers: range) -> list[Sequence]:
+        """`worker` has these instances now; returns the sequences that lost their slots, which are forgotten."""
+        for number in numbers:
             if (worker, number) not in self.instances:
                 self.instances[worker, number] = SlottedInstance(worker, number, self._slots_per_instance)
-        gone = [key for key in self.instances if key[0] == worker and key[1] >= count]
+        gone = [key for key in self.instances if key[0] == worker and key[1] not in numbers]
         return [sequence for key in gone for sequence in self.evict(self.instances.pop(key))]
 
     def evict(self, instance: SlottedInstance) -> list[Sequence]:

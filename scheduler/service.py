@@ -252,7 +252,7 @@ class SchedulerService:
                 owned.scheduler.configure(number, config)
         owned.scheduler.look_ahead(ahead.retiring, ahead.given_up, ahead.is_given_up)
         for worker in self._registry.workers:
-            self._finish(owned.scheduler.set_instances(worker, ahead.instances.get(worker, {})))
+            self._finish(owned.scheduler.set_instances(worker, *ahead.held_by(worker)))
         if owned.scheduler.has_given_up:
             self._finish(owned.scheduler.expire(_now_us()))
         forget_unloaded(owned.scheduler, [v.models[name] for v in self._registry.workers.values() if name in v.models])

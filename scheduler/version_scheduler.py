@@ -210,7 +210,7 @@ class VersionScheduler:
                 lost.append(batch)
         return self._end_streams(lost) if self.is_decoupled else self._do_again(lost)
 
-    def set_instances(self, worker: str, instances: int) -> list[Failure]:
+    def set_instances(self, worker: str, instances: int, _first: int = 0) -> list[Failure]:
         """`worker` holds so many instances now; returns requests that can't be run any more."""
         self._placement.set_instances(worker, instances)
         if self.instance_count:

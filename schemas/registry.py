@@ -32,13 +32,15 @@ class ModelState(StrEnum):
 class VersionRecord:
     """One version on one worker: `reason` tells why it is not READY, `instances` how many take batches.
 
-    `load_duration_s` is how long it took until it was READY.
+    `load_duration_s` is how long it took until it was READY. Instances are numbered from `first_instance` on: where they
+    keep the state of sequences, those of another load have other numbers.
     """
 
     state: ModelState
     reason: str = ""
     instances: int = 0
     load_duration_s: float = 0.0
+    first_instance: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +116,18 @@ def unpack_model_record(data: bytes) -> ModelRecord:
 
 
 def _unpack_version(row: dict[str, Any]) -> VersionRecord:
-    version = VersionRecord(ModelState(row["state"]), row["reason"], row["instances"], row.get("load_duration_s", 0.0))
+    version = VersionRecord(
+        ModelState(row["state"]),
+        row["reason"],
+        row["instances"],
+        row.get("load_duration_s", 0.0),
+        row.get("first_instance", 0),
+    )
     if not (
         _are(str, version.reason)
-        and _are(int, version.instances)
+        and _are(int, version.instances, version.first_instance)
         and 0 <= version.instances <= MAX_INSTANCES
+        and 0 <= version.first_instance < 1 << 53
         and _are(float, version.load_duration_s)
         and 0 <= version.load_duration_s < float("inf")
     ):

@@ -153,14 +153,16 @@ class ModelLoader:
     def _try_to_load(self, backend: Backend, model: ModelVersion) -> ServedVersion:
         attempts = 0
         while True:
+            load_number = next(self._loads)
             try:
                 return ServedVersion(
                     backend,
                     model,
-                    f"{self._arena_prefix}_{next(self._loads)}",
+                    f"{self._arena_prefix}_{load_number}",
                     self._on_finished,
                     self._metrics,
                     self._client_memory,
+                    load_number,
                 )
             except Exception as error:
                 attempts += 1

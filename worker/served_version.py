@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from schemas.model_config import ModelConfig
-from schemas.registry import ModelState, VersionRecord
+from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
 from worker.batch_execution import FinishedBatch
@@ -32,10 +32,12 @@ class ServedVersion:
         on_finished: Callable[[FinishedBatch], None],
         metrics: MetricsConfig,
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
+        load_number: int = 0,
     ) -> None:
         begun_s = time.monotonic()
         self.model = model
         self.statistics = ModelStatistics(latencies=observer_for(model.config, metrics))
+        self._first_instance = load_number * MAX_INSTANCES if model.config.sequence_batching else 0
         self.instances: list[ModelInstance] = []
         self._loaded: LoadedModel = backend.load(model)
         reshaper = Reshaper(model.config)
@@ -63,7 +65,20 @@ class ServedVersion:
     @property
     def record(self) -> VersionRecord:
         """What the registry is told of this version."""
-        return VersionRecord(ModelState.READY, instances=len(self.instances), load_duration_s=self._load_duration_s)
+        return VersionRecord(
+            ModelState.READY,
+            instances=len(self.instances),
+            load_duration_s=self._load_duration_s,
+            first_instance=self._first_instance,
+        )
+
+    def instance(self, number: int) -> ModelInstance | None:
+        """The instance that a scheduler means by `number`; None where the state it counts on went with another load."""
+        number -= self._first_instance
+        if 0 <= number < len(self.instances):
+            return self.instances[number]
+        # After a reload there may be fewer than the scheduler knew of when it sent the batch.
+        return None if self._first_instance or not self.instances else self.instances[number % len(self.instances)]
 
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`."""

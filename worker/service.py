@@ -170,21 +170,18 @@ class WorkerService:
             self.malformed_messages += 1
             logger.warning("dropped a message that is no batch: %s", error)
             return
-        instance = self._instance(batch)
-        if instance is None:
-            # The scheduler's picture is older than the registry: it places the batch again.
+        # The scheduler's picture may be older than the registry.
+        result = self.models.get(batch.model)
+        served = None if result is None else result.served.get(batch.version)
+        if served is None or not served.instances:
             self._refuse(batch)
+            return
+        instance = served.instance(batch.instance)
+        if instance is None:
+            self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, 0), []))
             return
         running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
         instance.submit(running)
-
-    def _instance(self, batch: BatchMessage) -> ModelInstance | None:
-        result = self.models.get(batch.model)
-        served = None if result is None else result.served.get(batch.version)
-        if served is None or batch.instance < 0 or not served.instances:
-            return None
-        # After a reload there may be fewer instances than the scheduler knew of when it sent the batch.
-        return served.instances[batch.instance % len(served.instances)]
 
     def _refuse(self, batch: BatchMessage) -> None:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)

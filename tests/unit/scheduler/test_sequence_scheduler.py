@@ -17,6 +17,7 @@ from scheduler.version_scheduler import Batch, Ended
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome, Part
 from schemas.model_config import ModelConfig
+from schemas.registry import MAX_INSTANCES
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
 SLOTS = 3
@@ -43,6 +44,7 @@ EVENTS = st.lists(
         st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1])),
         st.tuples(st.just("advance"), st.sampled_from([1, 60, 600])),
         st.tuples(st.just("instances"), st.sampled_from("ab"), st.integers(0, 2)),
+        st.tuples(st.just("reload"), st.sampled_from("ab"), st.integers(1, 2)),
         st.tuples(st.just("lose"), st.sampled_from("ab")),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
     ),
@@ -63,6 +65,7 @@ class Life:
         self.sent: dict[int, list[int]] = defaultdict(list)  # keys by sequence, in the order sent to workers
         self.places: dict[int, Instance] = {}  # where a sequence runs, until it ends or is lost
         self.keys = 0
+        self.first = {"a": 0, "b": 0, "last": 0}  # numbers of workers' instances
         self.instances("a", 1)
 
     def send(self, sequence: int, flags: int) -> None:
@@ -83,8 +86,13 @@ class Life:
         self.now_us += time_us
 
     def instances(self, worker: str, count: int) -> None:
-        self.end(self.model.set_instances(worker, {1: count}))
-        self.forget_places(lambda at: at.worker == worker and at.number >= count)
+        first = self.first[worker]
+        self.end(self.model.set_instances(worker, {1: count}, {1: first}))
+        self.forget_places(lambda at: at.worker == worker and not first <= at.number < first + count)
+
+    def reload(self, worker: str, count: int) -> None:
+        self.first[worker] += MAX_INSTANCES
+        self.instances(worker, count)
 
     def lose(self, worker: str) -> None:
         for batch_id in self.model.in_flight_on(worker):
