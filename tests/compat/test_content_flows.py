@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 import pytest
 from example_calls import GRPC, HTTP, connect, given
-from example_models import COLOURS, IMAGE_SIDE, write_examples
+from example_models import COLOURS, IMAGE_SIDE
 from serving import Server
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor
@@ -20,25 +20,12 @@ from tritonclient.utils import deserialize_bytes_tensor
 WAIT_S = 20
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("content_flows")
-    (models := folder / "models").mkdir()
-    write_examples(models)
-    started = Server(folder, models)
-    try:
-        yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
-
-
 # grpc_explicit_int_content_client, grpc_explicit_int8_content_client, grpc_explicit_byte_content_client
 
 
 @pytest.fixture
-def stub(server: Server) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
-    with grpc.insecure_channel(server.grpc_place) as channel:
+def stub(examples: Server) -> Iterator[service_pb2_grpc.GRPCInferenceServiceStub]:
+    with grpc.insecure_channel(examples.grpc_place) as channel:
         yield service_pb2_grpc.GRPCInferenceServiceStub(channel)
 
 
@@ -151,9 +138,9 @@ def _image(strongest: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("protocol", "way"), [(HTTP, "sync"), (HTTP, "async"), (GRPC, "sync"), (GRPC, "async"), (GRPC, "stream")]
 )
-def test_image_classification(server: Server, protocol: ModuleType, way: str) -> None:
+def test_image_classification(examples: Server, protocol: ModuleType, way: str) -> None:
     options = {"concurrency": 20} if protocol is HTTP else {}
-    with connect(protocol, server, **options) as client:
+    with connect(protocol, examples, **options) as client:
         size, name, output, form = _described(client, protocol)
         assert (size, form) == (8, "FORMAT_NHWC")
         inputs = [given(protocol, name, np.stack([_image(2), _image(0)]), "FP32")]

@@ -189,13 +189,6 @@ def test_one_connection_for_many(server: Server, http: httpx.Client) -> None:
 # Decoupled models
 
 
-@pytest.fixture
-def repeat(server: Server, http: httpx.Client) -> httpx.Client:
-    if not server.is_ready("repeat"):
-        pytest.skip("decoupled models are not served")
-    return http
-
-
 WRONG_COUNT = {
     "error": "generate expects model to produce exactly 1 response, use generate stream for model that generates various "
     "number of responses"
@@ -210,29 +203,29 @@ def events(answer: httpx.Response) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_decoupled_model(repeat: httpx.Client, count: int) -> None:
+def test_a_decoupled_model(http: httpx.Client, count: int) -> None:
     document = {"text_input": "a", "COUNT": count, "id": "7"}
-    stream = repeat.post("/v2/models/repeat/generate_stream", json=document)
+    stream = http.post("/v2/models/repeat/generate_stream", json=document)
     expected = [
         {"id": "7", "model_name": "repeat", "model_version": "1", "number": number, "text_output": "a"}
         for number in range(count)
     ]
     assert (stream.status_code, events(stream)) == (200, expected)
-    one = repeat.post("/v2/models/repeat/generate", json=document)
+    one = http.post("/v2/models/repeat/generate", json=document)
     assert (one.status_code, one.json()) == (200, expected[0] if count == 1 else WRONG_COUNT)
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_an_error_of_a_decoupled_model(repeat: httpx.Client, count: int) -> None:
+def test_an_error_of_a_decoupled_model(http: httpx.Client, count: int) -> None:
     document = {"text_input": "error", "COUNT": count}
-    stream = repeat.post("/v2/models/repeat/generate_stream", json=document)
+    stream = http.post("/v2/models/repeat/generate_stream", json=document)
     assert stream.status_code == (200 if count else 500)
     assert events(stream)[count:] == [{"error": "as you asked"}]
-    one = repeat.post("/v2/models/repeat/generate", json=document)
+    one = http.post("/v2/models/repeat/generate", json=document)
     assert (one.status_code, one.json()) == ((200, WRONG_COUNT) if count else (500, {"error": "as you asked"}))
 
 
-def test_a_decoupled_model_on_the_infer_route(repeat: httpx.Client) -> None:
-    answer = repeat.post("/v2/models/repeat/infer", content=b"{")
+def test_a_decoupled_model_on_the_infer_route(http: httpx.Client) -> None:
+    answer = http.post("/v2/models/repeat/infer", content=b"{")
     text = "HTTP end point doesn't support models with decoupled transaction policy"
     assert (answer.status_code, answer.json()) == (501, {"error": text})

@@ -26,26 +26,12 @@ from example_calls import (
     given,
     pair,
 )
-from example_models import write_examples
 from serving import Server
 from tritonclient.utils import InferenceServerException
 
 BOTH = pytest.mark.parametrize("protocol", [HTTP, GRPC], ids=["http", "grpc"])
 BOTH_AIO = pytest.mark.parametrize("protocol", [HTTP_AIO, GRPC_AIO], ids=["http", "grpc"])
 WAIT_S = 20
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("infer_flows")
-    (models := folder / "models").mkdir()
-    write_examples(models)
-    started = Server(folder, models)
-    try:
-        yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 # simple_http_infer_client, simple_http_aio_infer_client
@@ -65,7 +51,7 @@ def _mixed(protocol: ModuleType) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
-def test_http_infer(server: Server, compression: str | None) -> None:
+def test_http_infer(examples: Server, compression: str | None) -> None:
     inputs, outputs = _mixed(HTTP)
     options: dict[str, Any] = {
         "query_params": {"test_1": 1, "test_2": 2},
@@ -73,7 +59,7 @@ def test_http_infer(server: Server, compression: str | None) -> None:
         "request_compression_algorithm": compression,
         "response_compression_algorithm": compression,
     }
-    with connect(HTTP, server) as client:
+    with connect(HTTP, examples) as client:
         result = client.infer("simple", inputs, outputs=outputs, **options)
         assert "data" not in result.get_output("OUTPUT0")
         assert "data" in result.get_output("OUTPUT1")
@@ -85,10 +71,10 @@ def test_http_infer(server: Server, compression: str | None) -> None:
         assert caught.value.message().startswith("Request for unknown model")
 
 
-async def test_http_aio_infer(server: Server) -> None:
+async def test_http_aio_infer(examples: Server) -> None:
     inputs, outputs = _mixed(HTTP_AIO)
     query = {"test_1": 1, "test_2": 2}
-    async with connect(HTTP_AIO, server) as client:
+    async with connect(HTTP_AIO, examples) as client:
         result = await client.infer("simple", inputs, outputs=outputs, query_params=query)
         assert len((await client.get_inference_statistics(model_name="simple"))["model_stats"]) == 1
         assert_sums(result, COUNTING, -ONES)
@@ -108,9 +94,9 @@ async def test_http_aio_infer(server: Server) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
-def test_grpc_infer(server: Server, compression: str | None) -> None:
+def test_grpc_infer(examples: Server, compression: str | None) -> None:
     inputs, outputs = pair(GRPC)
-    with connect(GRPC, server) as client:
+    with connect(GRPC, examples) as client:
         result = client.infer(
             "simple",
             inputs,
@@ -124,9 +110,9 @@ def test_grpc_infer(server: Server, compression: str | None) -> None:
         assert_sums(client.infer("simple", inputs, outputs=None, compression_algorithm=compression))
 
 
-async def test_grpc_aio_infer(server: Server) -> None:
+async def test_grpc_aio_infer(examples: Server) -> None:
     inputs, outputs = pair(GRPC_AIO)
-    async with connect(GRPC_AIO, server) as client:
+    async with connect(GRPC_AIO, examples) as client:
         result = await client.infer("simple", inputs, outputs=outputs, headers={"test": "1"})
         assert len((await client.get_inference_statistics(model_name="simple")).model_stats) == 1
         assert_sums(result)
@@ -137,18 +123,18 @@ async def test_grpc_aio_infer(server: Server) -> None:
 # simple_http_async_infer_client, simple_grpc_async_infer_client
 
 
-def test_http_async_infer(server: Server) -> None:
+def test_http_async_infer(examples: Server) -> None:
     inputs, outputs = pair(HTTP)
-    with connect(HTTP, server, concurrency=2) as client:
+    with connect(HTTP, examples, concurrency=2) as client:
         asked = [client.async_infer("simple", inputs, outputs=outputs) for _ in range(2)]
         for one in asked:
             assert_sums(one.get_result())
 
 
-def test_grpc_async_infer(server: Server) -> None:
+def test_grpc_async_infer(examples: Server) -> None:
     inputs, outputs = pair(GRPC)
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    with connect(GRPC, server) as client:
+    with connect(GRPC, examples) as client:
         client.async_infer(
             "simple", inputs, callback=lambda result, error: answers.put((result, error)), outputs=outputs
         )
@@ -186,16 +172,16 @@ def _channel_options(protocol: ModuleType) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["keepalive", "eager_keepalive", "custom_args"])
-def test_grpc_channel_options(server: Server, which: int) -> None:
+def test_grpc_channel_options(examples: Server, which: int) -> None:
     inputs, outputs = pair(GRPC)
-    with connect(GRPC, server, **_channel_options(GRPC)[which]) as client:
+    with connect(GRPC, examples, **_channel_options(GRPC)[which]) as client:
         assert_sums(client.infer("simple", inputs, outputs=outputs, headers={"test": "1"}))
 
 
 @pytest.mark.parametrize("which", [0, 2], ids=["keepalive", "custom_args"])
-async def test_grpc_aio_channel_options(server: Server, which: int) -> None:
+async def test_grpc_aio_channel_options(examples: Server, which: int) -> None:
     inputs, outputs = pair(GRPC_AIO)
-    async with connect(GRPC_AIO, server, **_channel_options(GRPC_AIO)[which]) as client:
+    async with connect(GRPC_AIO, examples, **_channel_options(GRPC_AIO)[which]) as client:
         assert_sums(await client.infer("simple", inputs, outputs=outputs, headers={"test": "1"}))
 
 
@@ -233,14 +219,14 @@ def _assert_strings(result: Any, expected: np.ndarray | None) -> None:
 
 
 @BOTH
-def test_string_infer(server: Server, protocol: ModuleType) -> None:
-    with connect(protocol, server) as client:
+def test_string_infer(examples: Server, protocol: ModuleType) -> None:
+    with connect(protocol, examples) as client:
         for model, inputs, outputs, expected in _string_requests(protocol):
             _assert_strings(client.infer(model_name=model, inputs=inputs, outputs=outputs), expected)
 
 
 @BOTH_AIO
-async def test_aio_string_infer(server: Server, protocol: ModuleType) -> None:
-    async with connect(protocol, server) as client:
+async def test_aio_string_infer(examples: Server, protocol: ModuleType) -> None:
+    async with connect(protocol, examples) as client:
         for model, inputs, outputs, expected in _string_requests(protocol):
             _assert_strings(await client.infer(model_name=model, inputs=inputs, outputs=outputs), expected)

@@ -12,25 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from example_calls import GRPC, GRPC_AIO, HTTP, HTTP_AIO, connect, given
-from example_models import VALUES, write_examples
+from example_models import VALUES
 from serving import Server
 
 WAIT_S = 20
 NEGATIVE = [-value for value in VALUES]
 WAYS = pytest.mark.parametrize("dyna", [False, True], ids=["direct", "dyna"])
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("sequence_flows")
-    (models := folder / "models").mkdir()
-    write_examples(models)
-    started = Server(folder, models)
-    try:
-        yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 class Sequence(NamedTuple):
@@ -88,8 +75,8 @@ def sequences(dyna: bool, offset: int) -> list[Sequence]:
 
 @WAYS
 @pytest.mark.parametrize("protocol", [HTTP, GRPC], ids=["http", "grpc"])
-def test_sequences_one_by_one(server: Server, protocol: ModuleType, dyna: bool) -> None:
-    with connect(protocol, server) as client:
+def test_sequences_one_by_one(examples: Server, protocol: ModuleType, dyna: bool) -> None:
+    with connect(protocol, examples) as client:
         for sequence in sequences(dyna, 0):
             answers = [client.infer(**request).as_numpy("OUTPUT") for request in sequence.requests(protocol)]
             assert [answer.shape for answer in answers] == [(1, 1)] * len(answers)
@@ -98,8 +85,8 @@ def test_sequences_one_by_one(server: Server, protocol: ModuleType, dyna: bool) 
 
 @WAYS
 @pytest.mark.parametrize("protocol", [HTTP_AIO, GRPC_AIO], ids=["http", "grpc"])
-async def test_aio_sequences_one_by_one(server: Server, protocol: ModuleType, dyna: bool) -> None:
-    async with connect(protocol, server) as client:
+async def test_aio_sequences_one_by_one(examples: Server, protocol: ModuleType, dyna: bool) -> None:
+    async with connect(protocol, examples) as client:
         for sequence in sequences(dyna, 10):
             answers = [(await client.infer(**request)).as_numpy("OUTPUT") for request in sequence.requests(protocol)]
             assert [int(answer[0, 0]) for answer in answers] == sequence.expected
@@ -117,11 +104,11 @@ def _assert_answers(sent: list[Sequence], results: list[Any]) -> None:
 
 
 @WAYS
-def test_sequences_in_a_stream(server: Server, dyna: bool) -> None:
+def test_sequences_in_a_stream(examples: Server, dyna: bool) -> None:
     sent = sequences(dyna, 20)
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
     results = []
-    with connect(GRPC, server) as client:
+    with connect(GRPC, examples) as client:
         client.start_stream(callback=lambda result, error: answers.put((result, error)))
         for sequence in sent:
             for request in sequence.requests(GRPC):
@@ -134,7 +121,7 @@ def test_sequences_in_a_stream(server: Server, dyna: bool) -> None:
 
 
 @WAYS
-async def test_sequences_in_an_aio_stream(server: Server, dyna: bool) -> None:
+async def test_sequences_in_an_aio_stream(examples: Server, dyna: bool) -> None:
     sent = sequences(dyna, 30)
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
@@ -143,7 +130,7 @@ async def test_sequences_in_an_aio_stream(server: Server, dyna: bool) -> None:
                 yield request
 
     results = []
-    async with connect(GRPC_AIO, server) as client:
+    async with connect(GRPC_AIO, examples) as client:
         async for result, error in client.stream_infer(inputs_iterator=requests(), stream_timeout=WAIT_S):
             assert error is None
             results.append(result)
@@ -154,7 +141,7 @@ async def test_sequences_in_an_aio_stream(server: Server, dyna: bool) -> None:
 
 
 @pytest.mark.parametrize("delay_ms", [20, 0])
-def test_repeat(server: Server, delay_ms: int) -> None:
+def test_repeat(examples: Server, delay_ms: int) -> None:
     """Ten responses to one request; the model's execute returns while they are being sent."""
     count, first = 10, 100
     inputs = [
@@ -163,7 +150,7 @@ def test_repeat(server: Server, delay_ms: int) -> None:
         given(GRPC, "WAIT", np.array([delay_ms], np.uint32), "UINT32"),
     ]
     answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
-    with connect(GRPC, server) as client:
+    with connect(GRPC, examples) as client:
         client.start_stream(callback=lambda result, error: answers.put((result, error)))
         outputs = [GRPC.InferRequestedOutput("OUT")]
         client.async_stream_infer(model_name="repeat_int32", inputs=inputs, outputs=outputs)
