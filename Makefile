@@ -6,7 +6,7 @@ RUN    := $(VENV)/bin/python -m
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow lint bench docs lock clean
+.PHONY: help install demo serve test test-slow gpu-check lint bench docs lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -32,6 +32,10 @@ test: $(STAMP) ## Run the tests that need no GPU and little time.
 
 test-slow: $(STAMP) ## Run the slow tests.
 	$(RUN) pytest -m "slow and not gpu"
+
+gpu-check: $(STAMP) ## Run the tests that need an NVIDIA GPU.
+	$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9"
+	$(RUN) pytest -m gpu
 
 lint: $(STAMP) ## Check style, format and types.
 	$(RUN) ruff check
