@@ -21,6 +21,7 @@ from worker.statistics import ModelStatistics
 class ServedVersion:
     """Loads a version and creates its instances; blocking, so called off the event loop.
 
+    `load_number` is another for each load in this worker: instances that keep the state of sequences are numbered by it.
     Raises WeirError when the version or one of its instances can't be made; nothing is left over then.
     """
 
