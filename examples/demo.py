@@ -35,7 +35,7 @@ _OF_THE_CHECKOUT = (
     "Makefile",
     "LICENSE",
     "pyproject.toml",
-    "gateway/inference.py",
+    "calls/inference.py",
     "examples/models/magika/config.pbtxt",
     ".ci/run",
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from calls.catalog import Catalog
+from calls.inference import Inference
+from calls.payload_store import PayloadStore
 from gateway.access import OPEN, Access
-from gateway.catalog import Catalog
-from gateway.inference import Inference
 from gateway.live_settings import LiveSettings
-from gateway.payload_store import PayloadStore
 from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.inference import Inference
-from gateway.pending import Pending
+from calls.inference import Inference
+from calls.pending import Pending
 from schemas.errors import WeirError
 from schemas.kserve_generate import build_generate_response
 from schemas.kserve_response import error_body

@@ -6,7 +6,7 @@ A change holds in this gateway once it is answered, and in all other processes a
 from __future__ import annotations
 
 from bus.settings import LOGGING, TRACE, SharedSettings
-from gateway.tracing import Tracing
+from calls.tracing import Tracing
 from telemetry import log_settings, trace_settings
 from telemetry.logs import RoleLog
 from telemetry.trace_settings import pack_overrides, unpack_overrides

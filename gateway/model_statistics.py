@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.catalog import Catalog
+from calls.catalog import Catalog
 from gateway.statistics import Statistics
 from schemas.errors import invalid
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.datatypes import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
-    from gateway.catalog import ServedModel
+    from calls.catalog import ServedModel
     from schemas.model_config import ModelConfig, ModelInput, ModelOutput
 
 EXTENSIONS = (

@@ -19,7 +19,7 @@ from itertools import count
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.registry import RegistryView
-from gateway.catalog import Catalog
+from calls.catalog import Catalog
 from gateway.counter_owners import CounterOwners
 from gateway.version_totals import VersionTotals
 from schemas.statistics import (

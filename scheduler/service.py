@@ -156,7 +156,7 @@ class SchedulerService:
             self._dropped("", error)
             return
         now_us = _now_us()
-        for batch_id, outcome, busy_us in dones:
+        for batch_id, outcome, busy_us, _ in dones:
             owned = self._batches.get(batch_id)
             if owned is not None:
                 if outcome != BatchOutcome.RELEASED:

@@ -39,19 +39,21 @@ def unpack_frame_rows(data: bytes) -> tuple[str, list[Row]]:
 def pack_batch_rows(
     scheduler: str, batch_id: int, model: str, version: int, instance: int, rows: Sequence[Row], acks: Sequence[str]
 ) -> bytes:
-    """A batch message; each row is (gateway, key, microseconds queued, body), as in `schemas.messages.BatchEntry`."""
+    """A batch message; each row holds the fields of a `schemas.messages.BatchEntry`, of which the last two may lack."""
     return bytes(_pack((WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)))
 
 
 def unpack_done_rows(data: bytes) -> list[Row]:
-    """(batch id, outcome, busy microseconds) of each batch in a done message. Raises MalformedMessage."""
+    """The fields of a `schemas.messages.Done` for each batch in a done message. Raises MalformedMessage."""
     try:
         wire_version, _, rows = _unpack(data)
         if wire_version == WIRE_VERSION and type(rows) is list:
             for row in rows:
-                batch_id, outcome, busy_us = row
+                batch_id, outcome, busy_us, rescheduled = row
                 if (type(batch_id), type(outcome), type(busy_us)) != _INTEGERS:
                     raise TypeError("expected integers")
+                if rescheduled and not all(type(position) is int for position in rescheduled):
+                    raise TypeError("expected positions")
             return rows
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a done message: {error}") from error

@@ -60,13 +60,31 @@ NOBODY = ""
 """In the place of the gateway of a null row: a copy of another row's request, which fills a batch and is not answered."""
 
 
+class SequencePlace(NamedTuple):
+    """Where a request of a sequence stands: the `slot` of its instance that keeps the sequence's state.
+
+    `number` is how many requests of the sequence ran before it. `restore`: the state is not in the slot, but was
+    checkpointed after that many requests.
+    """
+
+    slot: int
+    number: int
+    restore: bool
+
+
 class BatchEntry(NamedTuple):
-    """One request of a batch: where its answer goes (`NOBODY`: nowhere), how long it has queued, and its body."""
+    """One request of a batch: where its answer goes (`NOBODY`: nowhere), how long it has queued, and its body.
+
+    `deadline_ms` is unix time, 0 for none: nobody waits for the answer after it. `place` is there for requests of
+    sequences.
+    """
 
     gateway: str
     key: int
     queued_us: int
     body: bytes
+    deadline_ms: int = 0
+    place: SequencePlace | None = None
 
 
 class BatchMessage(NamedTuple):
@@ -96,11 +114,15 @@ class BatchOutcome(IntEnum):
 
 
 class Done(NamedTuple):
-    """The end of one batch, or of its execution; `busy_us` is the time its instance was executing it."""
+    """The end of one batch, or of its execution; `busy_us` is the time its instance was executing it.
+
+    `rescheduled` are the positions of requests that have no answer yet and are to run again: an iterative sequence's.
+    """
 
     batch_id: int
     outcome: int
     busy_us: int
+    rescheduled: Sequence[int] = ()
 
 
 def pack_frame(gateway: str, parts: Sequence[Part]) -> bytes:
@@ -117,16 +139,7 @@ def unpack_batch(data: bytes) -> BatchMessage:
     """The batch in a message. Raises MalformedMessage."""
     scheduler, batch_id, model, version, instance, rows, acks = unpack(data, 7)
     try:
-        entries = [BatchEntry(*row) for row in rows]
-        for gateway, key, queued_us, body in entries:
-            if not (
-                (gateway == NOBODY or _is_subject(gateway))
-                and type(key) is type(queued_us) is int
-                and type(body) is bytes
-            ):
-                raise TypeError("an entry of wrong types")
-            if not 0 <= queued_us < _MAX_QUEUED_US:
-                raise TypeError("a time that can't be")
+        entries = [_entry(*row) for row in rows]
         if not (_is_subject(scheduler) and all(map(_is_ack, acks))):
             raise TypeError("names that can't be part of a subject")
         if not type(batch_id) is type(version) is type(instance) is int:
@@ -134,6 +147,24 @@ def unpack_batch(data: bytes) -> BatchMessage:
         return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks)
     except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
+
+
+def _entry(gateway: str, key: int, queued_us: int, body: bytes, deadline_ms: int = 0, place: Any = None) -> BatchEntry:
+    if not (
+        (gateway == NOBODY or _is_subject(gateway))
+        and type(key) is type(queued_us) is type(deadline_ms) is int
+        and type(body) is bytes
+    ):
+        raise TypeError("an entry of wrong types")
+    if not (0 <= queued_us < _MAX_QUEUED_US and deadline_ms >= 0):
+        raise TypeError("a time that can't be")
+    return BatchEntry(gateway, key, queued_us, body, deadline_ms, None if place is None else _place(*place))
+
+
+def _place(slot: int, number: int, restore: bool) -> SequencePlace:
+    if not (type(slot) is type(number) is int and type(restore) is bool and slot >= 0 and number >= 0):
+        raise TypeError("not a place in a sequence")
+    return SequencePlace(slot, number, restore)
 
 
 Run = tuple[str, int]

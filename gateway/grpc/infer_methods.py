@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from gateway.catalog import ServedModel
+from calls.catalog import ServedModel
 from gateway.grpc.call import UnaryCall
 from gateway.grpc.codec import decode_request
 from gateway.grpc.infer_requests import InferRequests, encoded

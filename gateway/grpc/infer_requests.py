@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from calls.catalog import ServedModel
+from calls.pending import Pending
 from gateway.access import add_parameters
-from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.grpc.codec import decode_request, encode_response, request_from_message
 from gateway.grpc.head import CallHead
 from gateway.grpc.messages import Message
 from gateway.grpc.prepared import PreparedCalls
 from gateway.grpc.versions import read_version
-from gateway.pending import Pending
 from schemas.errors import WeirError
 from schemas.requests import InferRequest, InferResponse
 

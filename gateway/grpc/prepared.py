@@ -1,6 +1,6 @@
 """`PreparedCalls`: a gRPC request that differs from an earlier one in its tensors' content only is not parsed again.
 
-The counterpart of `gateway.prepared` for ModelInferRequest, whose raw contents come last, each after its tag and length:
+The counterpart of `calls.prepared` for ModelInferRequest, whose raw contents come last, each after its tag and length:
 what stands before the first content is the header. It costs 2 us where parsing, checking and packing cost 20.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bus.payloads import INLINE_LIMIT_BYTES
+from calls.prepared import MAX_HEADER_BYTES, MAX_HEADERS, PreparedRequest
 from gateway.grpc.codec import decode_request
-from gateway.prepared import MAX_HEADER_BYTES, MAX_HEADERS, PreparedRequest
 from schemas.errors import WeirError
 from schemas.requests import InferRequest
 
 if TYPE_CHECKING:
-    from gateway.catalog import ServedModel
+    from calls.catalog import ServedModel
 
 _RAW_INPUT_TAG = 0x3A  # ModelInferRequest.raw_input_contents: field 7, length-delimited
 

@@ -11,7 +11,8 @@ import logging
 from collections import deque
 from functools import partial
 
-from gateway.catalog import ServedModel
+from calls.catalog import ServedModel
+from calls.pending import Pending
 from gateway.grpc.codec import decode_request
 from gateway.grpc.infer_requests import InferRequests, encoded
 from gateway.grpc.messages import Message
@@ -19,7 +20,6 @@ from gateway.grpc.rpc import Methods, Streaming
 from gateway.grpc.status import CallError, shutting_down
 from gateway.grpc.stream_call import StreamCall
 from gateway.grpc.stream_messages import streamed, streamed_end, streamed_error, streamed_refusal
-from gateway.pending import Pending
 from schemas.errors import WeirError, internal
 from schemas.requests import InferRequest, InferResponse
 

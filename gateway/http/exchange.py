@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any
 
 from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
+from calls.catalog import ServedModel
+from calls.pending import Pending
 from gateway.access import add_parameters
-from gateway.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
-from gateway.pending import Pending
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.catalog import Catalog
-from gateway.inference import Inference
+from calls.catalog import Catalog
+from calls.inference import Inference
+from calls.payload_store import PayloadStore
 from gateway.metrics.device_families import device_families
 from gateway.metrics.model_families import ServedVersion, model_families
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families
-from gateway.payload_store import PayloadStore
 from gateway.statistics import Statistics
 from telemetry.metrics_config import MetricsConfig
 

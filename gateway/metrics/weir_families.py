@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gateway.inference import Inference
+from calls.inference import Inference
+from calls.payload_store import PayloadStore
 from gateway.metrics.text import NO_LABELS, Family, Sample, counter, gauge, histogram_samples
-from gateway.payload_store import PayloadStore
 from gateway.statistics import Statistics
 from gateway.version_totals import VersionTotals
 from schemas.statistics import HistogramCounters, QueueCounters

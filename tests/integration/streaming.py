@@ -14,10 +14,10 @@ from bus.connection import Bus
 from bus.identity import new_id
 from bus.payloads import PayloadArena
 from bus.registry import RegistryView
-from gateway.catalog import Catalog
-from gateway.inference import Inference
-from gateway.payload_store import PayloadStore
-from gateway.pending import Pending
+from calls.catalog import Catalog
+from calls.inference import Inference
+from calls.payload_store import PayloadStore
+from calls.pending import Pending
 from gateway.shared_memory import SharedMemoryRegions
 from schemas.errors import WeirError
 from schemas.requests import InferRequest, InferResponse

@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 FLOORS = {
-    "weir": 3,
-    "gateway": 2,
-    "scheduler": 2,
-    "worker": 2,
+    "weir": 4,
+    "gateway": 3,
+    "scheduler": 3,
+    "worker": 3,
+    "calls": 2,
     "bus": 1,
     "repository": 1,
     "telemetry": 1,

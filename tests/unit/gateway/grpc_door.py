@@ -13,15 +13,15 @@ import tritonclient.grpc as triton
 import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gateway.catalog import ServedModel
+from calls.catalog import ServedModel
+from calls.pending import OnAnswer
+from calls.prepared import PreparedRequest
+from calls.tracing import Tracing
 from gateway.doors import Doors
 from gateway.grpc.codec import MAX_MESSAGE_BYTES
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
-from gateway.pending import OnAnswer
-from gateway.prepared import PreparedRequest
 from gateway.shared_memory import SharedMemoryRegions
-from gateway.tracing import Tracing
 from schemas.bodies import unpack_body
 from schemas.datatypes import DATATYPES
 from schemas.errors import WeirError, invalid, not_found

@@ -6,13 +6,13 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gateway.catalog import ServedModel
+from calls.catalog import ServedModel
+from calls.pending import OnAnswer
+from calls.tracing import Tracing
 from gateway.doors import Doors
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.listeners import Listeners
-from gateway.pending import OnAnswer
-from gateway.tracing import Tracing
 from schemas.errors import not_found
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits

@@ -11,8 +11,8 @@ import pytest
 from bus import subjects
 from bus.connection import Message
 from bus.registry import RegistryView
+from calls.catalog import Catalog
 from gateway import statistics as module
-from gateway.catalog import Catalog
 from gateway.counter_owners import MAX_DEPARTED, CounterOwners
 from gateway.statistics import Statistics
 from gateway.version_totals import VersionTotals

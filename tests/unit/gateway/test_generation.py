@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calls.pending import OnAnswer
 from gateway import generation
 from gateway.generation import WRONG_COUNT, Event, Generation
-from gateway.pending import OnAnswer
 from schemas.errors import WeirError, internal, not_found
 from schemas.kserve_response import error_body
 from schemas.requests import InferRequest, InferResponse

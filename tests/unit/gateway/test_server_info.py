@@ -1,7 +1,7 @@
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.catalog import ServedModel
+from calls.catalog import ServedModel
 from gateway.server_info import EXTENSIONS, model_metadata, server_metadata
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput
 

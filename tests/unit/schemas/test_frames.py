@@ -29,7 +29,7 @@ def test_a_batch_of_rows_is_the_batch_message():
 
 
 def test_the_rows_of_a_done_message_are_its_dones():
-    dones = [Done(1, 0, 250), Done(2, 1, 0)]
+    dones = [Done(1, 0, 250, []), Done(2, 1, 0, [3])]
     assert [Done(*row) for row in unpack_done_rows(pack_done("worker", dones))] == dones
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gateway.catalog import ServedModel
+from calls.catalog import ServedModel
 from gateway.grpc.codec import decode_request, request_from_message
 from gateway.grpc.prepared import PreparedCalls
 from schemas.bodies import pack_body

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gateway.catalog import ServedModel
-from gateway.payload_store import Freeable
-from gateway.stream_order import StreamOrder
+from calls.catalog import ServedModel
+from calls.payload_store import Freeable
+from calls.stream_order import StreamOrder
 from schemas.errors import WeirError
 from schemas.messages import Part
 from schemas.requests import InferRequest, InferResponse

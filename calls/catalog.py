@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from bus.registry import RegistryView
-from gateway.prepared import PreparedRequests
+from calls.prepared import PreparedRequests
 from schemas.errors import WeirError, invalid, not_found, unavailable
 from schemas.model_config import ModelConfig
 from schemas.normalizer import RequestNormalizer

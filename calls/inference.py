@@ -1,4 +1,4 @@
-"""`Inference`: the one way from every front door to the queue and back.
+"""`Inference`: the one way to the queue and back, from every front door and from inside of models.
 
 A request is resolved, normalised and published. Requests for one model that are submitted in the same turn of the event
 loop leave as one frame; a lone request leaves alone, at once. Only while several frames of the model are on their way to
@@ -17,20 +17,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import count
+from typing import Protocol
 
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.payloads import INLINE_LIMIT_BYTES, Slot
 from bus.streams import ensure_streams
-from gateway.answer_payloads import AnswerPayloads
-from gateway.catalog import Catalog, ServedModel
-from gateway.frame_counters import FrameCounters
-from gateway.payload_store import Freeable, PayloadStore
-from gateway.pending import OnAnswer, Pending
-from gateway.prepared import PreparedRequest
-from gateway.shared_memory import SharedMemoryRegions
-from gateway.stream_order import Place, StreamOrder
-from gateway.tracing import Tracing
+from calls.answer_payloads import AnswerPayloads
+from calls.catalog import Catalog, ServedModel
+from calls.frame_counters import FrameCounters
+from calls.payload_store import Freeable, PayloadStore
+from calls.pending import OnAnswer, Pending
+from calls.prepared import PreparedRequest
+from calls.stream_order import Place, StreamOrder
+from calls.tracing import Tracing
 from schemas.bodies import pack_body
 from schemas.errors import WeirError, invalid, unavailable
 from schemas.messages import Answer, Moments, Part, pack_cancel, pack_frame, pack_release, unpack_answers
@@ -39,7 +39,7 @@ from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import Trace
 
-logger = logging.getLogger("weir.gateway")
+logger = logging.getLogger("weir.calls")
 
 MAX_FRAME_BYTES = 512 * 1024
 """Bodies of several requests that share a frame; a larger one travels alone."""
@@ -64,21 +64,32 @@ _DRAIN_POLL_S = 0.02
 _NO_SLOTS: Sequence[Freeable] = ()
 
 
+class RegionHolder(Protocol):
+    """Who knows the shared-memory regions that clients have registered."""
+
+    def hold(self, model: str, names: Sequence[str]) -> Freeable:
+        """Keeps regions registered for a request to `model`. Raises WeirError (UNSUPPORTED) if its workers lack them."""
+
+
 class Inference:
-    """See the module. Everything runs in one event loop."""
+    """See the module. Everything runs in one event loop.
+
+    `caller_id` is who asks: a gateway, or a worker for its ensembles and Python models. Without `regions` requests can't
+    use memory of clients.
+    """
 
     def __init__(
         self,
         bus: Bus,
-        gateway_id: str,
+        caller_id: str,
         catalog: Catalog,
         payloads: PayloadStore,
-        regions: SharedMemoryRegions,
+        regions: RegionHolder | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self.tracing = tracing or Tracing()
         self._bus = bus
-        self._id = gateway_id
+        self._id = caller_id
         self._catalog = catalog
         self._payloads = payloads
         self._regions = regions
@@ -138,6 +149,8 @@ class Inference:
         trace = self.tracing.begin(request, model.name, is_traced)
         slots: list[Freeable] = []
         if request.regions:
+            if self._regions is None:
+                raise invalid("shared memory regions can't be used here")
             slots.append(self._regions.hold(model.name, request.regions))
         if _is_large(request):
             slots += self._payloads.place(request.inputs, body_slot)

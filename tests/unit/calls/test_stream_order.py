@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.stream_order import Place, StreamOrder
+from calls.stream_order import Place, StreamOrder
 from schemas.messages import Answer
 
 

@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.embedded import EmbeddedNats
 from bus.registry import RegistryView, RegistryWriter
 from bus.streams import ensure_streams
-from gateway.catalog import RECOVERY_GRACE_S, Catalog
+from calls.catalog import RECOVERY_GRACE_S, Catalog
 from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput
 from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from bus.payloads import PayloadReader, StalePayload
-from gateway.pending import Pending
+from calls.pending import Pending
 from schemas.errors import WeirError, internal
 from schemas.messages import Answer
 from schemas.requests import InferResponse

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tracing import Tracing
+from calls.tracing import Tracing
 from schemas.errors import WeirError, internal
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
