@@ -37,9 +37,9 @@ class Bus:
         self._name = name
         self._protocol: NatsProtocol | None = None
         self._callbacks: dict[bytes, Callback] = {}
-        self._subjects: dict[bytes, str] = {}
+        self._subjects: dict[bytes, tuple[str, str]] = {}  # and queue groups
         self._next_sid = 0
-        self._kept: list[tuple[str, bytes, str]] = []
+        self._kept: list[tuple[str, bytes, str, bytes]] = []
         self._kept_bytes = 0
         self._closing = False
         self._lost = asyncio.Event()
@@ -79,12 +79,15 @@ class Bus:
         """The largest message the broker takes."""
         return 1 << 20 if self._protocol is None else int(self._protocol.info.get("max_payload", 1 << 20))
 
-    def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Sends `data` within this turn of the event loop; while the broker is away it is kept, up to a limit."""
+    def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
+        """Sends `data` within this turn of the event loop; while the broker is away it is kept, up to a limit.
+
+        `header_block` is what `bus.headers.pack_headers` makes.
+        """
         if self._protocol is not None:
-            self._protocol.publish(subject, data, reply)
+            self._protocol.publish(subject, data, reply, header_block)
         elif self._kept_bytes + len(data) <= MAX_KEPT_BYTES:
-            self._kept.append((subject, data, reply))
+            self._kept.append((subject, data, reply, header_block))
             self._kept_bytes += len(data)
         else:
             # Whoever published holds the request until its answer and sends again: nothing is lost here.
@@ -97,14 +100,17 @@ class Bus:
         else:
             asyncio.get_running_loop().call_soon(callback)
 
-    async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
-        """Calls `callback` with each message on `subject`; returns the function that ends the subscription."""
+    async def subscribe(self, subject: str, callback: Callback, queue: str = "") -> Callable[[], None]:
+        """Calls `callback` with each message on `subject`; returns the function that ends the subscription.
+
+        Each message goes to one of those who subscribe with the same `queue`.
+        """
         self._next_sid += 1
         sid = str(self._next_sid).encode()
         self._callbacks[sid] = callback
-        self._subjects[sid] = subject
+        self._subjects[sid] = subject, queue
         if self._protocol is not None:
-            self._protocol.send((_sub(subject, sid),))
+            self._protocol.send((_sub(subject, queue, sid),))
 
         def unsubscribe() -> None:
             self._callbacks.pop(sid, None)
@@ -149,11 +155,11 @@ class Bus:
                     logger.debug("%s: %s", _without_secrets(url), error)
                     continue
                 self._lost.clear()
-                for sid, subject in self._subjects.items():
-                    self._protocol.send((_sub(subject, sid),))
+                for sid, (subject, queue) in self._subjects.items():
+                    self._protocol.send((_sub(subject, queue, sid),))
                 kept, self._kept, self._kept_bytes = self._kept, [], 0
-                for subject, data, reply in kept:
-                    self._protocol.publish(subject, data, reply)
+                for message in kept:
+                    self._protocol.publish(*message)
                 return
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
@@ -231,8 +237,8 @@ async def _on_admin_error(error: Exception) -> None:
     logger.debug("nats-py: %s", error)
 
 
-def _sub(subject: str, sid: bytes) -> bytes:
-    return b"SUB %s %s\r\n" % (subject.encode(), sid)
+def _sub(subject: str, queue: str, sid: bytes) -> bytes:
+    return b"SUB %s %s %s\r\n" % (subject.encode(), queue.encode(), sid)
 
 
 def _without_secrets(url: str) -> str:

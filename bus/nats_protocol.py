@@ -3,7 +3,7 @@
 nats-py carries a message through a stream reader, a queue and a task, which costs 10 us to receive one and more to
 publish; here a message goes from the socket to its callback, and what is published in one turn of the loop leaves in one
 write. `bus.connection` reconnects and restores; streams and buckets are administered through nats-py.
-Source: the NATS client protocol (INFO, CONNECT, PUB, SUB, UNSUB, MSG, HMSG, PING, PONG, -ERR).
+Source: the NATS client protocol (INFO, CONNECT, PUB, SUB, UNSUB, HPUB, MSG, HMSG, PING, PONG, -ERR).
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ _M, _H, _P, _I, _MINUS = b"MHPI-"
 
 
 class Message(NamedTuple):
-    """What arrived on a subject. `status` is nats-server's own word in a peer's stead ("503": nobody listens)."""
+    """What arrived on a subject. `status` is nats-server's own word in a peer's stead ("503": nobody listens).
+
+    `header_block` are the message's headers as they came, b"" without any; `bus.headers` reads them.
+    """
 
     subject: str
     reply: str
     data: bytes
     status: str
+    header_block: bytes = b""
 
 
 Callback = Callable[[Message], None]
@@ -77,9 +81,14 @@ class NatsProtocol(asyncio.Protocol):
 
     # What goes out
 
-    def publish(self, subject: str, data: bytes, reply: str) -> None:
+    def publish(self, subject: str, data: bytes, reply: str, header_block: bytes = b"") -> None:
         """Sends a message within this turn of the loop."""
-        self.send((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"))
+        if header_block:
+            size = len(header_block)
+            line = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode()
+            self.send((line, header_block, data, b"\r\n"))
+        else:
+            self.send((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"))
 
     def send(self, pieces: tuple[bytes, ...]) -> None:
         """Sends protocol lines within this turn of the loop."""
@@ -201,7 +210,8 @@ class NatsProtocol(asyncio.Protocol):
                     # "NATS/1.0 503 No Responders": the status stands in the first line, if there is one.
                     first = data[headers:start].split(b"\r\n", 1)[0].split(None, 2)
                     status = first[1].decode() if len(first) > 1 else ""
-                    self._call(callback, Message(fields[0].decode(), reply, data[start:stop], status))
+                    block = data[headers:start]
+                    self._call(callback, Message(fields[0].decode(), reply, data[start:stop], status, block))
                 position = stop + 2
             else:
                 self._on_line(kind, data[position:line_end])

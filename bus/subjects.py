@@ -49,6 +49,27 @@ def live(model: str) -> str:
     return f"live.{token(model)}"
 
 
+INFER = "infer.*"
+"""Requests of NATS clients, by the token of the model; answered on their reply subjects."""
+
+INFER_VERSION = "infer.*.*"
+"""The same for one version of the model, `v<number>`."""
+
+INFER_QUEUE = "weir"
+"""The queue group in which gateways share those."""
+
+
+def infer_target(subject: str) -> tuple[str, str]:
+    """The model and the version ("": the latest) that a request on `subject` is for."""
+    _, model, *version = subject.split(".")
+    return untoken(model), version[0].removeprefix("v") if version else ""
+
+
+def infer_flow(gateway: str) -> str:
+    """Where NATS clients acknowledge answers of `gateway`, and nats-server tells that nobody listens; a number follows."""
+    return f"flow.{gateway}"
+
+
 def work(worker: str) -> str:
     """Batches for one worker."""
     return f"work.{worker}"

@@ -107,6 +107,12 @@ _BOUNDS = [
         "answers of one stream that wait for their reader",
         "the connection ends",
     ),
+    (
+        "gateway.nats_door.call",
+        "MAX_UNREAD_BYTES",
+        "answers to one NATS request that wait for acknowledgements",
+        "the request ends: 503",
+    ),
     ("calls.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
     ("calls.payload_store", "FRAME_INLINE_BYTES", "bodies inside a frame, where memory is shared", "by reference"),
     ("calls.inference", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),

@@ -29,6 +29,7 @@ from gateway.http.protocol import HttpProtocol
 from gateway.listeners import Listeners
 from gateway.live_settings import LiveSettings
 from gateway.metrics.endpoint import MetricsEndpoint
+from gateway.nats_door.door import NatsDoor
 from gateway.repository_control import RepositoryControl
 from gateway.repository_index import RepositoryIndex
 from gateway.settings import GatewaySettings
@@ -116,6 +117,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await regions.start(background)
     await statistics.start()
     await repository.start()
+    nats_door = NatsDoor(bus, gateway_id, doors)
+    await nats_door.start()
     ports: dict[str, int] = {}
     try:
         grpc_server = GrpcServer(doors, grpc_options)
@@ -143,6 +146,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.
     listeners.stop("HTTP")
+    nats_door.stop()
     await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
     await tracing.stop()
     listeners.stop("metrics")

@@ -68,8 +68,8 @@ STREAM = (
 MESSAGES = [
     Message("a.b", "", b"hello", ""),
     Message("a", "reply.to", b"", ""),
-    Message("a", "reply", b"", "503"),
-    Message("a", "", b"abc", ""),
+    Message("a", "reply", b"", "503", b"NATS/1.0 503\r\n\r\n"),
+    Message("a", "", b"abc", "", b"NATS/1.0\r\nKey: xyz\r\n\r\n"),
     Message("a", "", b"\r\nMSG ", ""),
 ]
 
@@ -104,6 +104,13 @@ async def test_what_is_published_in_one_turn_leaves_in_one_write() -> None:
     assert peer.wire.written == b""
     await asyncio.sleep(0)
     assert peer.wire.written == b"PUB a  1\r\n1\r\nPUB b r 2\r\n22\r\n"
+
+
+async def test_headers_go_before_the_content() -> None:
+    peer = Peer()
+    peer.protocol.publish("a", b"xy", "r", b"NATS/1.0\r\nK: v\r\n\r\n")
+    await asyncio.sleep(0)
+    assert peer.wire.written == b"HPUB a r 18 20\r\nNATS/1.0\r\nK: v\r\n\r\nxy\r\n"
 
 
 async def test_what_callbacks_publish_leaves_when_all_have_run() -> None:

@@ -1,0 +1,27 @@
+"""The headers of NATS messages: `NATS/1.0`, then `Name: value` lines, as in HTTP.
+
+Source: NATS ADR-4 (message headers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_VERSION_LINE = b"NATS/1.0\r\n"
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """The headers in a message's block, by names in lower case; of several of one name, the first."""
+    headers: dict[str, str] = {}
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            headers.setdefault(name.decode("latin-1").strip().lower(), value.decode("utf-8", "replace").strip())
+    return headers
+
+
+def pack_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
+    """The block of these headers. What would end a line early is made a space."""
+    items = headers.items() if isinstance(headers, Mapping) else headers
+    lines = [f"{name}: {' '.join(value.splitlines())}\r\n".encode() for name, value in items]
+    return b"".join((_VERSION_LINE, *lines, b"\r\n"))

@@ -1,0 +1,1 @@
+"""The door for NATS clients: requests on `infer.<model>`, answered on their reply subjects."""

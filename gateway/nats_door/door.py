@@ -1,0 +1,109 @@
+"""`NatsDoor`: a model is asked by a NATS request, and answers on its reply subject.
+
+`infer.<model>` and `infer.<model>.v<version>` take what `POST …/infer` takes: KServe v2 JSON, or with header
+`Inference-Header-Content-Length` JSON and binary tensors behind it. Models with any number of responses send them all,
+the last one flagged. Gateways share the subject as a queue group.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.headers import parse_headers
+from gateway.doors import Doors
+from gateway.nats_door.call import NatsCall
+from gateway.nats_door.discovery import Endpoint, MicroService
+from gateway.nats_door.request_headers import read_headers, window_of
+from gateway.server_info import server_version
+from schemas.errors import WeirError, internal
+from schemas.kserve_raw import parse_raw_request
+from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.requests import InferRequest
+
+logger = logging.getLogger("weir.gateway")
+
+_BARE_VERSION = "0.0.0"  # the service API wants a semantic version, also of a bare source tree
+
+
+class NatsDoor:
+    """See the module. Everything runs in one event loop."""
+
+    def __init__(self, bus: Bus, gateway_id: str, doors: Doors) -> None:
+        self._bus = bus
+        self._doors = doors
+        self._flow = subjects.infer_flow(gateway_id)
+        self._numbers = count(1)
+        self._calls: dict[int, NatsCall] = {}
+        self._endpoints = [Endpoint("infer", subjects.INFER), Endpoint("infer-version", subjects.INFER_VERSION)]
+        version = server_version()
+        self._service = MicroService(
+            bus, gateway_id, version if version[0].isdigit() else _BARE_VERSION, self._endpoints
+        )
+        self._unsubscribe: list[Callable[[], None]] = []
+
+    async def start(self) -> None:
+        """Takes requests from now on."""
+        await self._bus.subscribe(f"{self._flow}.*", self._on_flow)
+        for endpoint in self._endpoints:
+            take = partial(self._on_request, endpoint)
+            self._unsubscribe.append(await self._bus.subscribe(endpoint.subject, take, subjects.INFER_QUEUE))
+        await self._service.start()
+
+    def stop(self) -> None:
+        """Takes no more requests; those that are here are answered."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
+
+    def _on_request(self, endpoint: Endpoint, message: Message) -> None:
+        if not message.reply:
+            logger.warning("dropped a request on %s: it names no reply subject", message.subject)
+            return
+        number = next(self._numbers)
+        endpoint.requests += 1
+        ended = partial(self._on_end, number, endpoint)
+        call = self._calls[number] = NatsCall(self._bus, message.reply, f"{self._flow}.{number}", ended)
+        try:
+            self._submit(call, message)
+        except WeirError as error:
+            call.refuse(error)
+        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
+            logger.exception("a NATS request could not be taken")
+            call.refuse(internal("internal server error"))
+
+    def _submit(self, call: NatsCall, message: Message) -> None:
+        model, version = subjects.infer_target(message.subject)
+        served = self._doors.catalog.resolve(model, version)
+        headers = parse_headers(message.header_block)
+        request = self._parsed(model, version, message.data, headers)
+        read_headers(request, headers, self._doors.limits)
+        call.begin(request, served, window_of(headers))
+        inference = self._doors.inference
+        pending = inference.submit(request, call.answer)
+        call.give_up = partial(inference.abandon, pending)
+
+    def _parsed(self, model: str, version: str, data: bytes, headers: dict[str, str]) -> InferRequest:
+        doors = self._doors
+        length = headers.get("inference-header-content-length")
+        header_length = None if length is None else parse_header_length(length)
+        if header_length == 0:
+            return parse_raw_request(model, version, data, doors.catalog.resolve(model, version).config, doors.limits)
+        return parse_infer_request(model, version, data, header_length, doors.limits, doors.regions.find)
+
+    def _on_flow(self, message: Message) -> None:
+        number = message.subject.rpartition(".")[2]
+        call = self._calls.get(int(number)) if number.isascii() and number.isdigit() else None
+        if call is None:
+            return
+        if message.status:
+            call.gone()
+        else:
+            call.acknowledged()
+
+    def _on_end(self, number: int, endpoint: Endpoint, call: NatsCall) -> None:
+        if self._calls.pop(number, None) is not None:
+            endpoint.ended(call.busy_ns, call.error)

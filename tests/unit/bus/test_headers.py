@@ -1,0 +1,27 @@
+"""Headers of NATS messages."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.headers import pack_headers, parse_headers
+
+NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,20}", fullmatch=True)
+VALUES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40).map(str.strip)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=5))
+def test_what_is_packed_is_read(headers: dict[str, str]) -> None:
+    read = parse_headers(pack_headers(headers))
+    first: dict[str, str] = {}
+    for name, value in headers.items():
+        first.setdefault(name.lower(), value)
+    assert read == first
+
+
+def test_a_value_can_not_end_its_line() -> None:
+    assert parse_headers(pack_headers({"A": "x\r\nB: y"})) == {"a": "x B: y"}
+
+
+@given(st.binary(max_size=60))
+def test_nothing_breaks_the_reader(block: bytes) -> None:
+    parse_headers(b"NATS/1.0\r\n" + block)
