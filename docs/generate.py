@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
+from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from schemas.abandoned import AbandonedRequests
 from schemas.messages import BatchEntry, BatchMessage, Done, Part
 from weir.options import SERVE, Option, options_of
@@ -207,6 +209,7 @@ def _rows(rows: Iterable[Row], head: str) -> Callable[[], str]:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "serving.md": {"serve options": serve_options},
     "architecture.md": {"messages": message_fields, "bounds": bounds},
+    "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {
         "endpoints": _rows(ENDPOINTS, "endpoint"),
         "methods": _rows(METHODS, "method"),
@@ -231,15 +234,15 @@ def with_parts(page: str, text: str) -> str:
 
 
 def main() -> None:
-    """The command; with `--check` it writes nothing, and fails when a page is not as it would be written."""
+    """The command; with `--check` it writes nothing, and fails when a page or picture is not as it would be written."""
     stale = []
-    for page in PARTS:
-        path = DOCS / page
-        before = path.read_text()
-        after = with_parts(page, before)
-        if after == before:
+    wanted = {page: with_parts(page, (DOCS / page).read_text()) for page in PARTS}
+    wanted |= {f"pictures/{name}": picture for name, picture in pictures().items()}
+    for name, after in wanted.items():
+        path = DOCS / name
+        if path.exists() and path.read_text() == after:
             continue
-        stale.append(page)
+        stale.append(name)
         if "--check" not in sys.argv:
             path.write_text(after)
     if stale and "--check" in sys.argv:

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
     "docs/serving.md",
+    "docs/schedulers.md",
     "docs/python.md",
     "docs/observability.md",
     "docs/compatibility.md",
