@@ -65,9 +65,10 @@ def demo_served(folder: Path) -> Iterator[Served]:
             assert line, log.read_text()
             printed += line
         rows = [line.split() for line in printed.splitlines()]
-        places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("HTTP", "gRPC", "metrics")}
+        places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("HTTP", "gRPC", "metrics", "NATS")}
         numbers = {name: place.removesuffix("/metrics").rpartition(":")[2] for name, place in places.items()}
-        yield Served(folder, printed, {"8000": numbers["HTTP"], "8001": numbers["gRPC"], "8002": numbers["metrics"]})
+        documented = {"HTTP": "8000", "gRPC": "8001", "metrics": "8002", "NATS": "4222"}
+        yield Served(folder, printed, {port: numbers[name] for name, port in documented.items()})
     finally:
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)

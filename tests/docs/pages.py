@@ -11,6 +11,7 @@ PAGES = (
     "README.md",
     "docs/serving.md",
     "docs/schedulers.md",
+    "docs/nats.md",
     "docs/python.md",
     "docs/observability.md",
     "docs/compatibility.md",
