@@ -7,6 +7,8 @@ instance is expected to be free; a full one at once. Idle instances come first, 
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 STAGING_LEAD_US = 500
 """How long before the expected end of the executing batch one that could still grow is staged behind it."""
 
@@ -39,10 +41,12 @@ class Placement:
     """The slots of all instances of one model version. Times are microseconds."""
 
     def __init__(self) -> None:
-        self._instances: dict[tuple[str, int], Instance] = {}  # absent ones too, while they hold batches
-        # Present instances by the number of batches they hold. Dictionaries keep the order in which keys were put in,
-        # so the first of the idle ones is idle for longest, and the first of those with one batch began it first.
-        self._by_held: tuple[dict[Instance, None], ...] = tuple({} for _ in range(SLOTS + 1))
+        self._instances: dict[str, dict[int, Instance]] = {}  # by worker; absent ones too, while they hold batches
+        self._workers: dict[str, int] = {}  # how many instances are present, where there are any
+        # Present instances by the number of batches they hold, in the order in which they came to hold so many: the
+        # first of the idle ones is idle for longest, and the first of those with one batch began it first. A plain dict
+        # keeps that order too, but looks for its first key among all that were deleted before it.
+        self._by_held: tuple[OrderedDict[Instance, None], ...] = tuple(OrderedDict() for _ in range(SLOTS + 1))
         self._us_per_row = 0.0
 
     def __len__(self) -> int:
@@ -50,15 +54,21 @@ class Placement:
 
     def workers(self) -> set[str]:
         """Workers that hold an instance."""
-        return {instance.worker for instances in self._by_held for instance in instances}
+        return set(self._workers)
 
     def set_instances(self, worker: str, count: int) -> None:
         """`worker` now has `count` instances; one that is taken away finishes the batches it holds."""
+        instances = self._instances.setdefault(worker, {})
         for number in range(count):
-            self._add(worker, number)
-        for instance in list(self._instances.values()):
-            if instance.worker == worker and instance.number >= count and instance.present:
-                self._remove(instance)
+            self._add(instances, worker, number)
+        for instance in [instance for number, instance in instances.items() if number >= count and instance.present]:
+            self._remove(instances, instance)
+        if count:
+            self._workers[worker] = count
+        else:
+            self._workers.pop(worker, None)
+        if not instances:
+            del self._instances[worker]
 
     def next_slot(self) -> Instance | None:
         """The instance that the next batch goes to: an idle one, else the one that will be free first."""
@@ -103,19 +113,22 @@ class Placement:
             del self._by_held[held][instance]
             self._by_held[held - 1][instance] = None
         elif held == 1:
-            del self._instances[instance.worker, instance.number]
+            instances = self._instances[instance.worker]
+            del instances[instance.number]
+            if not instances:
+                del self._instances[instance.worker]
 
-    def _add(self, worker: str, number: int) -> None:
-        instance = self._instances.get((worker, number))
+    def _add(self, instances: dict[int, Instance], worker: str, number: int) -> None:
+        instance = instances.get(number)
         if instance is None:
-            instance = self._instances[worker, number] = Instance(worker, number)
+            instance = instances[number] = Instance(worker, number)
         elif instance.present:
             return
         instance.present = True
         self._by_held[instance.held][instance] = None
 
-    def _remove(self, instance: Instance) -> None:
+    def _remove(self, instances: dict[int, Instance], instance: Instance) -> None:
         instance.present = False
         del self._by_held[instance.held][instance]
         if instance.held == 0:
-            del self._instances[instance.worker, instance.number]
+            del instances[instance.number]

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.placement import SLOTS, STAGING_LEAD_US, Instance, Placement
@@ -135,3 +136,61 @@ def test_slots_are_never_exceeded_and_idle_instances_never_passed_over(events: l
         assert len(placement) == sum(counts.values())
         assert placement.workers() == {worker for worker, count in counts.items() if count}
         assert all(batches_on(named(instance)) <= SLOTS for instance in held)
+
+
+class Rule:
+    """The rule in its plainest form: of all instances with a free slot, the first by batches held, then by since when."""
+
+    def __init__(self) -> None:
+        self.since: dict[Instance, int] = {}
+        self.changes = 0
+
+    def changed(self, instance: Instance) -> None:
+        self.since[instance] = self.changes = self.changes + 1
+
+    def next_slot(self) -> Instance | None:
+        free = [instance for instance in self.since if instance.present and instance.held < SLOTS]
+        return min(free, key=lambda instance: (instance.held, self.since[instance]), default=None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("set"), st.sampled_from("abc"), st.integers(0, 4)),
+            st.tuples(st.just("occupy"), st.integers(1, 6), st.just(0)),
+            st.tuples(st.just("free"), st.integers(0, 20), st.integers(1, 4)),
+        ),
+        max_size=80,
+    )
+)
+def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, int]]):
+    placement, rule = Placement(), Rule()
+    held: list[Instance] = []
+    for now_us, (name, what, number) in enumerate(events):
+        if name == "set":
+            before = {instance for instance in rule.since if instance.present}
+            placement.set_instances(what, number)
+            for instance in present(placement):
+                if instance not in before:
+                    rule.changed(instance)
+        elif name == "occupy":
+            for _ in range(what):
+                instance = placement.next_slot()
+                assert instance is rule.next_slot()
+                if instance is not None:
+                    placement.occupy(instance, now_us)
+                    rule.changed(instance)
+                    held.append(instance)
+        else:
+            for _ in range(min(number, len(held))):
+                instance = held.pop(what % len(held))
+                placement.free(instance, now_us, 10)
+                rule.changed(instance)
+        assert placement.next_slot() is rule.next_slot()
+
+
+def present(placement: Placement) -> list[Instance]:
+    """The instances there are, by number, in the order in which one call of `set_instances` adds them."""
+    there = [i for instances in placement._instances.values() for i in instances.values() if i.present]
+    return sorted(there, key=lambda instance: instance.number)
