@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
@@ -14,12 +13,11 @@ from schemas.tensors import PayloadRef, Tensor
 
 
 class AnswerPayloads:
-    """Makes responses of answers. `on_released` is called when there is something for `take_released`."""
+    """Makes responses of answers. `give_back(owner, slot)` is called with each slot that is needed no more."""
 
-    def __init__(self, on_released: Callable[[], None]) -> None:
+    def __init__(self, give_back: Callable[[str, tuple[str, int, int]], None]) -> None:
         self._reader = PayloadReader()
-        self._on_released = on_released
-        self._released: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        self._give_back = give_back
 
     def outcome(self, pending: Pending, version: int, answer: Answer) -> InferResponse | WeirError | None:
         """What the caller of `pending` is told: a response, an error, or None where the answer is only an end."""
@@ -39,11 +37,6 @@ class AnswerPayloads:
             if isinstance(tensor.data, PayloadRef):
                 self._release(tensor.data)
 
-    def take_released(self) -> Iterable[tuple[str, list[tuple[str, int, int]]]]:
-        """(owner, slots to be given back to it), of everything that was released since the last call."""
-        released, self._released = self._released, defaultdict(list)
-        return released.items()
-
     def _fetch(self, tensor: Tensor, ref: PayloadRef) -> None:
         """Copies an output out of the worker's memory, which it gets back at once."""
         tensor.data = bytes(self._reader.view(ref))
@@ -53,5 +46,4 @@ class AnswerPayloads:
 
     def _release(self, ref: PayloadRef) -> None:
         owner = ref.segment.removeprefix("weir-").partition("_")[0]
-        self._released[owner].append((ref.segment, ref.slot, ref.generation))
-        self._on_released()
+        self._give_back(owner, (ref.segment, ref.slot, ref.generation))

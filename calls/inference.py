@@ -1,12 +1,10 @@
 """`Inference`: the one way to the queue and back, from every front door and from inside of models.
 
-A request is resolved, normalised and published. Requests for one model that are submitted in the same turn of the event
-loop leave as one frame; a lone request leaves alone, at once. Only while several frames of the model are on their way to
-the stream do later ones wait, for the next acknowledgement, and then leave together (as TCP's segments do, RFC 896).
+A request is resolved, normalised and published (`calls.outbox`).
 
-The gateway holds every request until its answer: when the broker comes back without its memory
-stream, it sends again what has no answer yet. Whatever happens, `on_answer` is told of an end at most once, and exactly
-once for a request that was not abandoned. Answers before the last come from decoupled models only.
+The caller holds every request until its answer: when the broker comes back without its memory stream, it sends again what
+has no answer yet. Whatever happens, `on_answer` is told of an end at most once, and exactly once for a request that was not
+abandoned. Answers before the last come from decoupled models only.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Protocol
@@ -26,6 +23,8 @@ from bus.streams import ensure_streams
 from calls.answer_payloads import AnswerPayloads
 from calls.catalog import Catalog, ServedModel
 from calls.frame_counters import FrameCounters
+from calls.in_flight import InFlight
+from calls.outbox import Outbox
 from calls.payload_store import Freeable, PayloadStore
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
@@ -33,32 +32,18 @@ from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
 from schemas.bodies import pack_body
 from schemas.errors import WeirError, invalid, unavailable
-from schemas.messages import Answer, Moments, Part, pack_cancel, pack_frame, pack_release, unpack_answers
+from schemas.messages import Answer, Moments, Part, unpack_answers
 from schemas.requests import InferRequest, InferResponse
 from schemas.wire import MalformedMessage
-from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import Trace
 
 logger = logging.getLogger("weir.calls")
-
-MAX_FRAME_BYTES = 512 * 1024
-"""Bodies of several requests that share a frame; a larger one travels alone."""
-
-MAX_FRAMES_ON_THE_WAY = 8
-"""Frames of one model that may be unacknowledged before later requests wait for one of them."""
-
-MAX_IN_FLIGHT = 50_000
-"""Requests that one gateway holds; more are refused at once."""
-
-MAX_IN_FLIGHT_BYTES = 1 << 30
-"""Their packed bodies together (large tensors lie in shared memory, which has its own bound)."""
 
 BROKER_PATIENCE_S = 30.0
 """How long requests wait for a broker that is away before they are refused."""
 
 _LOST_STREAM = "the rest of the response was lost; the request may be sent again"
 
-_RESEND_WAIT_S = 0.1
 _DRAIN_POLL_S = 0.02
 
 _NO_SLOTS: Sequence[Freeable] = ()
@@ -94,17 +79,11 @@ class Inference:
         self._payloads = payloads
         self._regions = regions
         self._keys = count(1)
-        self._pending: dict[int, Pending] = {}
-        self._in_flight_bytes = 0
-        self._outbox: dict[str, list[Part]] = {}
-        self._on_the_way: dict[str, int] = defaultdict(int)  # frames by model that are not acknowledged yet
-        self._cancelled: dict[str, list[int]] = {}
-        self._answers = AnswerPayloads(self._schedule_flush)
-        self._flush_due = False
-        self._frame_numbers = count(1)
-        self._unacked: dict[int, tuple[str, list[int]]] = {}
-        self._ticker: asyncio.Task[None] | None = None
+        self._in_flight = InFlight()
         self.counters = FrameCounters()
+        self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
+        self._answers = AnswerPayloads(self._outbox.give_back)
+        self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
         self.malformed_messages = 0
 
@@ -112,7 +91,7 @@ class Inference:
         """Listens for answers, and watches the broker in a task of `background`."""
         await ensure_streams(self._bus)
         await self._bus.subscribe(subjects.reply(self._id), self._on_answers)
-        await self._bus.subscribe(f"{subjects.publish_ack(self._id)}.*", self._on_publish_ack)
+        await self._outbox.start()
         self._bus.on_reconnect(self._resend_all)
         await self._bus.flush()
         self._ticker = background.create_task(self._watch_broker())
@@ -120,19 +99,19 @@ class Inference:
     async def stop(self, timeout_s: float) -> None:
         """Waits for the answers that are still to come, then answers the rest with UNAVAILABLE."""
         deadline = time.monotonic() + timeout_s
-        while self._pending and time.monotonic() < deadline:
+        while self._in_flight and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
         if self._ticker is not None:
             self._ticker.cancel()
-        for pending in self._pending.values():
-            self._cancelled.setdefault(pending.model.name, []).append(pending.key)
-        self._fail(list(self._pending), unavailable("the server is stopping"))
-        self._flush()
+        for pending in self._in_flight:
+            self._outbox.cancel(pending.model.name, pending.key)
+        self._fail(self._in_flight.keys(), unavailable("the server is stopping"))
+        self._outbox.flush()
 
     @property
     def in_flight(self) -> int:
         """Requests without an answer."""
-        return len(self._pending)
+        return len(self._in_flight)
 
     def submit(
         self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None, is_traced: bool | None = None
@@ -144,7 +123,7 @@ class Inference:
         WeirError for what is refused at the door: then nothing was sent or taken over.
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
-        self._check_room()
+        self._in_flight.check_room()
         model.normalizer.normalize(request)
         trace = self.tracing.begin(request, model.name, is_traced)
         slots: list[Freeable] = []
@@ -169,7 +148,7 @@ class Inference:
         self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
     ) -> Pending:
         """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message."""
-        self._check_room()
+        self._in_flight.check_room()
         return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer)
 
     def _accept(
@@ -195,102 +174,20 @@ class Inference:
             request.traceparent,
             body,
         )
-        pending = self._pending[key] = Pending(key, model, request, part, on_answer, slots, trace)
-        self._in_flight_bytes += len(body)
-        self._enqueue(model.name, part)
+        pending = Pending(key, model, request, part, on_answer, slots, trace)
+        self._in_flight.add(pending)
+        self._outbox.add(model.name, part)
         return pending
 
     def abandon(self, pending: Pending) -> None:
         """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
-        if self._take(pending.key) is None:
+        if self._in_flight.take(pending.key) is None:
             return
         _free(pending.slots)
         if pending.trace is not None:
             self.tracing.abandon(pending.trace)
             pending.trace = None
-        self._cancelled.setdefault(pending.model.name, []).append(pending.key)
-        self._schedule_flush()
-
-    def _enqueue(self, model: str, part: Part) -> None:
-        waiting = self._outbox.get(model)
-        if waiting is not None:
-            waiting.append(part)
-            return
-        self._outbox[model] = [part]
-        if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
-            self._schedule_flush()
-
-    def _check_room(self) -> None:
-        if len(self._pending) >= MAX_IN_FLIGHT or self._in_flight_bytes >= MAX_IN_FLIGHT_BYTES:
-            raise unavailable("Exceeds maximum queue size")
-
-    def _take(self, key: int) -> Pending | None:
-        """Removes a request that is over; None when it was over before."""
-        pending = self._pending.pop(key, None)
-        if pending is not None:
-            self._in_flight_bytes -= len(pending.part.body)
-        return pending
-
-    def _schedule_flush(self) -> None:
-        if not self._flush_due:
-            self._flush_due = True
-            # Once everything that arrived in this turn of the loop has been taken in, from whichever door.
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flush_due = False
-        for model in [model for model in self._outbox if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
-            self._send(model, self._outbox.pop(model))
-        if self._cancelled:
-            cancelled, self._cancelled = self._cancelled, {}
-            for model, keys in cancelled.items():
-                self._bus.publish(subjects.cancel(model), pack_cancel(self._id, keys))
-        for owner, slots in self._answers.take_released():
-            self._bus.publish(subjects.release(owner), pack_release(slots))
-
-    def _send(self, model: str, parts: list[Part]) -> None:
-        if logs_requests(logger):
-            for pending in filter(None, (self._pending.get(part.key) for part in parts)):
-                log_request(logger, "sent to its queue", model, self._id, pending.key, pending.request.id)
-        for frame in _frames(parts):
-            self._place_bodies(frame)
-            number = next(self._frame_numbers)
-            self._unacked[number] = (model, [part.key for part in frame])
-            self._on_the_way[model] += 1
-            ack = f"{subjects.publish_ack(self._id)}.{number}"
-            message = pack_frame(self._id, frame)
-            self._bus.publish(subjects.live(model), message, ack)
-            self.counters.sent(len(frame), frame[-1].key, len(message), len(self._pending))
-
-    def _place_bodies(self, frame: list[Part]) -> None:
-        placed = self._payloads.place_bodies([part.body for part in frame])
-        if placed is None:
-            return
-        refs, slot = placed
-        for position, (part, ref) in enumerate(zip(frame, refs, strict=True)):
-            frame[position] = Part(*part[:-1], ref)
-            pending = self._pending.get(part.key)
-            if pending is None:
-                slot.free()  # abandoned since
-                continue
-            self._in_flight_bytes += len(ref) - len(part.body)
-            pending.part = frame[position]
-            pending.slots = (*pending.slots, slot)
-
-    def _on_publish_ack(self, message: Message) -> None:
-        frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
-        if frame is None:
-            return
-        model, keys = frame
-        self._on_the_way[model] -= 1
-        if model in self._outbox:
-            self._schedule_flush()
-        if message.status:
-            # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
-            asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self._resend, keys)
-        elif b'"error"' in message.data:
-            logger.warning("model %s: the queue refused %d requests: %s", model, len(keys), message.data[:500])
-            self._fail(keys, unavailable("Exceeds maximum queue size"))
+        self._outbox.cancel(pending.model.name, pending.key)
 
     def _on_answers(self, message: Message) -> None:
         try:
@@ -300,7 +197,7 @@ class Inference:
             logger.warning("dropped a message that is no answer: %s", error)
             return
         for answer in answers:
-            pending = self._take(answer.key) if answer.is_final else self._pending.get(answer.key)
+            pending = self._in_flight.take(answer.key) if answer.is_final else self._in_flight.find(answer.key)
             if pending is None:
                 self.duplicate_answers += answer.is_final
                 self._answers.discard(answer)
@@ -311,7 +208,7 @@ class Inference:
             if pending.slots and answer.is_final:
                 _free(pending.slots)
             self._deliver(pending, outcome, answer.is_final, answer.moments)
-        self.counters.changed(len(self._pending))
+        self.counters.changed(len(self._in_flight))
 
     def _is_next(self, pending: Pending, answer: Answer) -> bool:
         """Whether a stream goes on with this answer; one that can't any more is ended."""
@@ -343,24 +240,15 @@ class Inference:
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:
-            pending = self._take(key)
+            pending = self._in_flight.take(key)
             if pending is not None:
                 _free(pending.slots)
                 self._deliver(pending, error, True)
 
     async def _resend_all(self) -> None:
-        """The broker came back, perhaps without its memory: a request that it still has is recognised by its key."""
+        """The broker came back, perhaps without its memory."""
         await ensure_streams(self._bus)
-        self._unacked.clear()
-        self._on_the_way.clear()
-        self._outbox.clear()
-        self._resend(list(self._pending))
-
-    def _resend(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            pending = self._pending.get(key)
-            if pending is not None:
-                self._enqueue(pending.model.name, pending.part)
+        self._outbox.resend_all()
 
     async def _watch_broker(self) -> None:
         away_since: float | None = None
@@ -372,19 +260,7 @@ class Inference:
             elif away_since is None:
                 away_since = now
             elif now - away_since > BROKER_PATIENCE_S:
-                self._fail(list(self._pending), unavailable("the message broker is not available"))
-
-
-def _frames(parts: list[Part]) -> Iterable[list[Part]]:
-    frame: list[Part] = []
-    size = 0
-    for part in parts:
-        if frame and size + len(part.body) > MAX_FRAME_BYTES:
-            yield frame
-            frame, size = [], 0
-        frame.append(part)
-        size += len(part.body)
-    yield frame
+                self._fail(self._in_flight.keys(), unavailable("the message broker is not available"))
 
 
 def _is_large(request: InferRequest) -> bool:

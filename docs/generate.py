@@ -85,8 +85,8 @@ def message_fields() -> str:
 
 
 _BOUNDS = [
-    ("calls.inference", "MAX_IN_FLIGHT", "requests a gateway holds", "503"),
-    ("calls.inference", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
+    ("calls.in_flight", "MAX_IN_FLIGHT", "requests a gateway holds", "503"),
+    ("calls.in_flight", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
     ("gateway.http.protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
     (
         "gateway.grpc.stream_methods",
@@ -115,9 +115,9 @@ _BOUNDS = [
         "answers to one NATS request that wait for acknowledgements",
         "the request ends: 503",
     ),
-    ("calls.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
+    ("calls.outbox", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
     ("calls.payload_store", "FRAME_INLINE_BYTES", "bodies inside a frame, where memory is shared", "by reference"),
-    ("calls.inference", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),
+    ("calls.outbox", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),
     ("calls.inference", "BROKER_PATIENCE_S", "wait for a broker that is away", "503"),
     ("bus.connection", "MAX_KEPT_BYTES", "messages kept while the broker is away", "dropped: gateways send again"),
     ("bus.streams", "LIVE_MAX_BYTES", "stream LIVE", "publishes are refused: 503"),

@@ -1,0 +1,176 @@
+"""`Outbox`: what leaves a caller: frames of requests, cancellations, and slots that are given back.
+
+Requests for one model that are submitted in the same turn of the event loop leave as one frame; a lone request leaves
+alone, at once. Only while several frames of the model are on their way to the stream do later ones wait, for the next
+acknowledgement, and then leave together (as TCP's segments do, RFC 896).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from bus import subjects
+from bus.connection import Bus, Message
+from calls.frame_counters import FrameCounters
+from calls.in_flight import InFlight
+from calls.payload_store import PayloadStore
+from schemas.errors import WeirError, unavailable
+from schemas.messages import Part, pack_cancel, pack_frame, pack_release
+from telemetry.request_log import log_request, logs_requests
+
+logger = logging.getLogger("weir.calls")
+
+MAX_FRAME_BYTES = 512 * 1024
+"""Bodies of several requests that share a frame; a larger one travels alone."""
+
+MAX_FRAMES_ON_THE_WAY = 8
+"""Frames of one model that may be unacknowledged before later requests wait for one of them."""
+
+_RESEND_WAIT_S = 0.1
+
+SlotRow = tuple[str, int, int]
+"""Segment, slot and generation, as a release message has them."""
+
+
+class Outbox:
+    """See the module. `on_refused(keys, error)` is called with requests that the stream did not take."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        caller_id: str,
+        payloads: PayloadStore,
+        in_flight: InFlight,
+        counters: FrameCounters,
+        on_refused: Callable[[Iterable[int], WeirError], None],
+    ) -> None:
+        self._bus = bus
+        self._id = caller_id
+        self._payloads = payloads
+        self._in_flight = in_flight
+        self._counters = counters
+        self._on_refused = on_refused
+        self._waiting: dict[str, list[Part]] = {}
+        self._on_the_way: dict[str, int] = defaultdict(int)  # frames by model that are not acknowledged yet
+        self._cancelled: dict[str, list[int]] = {}
+        self._released: dict[str, list[SlotRow]] = {}
+        self._flush_due = False
+        self._frame_numbers = count(1)
+        self._unacked: dict[int, tuple[str, list[int]]] = {}
+
+    async def start(self) -> None:
+        """Listens for acknowledgements."""
+        await self._bus.subscribe(f"{subjects.publish_ack(self._id)}.*", self._on_publish_ack)
+
+    def add(self, model: str, part: Part) -> None:
+        """A request is to leave."""
+        waiting = self._waiting.get(model)
+        if waiting is not None:
+            waiting.append(part)
+            return
+        self._waiting[model] = [part]
+        if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
+            self._schedule_flush()
+
+    def cancel(self, model: str, key: int) -> None:
+        """A request is to leave the queue."""
+        self._cancelled.setdefault(model, []).append(key)
+        self._schedule_flush()
+
+    def give_back(self, owner: str, slot: SlotRow) -> None:
+        """A payload slot has been read: its owner may use it again."""
+        self._released.setdefault(owner, []).append(slot)
+        self._schedule_flush()
+
+    def resend(self, keys: Iterable[int]) -> None:
+        """Sends those of these requests again that have no answer yet."""
+        for key in keys:
+            pending = self._in_flight.find(key)
+            if pending is not None:
+                self.add(pending.model.name, pending.part)
+
+    def resend_all(self) -> None:
+        """The stream may have lost everything: a request that it still has is recognised by its key."""
+        self._unacked.clear()
+        self._on_the_way.clear()
+        self._waiting.clear()
+        self.resend(self._in_flight.keys())
+
+    def flush(self) -> None:
+        """Sends what is waiting and may leave."""
+        self._flush_due = False
+        for model in [model for model in self._waiting if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
+            self._send(model, self._waiting.pop(model))
+        if self._cancelled:
+            cancelled, self._cancelled = self._cancelled, {}
+            for model, keys in cancelled.items():
+                self._bus.publish(subjects.cancel(model), pack_cancel(self._id, keys))
+        if self._released:
+            released, self._released = self._released, {}
+            for owner, slots in released.items():
+                self._bus.publish(subjects.release(owner), pack_release(slots))
+
+    def _schedule_flush(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            # Once everything that arrived in this turn of the loop has been taken in, from whichever door.
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def _send(self, model: str, parts: list[Part]) -> None:
+        if logs_requests(logger):
+            for pending in filter(None, (self._in_flight.find(part.key) for part in parts)):
+                log_request(logger, "sent to its queue", model, self._id, pending.key, pending.request.id)
+        for frame in _frames(parts):
+            self._place_bodies(frame)
+            number = next(self._frame_numbers)
+            self._unacked[number] = (model, [part.key for part in frame])
+            self._on_the_way[model] += 1
+            ack = f"{subjects.publish_ack(self._id)}.{number}"
+            message = pack_frame(self._id, frame)
+            self._bus.publish(subjects.live(model), message, ack)
+            self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
+
+    def _place_bodies(self, frame: list[Part]) -> None:
+        placed = self._payloads.place_bodies([part.body for part in frame])
+        if placed is None:
+            return
+        refs, slot = placed
+        for position, (part, ref) in enumerate(zip(frame, refs, strict=True)):
+            frame[position] = Part(*part[:-1], ref)
+            pending = self._in_flight.find(part.key)
+            if pending is None:
+                slot.free()  # abandoned since
+                continue
+            self._in_flight.replace_part(pending, frame[position])
+            pending.slots = (*pending.slots, slot)
+
+    def _on_publish_ack(self, message: Message) -> None:
+        frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
+        if frame is None:
+            return
+        model, keys = frame
+        self._on_the_way[model] -= 1
+        if model in self._waiting:
+            self._schedule_flush()
+        if message.status:
+            # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
+            asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self.resend, keys)
+        elif b'"error"' in message.data:
+            logger.warning("model %s: the queue refused %d requests: %s", model, len(keys), message.data[:500])
+            self._on_refused(keys, unavailable("Exceeds maximum queue size"))
+
+
+def _frames(parts: list[Part]) -> Iterable[list[Part]]:
+    frame: list[Part] = []
+    size = 0
+    for part in parts:
+        if frame and size + len(part.body) > MAX_FRAME_BYTES:
+            yield frame
+            frame, size = [], 0
+        frame.append(part)
+        size += len(part.body)
+    yield frame
