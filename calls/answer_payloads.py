@@ -13,9 +13,13 @@ from schemas.tensors import PayloadRef, Tensor
 
 
 class AnswerPayloads:
-    """Makes responses of answers. `give_back(owner, slot)` is called with each slot that is needed no more."""
+    """Makes responses of answers. `give_back(owner, slot)` is called with each slot that is needed no more.
 
-    def __init__(self, give_back: Callable[[str, tuple[str, int, int]], None]) -> None:
+    With `keeps_references` outputs stay where they lie, and whoever gets the response gives them back by `release`.
+    """
+
+    def __init__(self, give_back: Callable[[str, tuple[str, int, int]], None], keeps_references: bool = False) -> None:
+        self._keeps_references = keeps_references
         self._reader = PayloadReader()
         self._give_back = give_back
 
@@ -24,7 +28,7 @@ class AnswerPayloads:
         if answer.error is not None or answer.outputs is None:
             return answer.error
         try:
-            for tensor in answer.outputs:
+            for tensor in () if self._keeps_references else answer.outputs:
                 if isinstance(tensor.data, PayloadRef):
                     self._fetch(tensor, tensor.data)
         except (StalePayload, ValueError):
@@ -35,15 +39,16 @@ class AnswerPayloads:
         """Gives back the memory of an answer that nobody waits for."""
         for tensor in answer.outputs or ():
             if isinstance(tensor.data, PayloadRef):
-                self._release(tensor.data)
+                self.release(tensor.data)
 
     def _fetch(self, tensor: Tensor, ref: PayloadRef) -> None:
         """Copies an output out of the worker's memory, which it gets back at once."""
         tensor.data = bytes(self._reader.view(ref))
         if not self._reader.is_current(ref):
             raise StalePayload("the slot was given to another payload during the copy")
-        self._release(ref)
+        self.release(ref)
 
-    def _release(self, ref: PayloadRef) -> None:
+    def release(self, ref: PayloadRef) -> None:
+        """Gives the slot of `ref` back to the worker it belongs to."""
         owner = ref.segment.removeprefix("weir-").partition("_")[0]
         self._give_back(owner, (ref.segment, ref.slot, ref.generation))

@@ -60,7 +60,7 @@ class Inference:
     """See the module. Everything runs in one event loop.
 
     `caller_id` is who asks: a gateway, or a worker for its ensembles and Python models. Without `regions` requests can't
-    use memory of clients.
+    use memory of clients. With `keeps_references` large outputs stay references, until `release`.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Inference:
         payloads: PayloadStore,
         regions: RegionHolder | None = None,
         tracing: Tracing | None = None,
+        keeps_references: bool = False,
     ) -> None:
         self.tracing = tracing or Tracing()
         self._bus = bus
@@ -82,7 +83,8 @@ class Inference:
         self._in_flight = InFlight()
         self.counters = FrameCounters()
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
-        self._answers = AnswerPayloads(self._outbox.give_back)
+        self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
+        self.release = self._answers.release
         self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
         self.malformed_messages = 0
@@ -207,6 +209,7 @@ class Inference:
             outcome = self._answers.outcome(pending, version, answer)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
+            pending.moments = answer.moments
             self._deliver(pending, outcome, answer.is_final, answer.moments)
         self.counters.changed(len(self._in_flight))
 

@@ -8,7 +8,7 @@ from calls.catalog import ServedModel
 from calls.payload_store import Freeable
 from calls.stream_order import StreamOrder
 from schemas.errors import WeirError
-from schemas.messages import Part
+from schemas.messages import Moments, Part
 from schemas.requests import InferRequest, InferResponse
 from telemetry.trace import Trace
 
@@ -19,7 +19,7 @@ OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 class Pending:
     """A request that was submitted and has no answer yet."""
 
-    __slots__ = ("key", "model", "on_answer", "part", "request", "slots", "stream", "trace")
+    __slots__ = ("key", "model", "moments", "on_answer", "part", "request", "slots", "stream", "trace")
 
     def __init__(
         self,
@@ -39,3 +39,5 @@ class Pending:
         self.slots = slots
         self.stream: StreamOrder | None = None
         self.trace = trace
+        self.moments: Moments | None = None
+        """Of the answer that `on_answer` is being told of, where the request wants them."""

@@ -11,7 +11,7 @@ from schemas.requests import InferRequest, RequestedOutput
 from schemas.tensors import ClientRef, PayloadRef
 from schemas.wire import MalformedMessage, any_ref, pack, packer, parameters_or_none, text, unpack_tensors
 
-_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to nine
+_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to ten
 
 
 def pack_body(request: InferRequest) -> bytes:
@@ -26,13 +26,16 @@ def pack_body(request: InferRequest) -> bytes:
                 request.correlation_id,
                 request.sequence_flags,
                 request.timeout_us,
-                *_trace_context(request),
+                *_ending(request),
             )
         )
     )
 
 
-def _trace_context(request: InferRequest) -> tuple[str, ...]:
+def _ending(request: InferRequest) -> tuple[str | bool, ...]:
+    """What few requests have: a place in a trace, and the wish for times without one."""
+    if request.wants_moments:
+        return (request.traceparent, request.tracestate, True)
     if not request.traceparent:
         return ()
     return (request.traceparent, request.tracestate) if request.tracestate else (request.traceparent,)
@@ -89,6 +92,7 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     if more:
         request.traceparent = text(more[0])
         request.tracestate = text(more[1]) if len(more) > 1 else ""
+        request.wants_moments = True
     return request
 
 

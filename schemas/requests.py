@@ -43,6 +43,8 @@ class InferRequest:
     `traceparent` and `tracestate` are W3C's, "" where there are none: the caller's at the door, and behind it those of the
     request's own trace, if it is traced. `arrival` is what a door notes for a trace of when the request came: two of
     Triton's timestamps, each (name, unix nanoseconds). `regions` names the shared-memory regions that its tensors lie in.
+    `wants_moments` asks the worker to tell with the answer when the request passed the points of its way, which it does
+    for traced requests anyway.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -67,6 +69,7 @@ class InferRequest:
         "traceparent",
         "tracestate",
         "wants_empty_final",
+        "wants_moments",
     )
 
     def __init__(
@@ -93,6 +96,7 @@ class InferRequest:
         self.tracestate = ""
         self.arrival: tuple[tuple[str, int], tuple[str, int]] | None = None
         self.wants_empty_final = False
+        self.wants_moments = False
         self.regions: tuple[str, ...] = ()
         self.batch_size = 1
         self.shape_key = ""

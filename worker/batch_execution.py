@@ -188,7 +188,7 @@ class BatchExecution(Execution):
         return (self._run, stream.responses) if self._run else None
 
     def _moments(self, position: int) -> Moments | None:
-        if not self._requests[position].traceparent:
+        if not self._requests[position].wants_moments:
             return None
         return moments_of(self._batch, self._entries[position], self)
 

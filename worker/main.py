@@ -28,6 +28,7 @@ from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
 from worker.drains import Drains
+from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl, check_startup_models
 from worker.model_loader import ModelLoader
 from worker.override_folder import remove_left_folders
@@ -78,6 +79,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     gpus = gpu_uuids() if settings.allow_client_shm else []
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
     service = WorkerService(bus, publisher, worker_id, devices, gpus)
+    inner_calls = InnerCalls(bus, worker_id, background)
     loader = ModelLoader(
         ModelRepository(list(settings.model_repositories), settings.model_config_name),
         not settings.disable_auto_complete_config,
@@ -126,6 +128,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     await control.stop(settings.exit_timeout_secs)
     polling.cancel()
     await service.stop(settings.exit_timeout_secs)
+    await inner_calls.close()
     control.remove_folders()
     await publisher.close()
     await bus.close()

@@ -218,7 +218,7 @@ class ModelInstance:
         traced = {
             index: moments_of(running, index, execution)
             for index, request in zip(positions, requests, strict=True)
-            if request.traceparent
+            if request.wants_moments
         }
         answers = self._encode(batch, results, traced)
         end_ns = time.monotonic_ns()

@@ -1,0 +1,99 @@
+"""`InnerCalls`: how a worker asks models itself, for the steps of ensembles and for Python models that call others.
+
+It asks through the bus as a gateway does, under the worker's id: so the request passes the asked model's own queue,
+limits and statistics, and runs wherever that model is served. Large outputs stay in the memory of the worker that made
+them: a response holds a `PayloadRef`, which may be passed on as the input of another request or handed on in an answer.
+Each reference is given back once, by `release`, unless it was handed on.
+
+A worker that never asks pays for none of it: `open` listens to the registry and for answers when it is first called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from bus.connection import Bus
+from bus.payloads import PayloadArena
+from bus.registry import RegistryView
+from calls.catalog import Catalog
+from calls.inference import Inference
+from calls.payload_store import PayloadStore
+from calls.pending import OnAnswer, Pending
+from schemas.requests import InferRequest
+from schemas.tensors import PayloadRef
+
+_EXPIRY_INTERVAL_S = 1.0
+
+
+class InnerCalls:
+    """See the module. Everything runs in the worker's event loop; tasks live in `background`."""
+
+    def __init__(self, bus: Bus, worker_id: str, background: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._worker_id = worker_id
+        self._background = background
+        self._opening: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
+        self._payloads: PayloadStore | None = None
+        self._inference: Inference | None = None
+        self.registry = RegistryView(bus)
+        self.catalog = Catalog(self.registry, strict_readiness=False)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether models can be asked."""
+        return self._inference is not None
+
+    async def open(self) -> None:
+        """Returns when models can be asked; the first call makes everything, later ones cost nothing."""
+        if self._inference is not None:
+            return
+        if self._opening is None:
+            self._opening = self._background.create_task(self._open())
+        await asyncio.shield(self._opening)
+
+    def submit(self, request: InferRequest, on_answer: OnAnswer) -> Pending:
+        """Asks a model; `on_answer(response or error or None, is it the last?)` is called later, from the event loop.
+
+        With `request.wants_moments`, the returned object's `moments` are those of the answer while that is told.
+        `on_answer` owns the references in a response from then on. Raises WeirError for what is refused at once, as a
+        gateway does; RuntimeError before `open` has returned.
+        """
+        return self._asking.submit(request, on_answer)
+
+    def abandon(self, pending: Pending) -> None:
+        """Nobody waits for the answer any more: nothing is told, and what still comes is given back."""
+        self._asking.abandon(pending)
+
+    def release(self, ref: PayloadRef) -> None:
+        """Gives an output back to the worker in whose memory it lies."""
+        self._asking.release(ref)
+
+    async def close(self) -> None:
+        """Asks no more: what has no answer ends with UNAVAILABLE."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        if self._inference is not None:
+            await self._inference.stop(0)
+        if self._payloads is not None:
+            self._payloads.close()
+
+    @property
+    def _asking(self) -> Inference:
+        if self._inference is None:
+            raise RuntimeError("inner calls are not open")
+        return self._inference
+
+    async def _open(self) -> None:
+        self._payloads = PayloadStore(PayloadArena(f"{self._worker_id}_asks"), self.registry.all_share_memory)
+        inference = Inference(self._bus, self._worker_id, self.catalog, self._payloads, keeps_references=True)
+        await inference.start(self._background)
+        await self.registry.start(self._background)
+        self._expiry = self._background.create_task(self._expire())
+        self._inference = inference
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRY_INTERVAL_S)
+            if self._bus.is_connected:
+                self.registry.expire()
