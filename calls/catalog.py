@@ -35,6 +35,7 @@ class ServedModel:
         self.normalizer = RequestNormalizer(config)
         self.version_texts = frozenset(["", *map(str, versions)])
         self.prepared = PreparedRequests()
+        self.preserves_ordering = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
 
     @property
     def latest(self) -> str:

@@ -21,11 +21,13 @@ MAX_IN_FLIGHT_BYTES = 1 << 30
 class InFlight:
     """See the module."""
 
-    __slots__ = ("_by_key", "_bytes")
+    __slots__ = ("_by_key", "_bytes", "_held", "_held_bytes")
 
     def __init__(self) -> None:
         self._by_key: dict[int, Pending] = {}
         self._bytes = 0
+        self._held = 0
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -35,7 +37,7 @@ class InFlight:
 
     def check_room(self) -> None:
         """Raises WeirError (UNAVAILABLE) when there is no room for one more."""
-        if len(self._by_key) >= MAX_IN_FLIGHT or self._bytes >= MAX_IN_FLIGHT_BYTES:
+        if len(self._by_key) + self._held >= MAX_IN_FLIGHT or self._bytes >= MAX_IN_FLIGHT_BYTES:
             raise unavailable("Exceeds maximum queue size")
 
     def add(self, pending: Pending) -> None:
@@ -62,3 +64,9 @@ class InFlight:
         """The request is to be sent in this form from now on."""
         self._bytes += len(part.body) - len(pending.part.body)
         pending.part = part
+
+    def hold(self, answers: int, size_bytes: int) -> None:
+        """So many answers wait for their turn now: they take up room as requests do."""
+        self._held = answers
+        self._bytes += size_bytes - self._held_bytes
+        self._held_bytes = size_bytes

@@ -20,6 +20,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.payloads import INLINE_LIMIT_BYTES, Slot
 from bus.streams import ensure_streams
+from calls.answer_order import AnswerOrder
 from calls.answer_payloads import AnswerPayloads
 from calls.catalog import Catalog, ServedModel
 from calls.frame_counters import FrameCounters
@@ -46,7 +47,12 @@ _LOST_STREAM = "the rest of the response was lost; the request may be sent again
 
 _DRAIN_POLL_S = 0.02
 
+_TOO_MANY_HELD = "too many responses wait for those of earlier requests"
+
 _NO_SLOTS: Sequence[Freeable] = ()
+
+_Given = tuple[Pending, InferResponse | WeirError | None, bool, Moments | None]
+"""What is given to whoever asked: an outcome, and whether it is the last."""
 
 
 class RegionHolder(Protocol):
@@ -85,6 +91,8 @@ class Inference:
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
+        self._order: AnswerOrder[_Given] = AnswerOrder()
+        self._lines_due: list[tuple[str, str]] = []
         self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
         self.malformed_messages = 0
@@ -177,19 +185,30 @@ class Inference:
             body,
         )
         pending = Pending(key, model, request, part, on_answer, slots, trace)
+        if model.preserves_ordering:
+            pending.line = model.name, request.model_version or model.latest
+            self._order.join(pending.line, key)
         self._in_flight.add(pending)
         self._outbox.add(model.name, part)
         return pending
 
     def abandon(self, pending: Pending) -> None:
         """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
-        if self._in_flight.take(pending.key) is None:
-            return
-        _free(pending.slots)
-        if pending.trace is not None:
+        is_open = self._give_up(pending)
+        is_held = pending.line is not None and self._order.leave(pending.line, pending.key)
+        if pending.trace is not None and (is_open or is_held):
             self.tracing.abandon(pending.trace)
             pending.trace = None
+        if pending.line is not None:
+            self._release(pending.line)
+
+    def _give_up(self, pending: Pending) -> bool:
+        """Nothing more is wanted of a request; False when it had its last answer before."""
+        if self._in_flight.take(pending.key) is None:
+            return False
+        _free(pending.slots)
         self._outbox.cancel(pending.model.name, pending.key)
+        return True
 
     def _on_answers(self, message: Message) -> None:
         try:
@@ -209,7 +228,6 @@ class Inference:
             outcome = self._answers.outcome(pending, version, answer)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
-            pending.moments = answer.moments
             self._deliver(pending, outcome, answer.is_final, answer.moments)
         self.counters.changed(len(self._in_flight))
 
@@ -225,7 +243,7 @@ class Inference:
             if answer.is_final:
                 _free(pending.slots)
             else:
-                self.abandon(pending)
+                self._give_up(pending)
             self._deliver(pending, unavailable(_LOST_STREAM), True)
         return False
 
@@ -236,10 +254,49 @@ class Inference:
         is_final: bool,
         moments: Moments | None = None,
     ) -> None:
+        """An answer has come."""
+        if pending.line is not None:
+            self._put_in_order(pending.line, pending, outcome, is_final, moments)
+        else:
+            self._give(pending, outcome, is_final, moments)
+
+    def _give(
+        self, pending: Pending, outcome: InferResponse | WeirError | None, is_final: bool, moments: Moments | None
+    ) -> None:
+        """The caller is told."""
+        pending.moments = moments
         if pending.trace is None:
             pending.on_answer(outcome, is_final)
         else:
             self.tracing.deliver(pending.trace, pending, outcome, is_final, moments)
+
+    def _put_in_order(
+        self,
+        line: tuple[str, str],
+        pending: Pending,
+        outcome: InferResponse | WeirError | None,
+        is_final: bool,
+        moments: Moments | None,
+    ) -> None:
+        if not is_final and self._order.is_full and not self._order.is_next(line, pending.key):
+            self._give_up(pending)
+            outcome, is_final = unavailable(_TOO_MANY_HELD), True
+        self._order.add(line, pending.key, (pending, outcome, is_final, moments), _size_bytes(outcome), is_final)
+        self._release(line)
+
+    def _release(self, line: tuple[str, str]) -> None:
+        """Gives the answers of a line whose turn it is."""
+        self._lines_due.append(line)
+        if len(self._lines_due) > 1:
+            return  # whoever is just being told has submitted or abandoned something: after him, it goes on below
+        try:
+            while self._lines_due:
+                while (given := self._order.pop(self._lines_due[0])) is not None:
+                    self._give(*given)
+                self._lines_due.pop(0)
+        finally:
+            self._lines_due.clear()
+            self._in_flight.hold(self._order.held_answers, self._order.held_bytes)
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:
@@ -268,6 +325,10 @@ class Inference:
 
 def _is_large(request: InferRequest) -> bool:
     return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
+
+
+def _size_bytes(outcome: InferResponse | WeirError | None) -> int:
+    return sum(tensor.size_bytes for tensor in outcome.outputs) if isinstance(outcome, InferResponse) else 0
 
 
 def _free(slots: Iterable[Freeable]) -> None:

@@ -17,9 +17,11 @@ OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 
 
 class Pending:
-    """A request that was submitted and has no answer yet."""
+    """A request that was submitted and has no answer yet. `line` is where its answers wait for those of earlier requests,
+    None where they are given as they come.
+    """
 
-    __slots__ = ("key", "model", "moments", "on_answer", "part", "request", "slots", "stream", "trace")
+    __slots__ = ("key", "line", "model", "moments", "on_answer", "part", "request", "slots", "stream", "trace")
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Pending:
         self.on_answer = on_answer
         self.slots = slots
         self.stream: StreamOrder | None = None
+        self.line: tuple[str, str] | None = None
         self.trace = trace
         self.moments: Moments | None = None
         """Of the answer that `on_answer` is being told of, where the request wants them."""

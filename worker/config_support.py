@@ -50,7 +50,6 @@ LIMITS = (
     FieldLimit("optimization.output_pinned_memory", SILENT, "there are no copies from a GPU that it could speed up"),
     FieldLimit("optimization.gather_kernel_buffer_threshold", IGNORED, "there are no gather kernels without a GPU"),
     FieldLimit("optimization.eager_batching", IGNORED, "batches are put together when they run"),
-    FieldLimit("dynamic_batching.preserve_ordering", IGNORED, "answers leave as they are ready"),
     FieldLimit("dynamic_batching.priority_levels", IGNORED, "all requests have the same priority"),
     FieldLimit("dynamic_batching.default_priority_level", IGNORED, "all requests have the same priority"),
     FieldLimit("dynamic_batching.priority_queue_policy", IGNORED, "all requests have the same priority"),

@@ -35,7 +35,6 @@ SNIPPETS = {
     "optimization.output_pinned_memory": "optimization { output_pinned_memory { enable: true } }",
     "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 1 }",
     "optimization.eager_batching": "optimization { eager_batching: true }",
-    "dynamic_batching.preserve_ordering": "dynamic_batching { preserve_ordering: true }",
     "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 2 }",
     "dynamic_batching.default_priority_level": "dynamic_batching { default_priority_level: 2 }",
     "dynamic_batching.priority_queue_policy": (
@@ -114,7 +113,7 @@ def test_every_field_that_nothing_reads_is_in_the_table() -> None:
     """A field is either used somewhere behind the parser and the checks, or it is told that it isn't."""
     sources = [
         path.read_text()
-        for folder in ("worker", "scheduler", "gateway")
+        for folder in ("worker", "scheduler", "gateway", "calls")
         for path in (ROOT / folder).rglob("*.py")
         if path.name != "config_support.py"
     ]
