@@ -130,7 +130,7 @@ METRICS = (
 
 
 _DIFFERENT_FIELDS = {
-    "input.allow_ragged_batch": "Python models get such requests in one batch; for others only equal shapes share one",
+    "input.optional": "ONNX models that batch may have such inputs too, where the graph has a value for them",
     "instance_group.kind": "KIND_GPU is a load error: models run on the CPU",
     "instance_group.gpus": "a load error: models run on the CPU",
     "dynamic_batching.default_queue_policy.max_queue_size": "0 is 10 000, not unlimited",

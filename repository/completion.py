@@ -30,10 +30,14 @@ class DescribedTensor(NamedTuple):
 
 
 class DescribedModel(NamedTuple):
-    """A backend's own description of a model."""
+    """A backend's own description of a model.
+
+    `defaulted` are inputs for which the model itself has a value: they may be declared, and are then `optional`.
+    """
 
     inputs: Sequence[DescribedTensor]
     outputs: Sequence[DescribedTensor]
+    defaulted: Sequence[DescribedTensor] = ()
 
     @property
     def can_batch(self) -> bool:
@@ -58,7 +62,7 @@ def complete(
     if config.max_batch_size > 0:
         _check_can_batch(config, described)
     changes = {
-        "input": _complete_tensors(config, "input", described.inputs),
+        "input": _complete_tensors(config, "input", described.inputs, described.defaulted),
         "output": _complete_tensors(config, "output", described.outputs),
     }
     if config.max_batch_size > 1 and not (config.dynamic_batching or config.sequence_batching):
@@ -77,9 +81,10 @@ def _leaves_out_batch(config: ModelConfig, described: DescribedModel) -> bool:
 
 
 def _check_can_batch(config: ModelConfig, described: DescribedModel) -> None:
+    without_batch = _without_batch(config) | {name for row in config.batch_input for name in row.target_name}
     for tensor in [*described.inputs, *described.outputs]:
         declared = config.input_by_name.get(tensor.name)
-        if declared is not None and declared.is_shape_tensor:
+        if tensor.name in without_batch or (declared is not None and declared.is_shape_tensor):
             continue
         if not tensor.dims or tensor.dims[0] != -1:
             raise ConfigProblem(
@@ -89,9 +94,20 @@ def _check_can_batch(config: ModelConfig, described: DescribedModel) -> None:
             )
 
 
-def _complete_tensors(config: ModelConfig, field: str, described: Sequence[DescribedTensor]) -> list[_Tensor]:
+def _without_batch(config: ModelConfig) -> set[str]:
+    """Tensors that have a batch dimension for clients, but hold a whole batch in one piece for the model."""
+    ragged = {tensor.name for tensor in config.input if tensor.allow_ragged_batch}
+    return ragged | {name for batch_output in config.batch_output for name in batch_output.target_name}
+
+
+def _complete_tensors(
+    config: ModelConfig,
+    field: str,
+    described: Sequence[DescribedTensor],
+    defaulted: Sequence[DescribedTensor] = (),
+) -> list[_Tensor]:
     declared: list[_Tensor] = getattr(config, field)
-    in_model = {tensor.name: tensor for tensor in described}
+    in_model = {tensor.name: tensor for tensor in (*described, *defaulted)}
     tensors: list[_Tensor] = []
     for index, tensor in enumerate(declared):
         seen = in_model.get(tensor.name)
@@ -102,7 +118,7 @@ def _complete_tensors(config: ModelConfig, field: str, described: Sequence[Descr
                 f"allowed {field}s are: {', '.join(in_model)}",
             )
         _check_tensor(config, f"{field}[{index}]", tensor, seen)
-        tensors.append(tensor.replace(**_missing(tensor, seen, config.max_batch_size > 0)))
+        tensors.append(tensor.replace(**_missing(config, tensor, seen)))
     # A model's outputs may be left out on purpose; its inputs must all come from somewhere.
     if field == "input" or not declared:
         absent = in_model.keys() - {tensor.name for tensor in declared} - _internal_tensors(config)
@@ -110,7 +126,7 @@ def _complete_tensors(config: ModelConfig, field: str, described: Sequence[Descr
         for seen in described:
             if seen.name in absent:
                 blank = kind(name=seen.name)
-                tensors.append(blank.replace(**_missing(blank, seen, config.max_batch_size > 0)))
+                tensors.append(blank.replace(**_missing(config, blank, seen)))
     return tensors
 
 
@@ -124,12 +140,13 @@ def _internal_tensors(config: ModelConfig) -> set[str]:
     return names
 
 
-def _missing(tensor: _Tensor, seen: DescribedTensor, batched: bool) -> dict[str, Any]:
+def _missing(config: ModelConfig, tensor: _Tensor, seen: DescribedTensor) -> dict[str, Any]:
     """The fields of `tensor` that `seen` fills in."""
     fields: dict[str, Any] = {}
     if tensor.data_type == "TYPE_INVALID":
         fields["data_type"] = seen.data_type
     if not tensor.dims:
+        batched = config.max_batch_size > 0 and tensor.name not in _without_batch(config)
         dims = list(seen.dims[1:] if batched else seen.dims)
         # `dims` can't be empty, so a scalar is one element to clients and reshaped for the model.
         fields |= {"dims": dims} if dims else {"dims": [1], "reshape": Reshape()}
@@ -143,7 +160,7 @@ def _check_tensor(config: ModelConfig, path: str, tensor: _Tensor, seen: Describ
             f"model '{config.name}', tensor '{tensor.name}': the model expects {seen.data_type}, "
             f"but the configuration specifies {tensor.data_type}",
         )
-    if not tensor.dims or tensor.is_shape_tensor or (isinstance(tensor, ModelInput) and tensor.allow_ragged_batch):
+    if not tensor.dims or tensor.is_shape_tensor or tensor.name in _without_batch(config):
         return
     declared = [-1, *_model_dims(tensor)] if config.max_batch_size > 0 else _model_dims(tensor)
     expected = list(seen.dims)

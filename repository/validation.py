@@ -14,7 +14,7 @@ from repository.artifacts import check_platform
 from repository.paths import check_relative
 from repository.problem import ConfigProblem
 from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
-from schemas.model_config import BatchInput, ModelConfig, ModelInput, ModelOutput
+from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 
 
 def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
@@ -127,15 +127,13 @@ def _check_batch_tensors(config: ModelConfig) -> None:
         _check_batch_input(config, f"batch_input[{index}]", batch_input)
     for index, batch_output in enumerate(config.batch_output):
         path = f"batch_output[{index}]"
-        if len(batch_output.source_input) != 1:
-            count = len(batch_output.source_input)
-            raise ConfigProblem(
-                f"{path}.source_input", f"batch output must have 1 source input, got {count}, for {config.name}"
-            )
-        _check_known_inputs(config, f"{path}.source_input", batch_output.source_input)
-        for name in batch_output.target_name:
+        _check_source(config, path, "output", batch_output)
+        for position, name in enumerate(batch_output.target_name):
             if name not in config.output_by_name:
                 raise ConfigProblem(f"{path}.target_name", f"unknown target output name '{name}' for {config.name}")
+            if name in batch_output.target_name[:position]:
+                message = f"target output name '{name}' can only be specified once for {config.name}"
+                raise ConfigProblem(f"{path}.target_name", message)
 
 
 def _check_batch_input(config: ModelConfig, path: str, batch_input: BatchInput) -> None:
@@ -144,10 +142,15 @@ def _check_batch_input(config: ModelConfig, path: str, batch_input: BatchInput) 
         raise ConfigProblem(f"{path}.data_type", message)
     if not batch_input.target_name:
         raise ConfigProblem(f"{path}.target_name", f"batch input must specify 'target_name' for {config.name}")
-    if len(batch_input.source_input) != 1:
-        message = f"batch input must have 1 source input, got {len(batch_input.source_input)}, for {config.name}"
+    _check_source(config, path, "input", batch_input)
+
+
+def _check_source(config: ModelConfig, path: str, what: str, tensor: BatchInput | BatchOutput) -> None:
+    count = len(tensor.source_input)
+    if count != 1:
+        message = f"batch {what} kind '{tensor.kind}' expects 1 source input, got {count} for {config.name}"
         raise ConfigProblem(f"{path}.source_input", message)
-    _check_known_inputs(config, f"{path}.source_input", batch_input.source_input)
+    _check_known_inputs(config, f"{path}.source_input", tensor.source_input)
 
 
 def _check_known_inputs(config: ModelConfig, path: str, names: Sequence[str]) -> None:

@@ -28,8 +28,9 @@ class RequestNormalizer:
         self._model = config.name
         self._max_batch_size = config.max_batch_size
         self._outputs = frozenset(output.name for output in config.output)
-        # Other backends join tensors along the batch, and can't yet take a batch whose shapes differ.
-        ragged = config.backend == "python"
+        # In the direct strategy a sequence is a row of the batch, and an idle one a copy of a neighbour's: as in Triton,
+        # those rows have the same shape, whatever the inputs are declared to be.
+        ragged = config.sequence_batching is None or config.sequence_batching.oldest is not None
         self._rules = {
             declared.name: _InputRule(index, declared, config.max_batch_size > 0, ragged)
             for index, declared in enumerate(config.input)

@@ -2,31 +2,46 @@
 
 Copies: a request alone in its batch is not copied; rows of several requests are copied once, into the batch, unless they
 lie there side by side already.
+
+An input that may be ragged has no rows that could be put together: the model gets the elements of all requests in one
+dimension, as from Triton's backends, and learns from batch inputs (`worker.batch_inputs`) whose they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from bus.payloads import PayloadReader, StalePayload
 from schemas.datatypes import DATATYPES
 from schemas.errors import internal, unavailable
+from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from schemas.tensors import CudaRegionRef, PayloadRef, RegionRef, Tensor, as_array
 from worker.client_memory import side_by_side
 
 _REUSE_FROM_BYTES = 256 * 1024
 
+Split = Callable[[Sequence[InferRequest], str, str, np.ndarray], list[Tensor]]
+"""Takes the requests of a batch, an output's name and datatype, and its array; returns each request's share."""
+
+_NONE_SPLIT: Mapping[str, Split] = {}
+
+
+def ragged_inputs(config: ModelConfig) -> frozenset[str]:
+    """The inputs whose shapes may differ between the requests of one batch."""
+    return frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+
 
 class BatchAssembler:
     """Puts the inputs of a batch together; keeps a buffer for large batches, whose pages would be costly to get anew.
 
-    Arrays it returns are valid until the next call.
+    The inputs named in `ragged` are given in one dimension. Arrays it returns are valid until the next call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ragged: Collection[str] = ()) -> None:
+        self._ragged = ragged
         self._buffers: dict[str, bytearray] = {}
 
     def assemble(
@@ -39,23 +54,28 @@ class BatchAssembler:
         """
         first = requests[0]
         if len(requests) == 1:
-            return {tensor.name: _aligned(_array(tensor, reader)) for tensor in first.inputs}
+            arrays = {tensor.name: _aligned(_array(tensor, reader)) for tensor in first.inputs}
+            for name in self._ragged:
+                if name in arrays:
+                    arrays[name] = arrays[name].reshape(-1)
+            return arrays
         if not batching:
             raise internal("a model without a batch dimension was given several requests at once")
-        arrays: dict[str, np.ndarray] = {}
+        arrays = {}
         for position, tensor in enumerate(first.inputs):
             name = tensor.name
             rows = [request.inputs[position] for request in requests]
             if any(row.name != name for row in rows):
-                rows = [_input(request, name) for request in requests]
+                rows = [input_named(request, name) for request in requests]
             arrays[name] = self._join(name, rows, reader)
         return arrays
 
     def _join(self, name: str, rows: list[Tensor], reader: PayloadReader) -> np.ndarray:
         datatype = rows[0].datatype
-        shape = [sum(row.shape[0] for row in rows), *rows[0].shape[1:]]
+        ragged = name in self._ragged
+        shape = [-1] if ragged else [sum(row.shape[0] for row in rows), *rows[0].shape[1:]]
         if datatype == "BYTES":
-            return np.concatenate([_array(row, reader) for row in rows])
+            return np.concatenate([_array(row, reader) for row in rows], axis=None if ragged else 0)
         contents = [_content(row, reader) for row in rows]
         size = sum(map(len, contents))
         together = side_by_side(contents)
@@ -83,16 +103,22 @@ def batch_sizes(requests: Sequence[InferRequest], batching: bool) -> list[int]:
 
 
 def split_outputs(
-    requests: Sequence[InferRequest], outputs: Sequence[tuple[str, str, np.ndarray]], batching: bool
+    requests: Sequence[InferRequest],
+    outputs: Sequence[tuple[str, str, np.ndarray]],
+    batching: bool,
+    scattered: Mapping[str, Split] = _NONE_SPLIT,
 ) -> list[list[Tensor]]:
     """Each request's rows of the output arrays `(name, datatype, array)`, as views; only those it asked for.
 
-    Raises WeirError when an output has another number of rows than the batch.
+    Outputs in `scattered` have no rows and are split as it says. Raises WeirError when an output has another number of
+    rows than the batch.
     """
     sizes = batch_sizes(requests, batching)
     results: list[list[Tensor]] = [[] for _ in requests]
     for name, datatype, array in outputs:
-        if not batching:
+        if name in scattered:
+            parts = scattered[name](requests, name, datatype, array)
+        elif not batching:
             parts = [Tensor.from_numpy(name, array, datatype)]
         else:
             parts = _rows(name, datatype, array, sizes)
@@ -137,7 +163,8 @@ def has_gone(request: InferRequest, reader: PayloadReader) -> bool:
     return False
 
 
-def _input(request: InferRequest, name: str) -> Tensor:
+def input_named(request: InferRequest, name: str) -> Tensor:
+    """The request's input of that name. Raises WeirError (INTERNAL) when it has none."""
     for tensor in request.inputs:
         if tensor.name == name:
             return tensor

@@ -41,8 +41,6 @@ LIMITS = (
     FieldLimit("output.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
     FieldLimit("input.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("output.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),
-    FieldLimit("batch_input", REFUSED, "inputs that are computed from the batch are not made yet"),
-    FieldLimit("batch_output", REFUSED, "outputs are not scattered by the shapes of inputs yet"),
     FieldLimit("optimization.priority", IGNORED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("optimization.cuda", IGNORED, "models run on the CPU"),
     FieldLimit("optimization.execution_accelerators", IGNORED, "models run with their backend's own kernels"),

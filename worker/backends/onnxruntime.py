@@ -19,7 +19,9 @@ from schemas.errors import internal, invalid
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from worker.backend import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
-from worker.batch_tensors import BatchAssembler, split_outputs
+from worker.batch_inputs import BatchInputs
+from worker.batch_tensors import BatchAssembler, ragged_inputs, split_outputs
+from worker.scattered_outputs import scattered_outputs
 
 _CONFIG_TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -48,6 +50,7 @@ class OnnxRuntimeBackend:
         return DescribedModel(
             inputs=[_describe(tensor) for tensor in session.get_inputs()],
             outputs=[_describe(tensor) for tensor in session.get_outputs()],
+            defaulted=[_describe(tensor) for tensor in session.get_overridable_initializers()],
         )
 
     def load(self, model: ModelVersion) -> LoadedModel:
@@ -67,29 +70,34 @@ class _OnnxModel:
                     f"unexpected inference output '{output.name}', allowed outputs are: {', '.join(sorted(declared))}"
                 )
             self._outputs.append((output.name, BY_CONFIG_NAME[declared[output.name]].name))
+        _check_inputs(model.config, self._session)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         if device.kind == "KIND_GPU":
             raise invalid(f"instance {device.name} is of kind KIND_GPU but this worker runs ONNX Runtime on the CPU")
-        return _OnnxInstance(self._session, self._outputs, self._config.max_batch_size > 0)
+        return _OnnxInstance(self._session, self._outputs, self._config)
 
     def unload(self) -> None:
         del self._session
 
 
 class _OnnxInstance:
-    def __init__(self, session: Any, outputs: list[tuple[str, str]], batching: bool) -> None:
+    def __init__(self, session: Any, outputs: list[tuple[str, str]], config: ModelConfig) -> None:
         self._session = session
         self._outputs = outputs
         self._names = [name for name, _ in outputs]
-        self._batching = batching
-        self._assembler = BatchAssembler()
+        self._batching = config.max_batch_size > 0
+        self._assembler = BatchAssembler(ragged_inputs(config))
+        self._batch_inputs = BatchInputs(config)
+        self._scattered = scattered_outputs(config)
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
         inputs = self._assembler.assemble(requests, self._batching, execution.reader)
         for name, array in inputs.items():
             if array.dtype.hasobject:
                 inputs[name] = _as_text(name, array)
+        if self._batch_inputs:
+            inputs |= self._batch_inputs.of(requests)
         execution.input_ready()
         try:
             arrays = self._session.run(self._names, inputs)
@@ -97,10 +105,25 @@ class _OnnxInstance:
             raise internal(f"onnx runtime error: {error}") from error
         execution.inferred()
         outputs = [(name, datatype, array) for (name, datatype), array in zip(self._outputs, arrays, strict=True)]
-        return [Result(tensors) for tensors in split_outputs(requests, outputs, self._batching)]
+        return [Result(tensors) for tensors in split_outputs(requests, outputs, self._batching, self._scattered)]
 
     def close(self) -> None:
         del self._session
+
+
+def _check_inputs(config: ModelConfig, session: Any) -> None:
+    """Raises WeirError for inputs that the batch is to give the model otherwise than its graph takes them."""
+    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+    for name in ragged_inputs(config):
+        shape = [dim if isinstance(dim, int) else -1 for dim in shapes.get(name, [-1])]
+        if shape != [-1]:
+            raise invalid(
+                f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  "
+                f"for ragged input '{name}', model provides [{','.join(map(str, shape))}]"
+            )
+    for name in BatchInputs(config).names:
+        if name not in shapes:
+            raise invalid(f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(shapes))}")
 
 
 def _open(model: ModelVersion, config: ModelConfig) -> Any:

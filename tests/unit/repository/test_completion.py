@@ -107,6 +107,34 @@ def test_reshape_and_ragged_inputs_are_compared_as_the_model_sees_them():
     assert complete(config(max_batch_size=8, input=given), ragged).input[0].dims == [-1, 7]
 
 
+def test_what_holds_a_whole_batch_in_one_piece_has_no_batch_dimension_to_leave_out():
+    described = DescribedModel(
+        [DescribedTensor("x", "TYPE_FP32", (-1,)), DescribedTensor("longest", "TYPE_FP32", (5,))],
+        [DescribedTensor("y", "TYPE_FP32", (-1,))],
+    )
+    completed = complete(
+        config(
+            max_batch_size=8,
+            input=[{"name": "x", "allow_ragged_batch": True}],
+            batch_input=[{"target_name": ["longest"], "source_input": ["x"]}],
+            batch_output=[{"target_name": ["y"], "source_input": ["x"]}],
+        ),
+        described,
+    )
+    assert [(tensor.name, tensor.dims) for tensor in completed.input] == [("x", [-1])]
+    assert [(tensor.name, tensor.dims) for tensor in completed.output] == [("y", [-1])]
+
+
+def test_an_input_that_the_model_has_a_value_for_is_there_when_it_is_declared():
+    described = DescribedModel([X], [Y], [DescribedTensor("w", "TYPE_FP32", (-1, 2))])
+    assert list(complete(config(max_batch_size=8), described).input_by_name) == ["x"]
+    declared = complete(config(max_batch_size=8, input=[{"name": "w", "optional": True}]), described)
+    assert [(tensor.name, tensor.dims, tensor.optional) for tensor in declared.input] == [
+        ("w", [2], True),
+        ("x", list(X.dims[1:]), False),
+    ]
+
+
 @pytest.mark.parametrize(
     "fields, described, field, text",
     [

@@ -110,7 +110,7 @@ INVALID = [
     (
         {"batch_input": [{**BATCH_INPUT, "source_input": []}]},
         "batch_input[0].source_input",
-        "must have 1 source input, got 0",
+        "expects 1 source input, got 0 for net",
     ),
     (
         {"batch_input": [{**BATCH_INPUT, "source_input": ["z"]}]},
@@ -118,8 +118,17 @@ INVALID = [
         "unknown source input name 'z'",
     ),
     ({"batch_input": [{**BATCH_INPUT, "target_name": []}]}, "batch_input[0].target_name", "must specify 'target_name'"),
-    ({"batch_output": [{"target_name": ["y"]}]}, "batch_output[0].source_input", "must have 1 source input, got 0"),
+    (
+        {"batch_output": [{"target_name": ["y"]}]},
+        "batch_output[0].source_input",
+        "expects 1 source input, got 0 for net",
+    ),
     ({"batch_output": [{"target_name": ["z"], "source_input": ["x"]}]}, "batch_output[0].target_name", "'z'"),
+    (
+        {"batch_output": [{"target_name": ["y", "y"], "source_input": ["x"]}]},
+        "batch_output[0].target_name",
+        "target output name 'y' can only be specified once for net",
+    ),
     (
         dynamic(preferred_batch_size=[9]),
         "dynamic_batching.preferred_batch_size",

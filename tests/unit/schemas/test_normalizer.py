@@ -272,14 +272,26 @@ def test_shape_keys_tell_apart_what_can_not_share_a_batch() -> None:
     assert both != normalized(OPTIONAL, tensor("A", [1, 4]))
 
 
-def test_ragged_inputs_of_python_models_do_not_part_requests() -> None:
-    rules = normalizer(declared("A", [-1], allow_ragged_batch=True), backend="python")
-    assert normalized(rules, tensor("A", [1, 2])) == normalized(rules, tensor("A", [1, 5])) == (1, "")
+@pytest.mark.parametrize("backend", ["python", "onnxruntime"])
+def test_ragged_inputs_do_not_part_requests(backend: str) -> None:
+    rules = normalizer(declared("A", [-1], allow_ragged_batch=True), declared("B", [-1]), backend=backend)
+    b = tensor("B", [1, 2])
+    assert normalized(rules, tensor("A", [1, 2]), b) == normalized(rules, tensor("A", [1, 5]), b)
+    assert normalized(rules, tensor("A", [1, 2]), b) != normalized(rules, tensor("A", [1, 2]), tensor("B", [1, 3]))
+    only = normalizer(declared("A", [-1], allow_ragged_batch=True), backend=backend)
+    assert normalized(only, tensor("A", [1, 2])) == normalized(only, tensor("A", [1, 5])) == (1, "")
 
 
-def test_ragged_inputs_of_models_that_run_on_arrays_part_requests() -> None:
-    rules = normalizer(declared("A", [-1], allow_ragged_batch=True), backend="onnxruntime")
-    assert normalized(rules, tensor("A", [1, 2])) != normalized(rules, tensor("A", [1, 5]))
+@pytest.mark.parametrize(("sequences", "together"), [({"direct": {}}, False), ({"oldest": {}}, True), ({}, False)])
+def test_rows_of_direct_sequences_are_never_ragged(sequences: dict[str, Any], together: bool) -> None:
+    rules = normalizer(declared("A", [-1], allow_ragged_batch=True), sequence_batching=sequences)
+    keys = []
+    for length in (2, 5):
+        sent = request(tensor("A", [1, length]))
+        sent.correlation_id = 7
+        rules.normalize(sent)
+        keys.append(sent.shape_key)
+    assert (keys[0] == keys[1]) == together
 
 
 def test_shape_tensors_have_no_batch_and_their_values_matter() -> None:

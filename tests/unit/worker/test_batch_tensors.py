@@ -131,3 +131,17 @@ def test_content_that_was_given_up_is_noticed(arena: PayloadArena) -> None:
         BatchAssembler().assemble([gone], True, reader)
     assert error.value.code is ErrorCode.UNAVAILABLE
     assert not has_gone(request(Tensor("IN", "FP32", [1, 1], b"1234")), reader)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "BYTES"])
+@pytest.mark.parametrize("widths", [[3], [3, 1, 0, 4]])
+def test_a_ragged_input_is_all_elements_in_one_dimension(datatype: str, widths: list[int]) -> None:
+    given_rows = [rows(datatype, 4, 10 * number)[:, :1].reshape(1, 4)[:, :width] for number, width in enumerate(widths)]
+    beside = [Tensor("B", "INT32", [1, 1], np.int32(number).tobytes()) for number in range(len(widths))]
+    requests = [
+        request(Tensor.from_numpy("IN", array, datatype), other)
+        for array, other in zip(given_rows, beside, strict=True)
+    ]
+    batch = BatchAssembler({"IN", "ABSENT"}).assemble(requests, True, PayloadReader())
+    np.testing.assert_array_equal(batch["IN"], np.concatenate([array.ravel() for array in given_rows]))
+    assert batch["B"].shape == (len(widths), 1)

@@ -24,8 +24,6 @@ SNIPPETS = {
     "output.is_shape_tensor": 'output { name: "A" is_shape_tensor: true }',
     "input.is_non_linear_format_io": 'input { name: "A" is_non_linear_format_io: true }',
     "output.is_non_linear_format_io": 'output { name: "A" is_non_linear_format_io: true }',
-    "batch_input": 'batch_input { kind: BATCH_ITEM_SHAPE target_name: "A" }',
-    "batch_output": 'batch_output { target_name: "A" }',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",
     "optimization.cuda": "optimization { cuda { graphs: true } }",
     "optimization.execution_accelerators": (
