@@ -164,6 +164,7 @@ _BOUNDS = [
         "operations on one model that wait for each other in a worker",
         "those that a later one supersedes are passed over",
     ),
+    ("worker.warmup", "PATIENCE_S", "wait for the last responses to a warm-up sample", "the load fails"),
     (
         "worker.drains",
         "PATIENCE_S",

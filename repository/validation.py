@@ -196,13 +196,15 @@ def _check_warmup(config: ModelConfig) -> None:
         if warmup.batch_size > max(1, config.max_batch_size):
             message = f"warmup '{warmup.name}' has batch size {warmup.batch_size}, above that of {config.name}"
             raise ConfigProblem(f"{path}.batch_size", message)
+        if warmup.batch_size == 0:
+            continue  # Triton passes it over
         for name, tensor in warmup.inputs.items():
-            subject = f"warmup '{warmup.name}' input '{name}'"
             if tensor.data_type == "TYPE_INVALID":
-                raise ConfigProblem(f"{path}.inputs", f"{subject} must specify 'data_type' for {config.name}")
-            if any(dim < 1 for dim in tensor.dims):
-                raise ConfigProblem(f"{path}.inputs", f"{subject} must have fixed dims >= 1 for {config.name}")
-            if not (tensor.zero_data or tensor.random_data or tensor.input_data_file):
-                raise ConfigProblem(
-                    f"{path}.inputs", f"{subject} must say where its data comes from, for {config.name}"
-                )
+                message = f"warmup '{warmup.name}' input '{name}' must specify 'data_type' for {config.name}"
+                raise ConfigProblem(f"{path}.inputs", message)
+            if any(dim < 0 for dim in tensor.dims):
+                message = f"warmup setting expects all variable-size dimensions are specified for input '{name}'"
+                raise ConfigProblem(f"{path}.inputs", message)
+            if (tensor.zero_data, tensor.random_data, tensor.input_data_file) == (None, None, None):
+                message = f"warmup setting expects input '{name}' to have input_data_type set"
+                raise ConfigProblem(f"{path}.inputs", message)

@@ -40,7 +40,8 @@ class OpenBatches:
     """The batches of one instance that have left it and have requests without a last answer; and how all are answered.
 
     `decoupled`: the model may send any number of responses, which are counted by their number. `deliver` puts outputs
-    into memory that their callers share, where they asked for that.
+    into memory that their callers share, where they asked for that. `failures` gets the text of each error that a model
+    sends itself, where somebody wants to know.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class OpenBatches:
         statistics: ModelStatistics,
         publish: Callable[[FinishedBatch], None],
         deliver: Callable[[InferRequest, Result], None],
+        failures: list[str] | None = None,
     ) -> None:
         self.version = version
         self.decoupled = decoupled
@@ -60,6 +62,7 @@ class OpenBatches:
         self.statistics = statistics
         self.publish = publish
         self.deliver = deliver
+        self.failures = failures
         self._changed = threading.Condition()
         self._open: set[BatchExecution] = set()
 
@@ -144,6 +147,8 @@ class BatchExecution(Execution):
                 return
             entry = self._entry(position)
             began_ns = time.monotonic_ns()
+            if batches.failures is not None and result is not None and result.error is not None:
+                batches.failures.append(result.error.message)
             if result is None:
                 row = pack_end(entry.key, self._moments(position), self._run_of(stream))
             else:
@@ -162,6 +167,8 @@ class BatchExecution(Execution):
         """See `Execution`."""
         with self._lock:
             streams = self._open_streams()
+            if self._batches.failures is not None:
+                self._batches.failures += [error.message] * len(streams)
             if streams:
                 self._leave(self._answers({self._entries[position]: Result(error=error) for position in streams}))
 

@@ -69,7 +69,6 @@ LIMITS = (
     FieldLimit("instance_group.profile", REFUSED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),
     FieldLimit("cc_model_filenames", IGNORED, "there is no GPU whose capability could choose"),
-    FieldLimit("model_warmup", IGNORED, "models are ready without warm-up"),
     FieldLimit("model_operations.op_library_filename", REFUSED, "libraries of custom operations are not loaded yet"),
     FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
     FieldLimit("response_cache.enable", IGNORED, "answers are not cached yet"),

@@ -32,6 +32,7 @@ from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
 from worker.trace_moments import moments_of
+from worker.warmup import WarmUp, WarmUpSample
 
 logger = logging.getLogger("weir.worker")
 
@@ -43,7 +44,7 @@ _NONE_TRACED: Mapping[int, Moments] = {}
 
 
 class ModelInstance:
-    """One instance and its thread.
+    """One instance and its thread, which runs the samples of `warm_up` before `start` returns.
 
     `on_finished` is called in that thread after each batch, and, where a model sends responses itself, for each of them,
     in whatever thread it came.
@@ -60,6 +61,7 @@ class ModelInstance:
         controls: SequenceControls | None,
         on_finished: Callable[[FinishedBatch], None],
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
+        warm_up: Sequence[WarmUpSample] = (),
     ) -> None:
         self._loaded = loaded
         self._version = model.version
@@ -73,15 +75,9 @@ class ModelInstance:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packer = AnswerPacker(arena_name)
         self._client_memory = ClientMemory(client_memory)
-        self._open_batches = OpenBatches(
-            model.version,
-            model.config.is_decoupled,
-            self._packer,
-            reshaper,
-            statistics,
-            on_finished,
-            self._client_memory.deliver,
-        )
+        self._decoupled = model.config.is_decoupled
+        self._open_batches = self._batches(statistics, on_finished)
+        self._warm_up_samples = warm_up
         self._reader = PayloadReader()
         self._lasting_s = 0.0
         self.arena_name = arena_name
@@ -89,7 +85,7 @@ class ModelInstance:
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
 
     def start(self) -> None:
-        """Creates the instance in its thread and waits for it. Raises WeirError when it can't be created."""
+        """Creates the instance in its thread, warms it up and waits for that. Raises WeirError when it can't be done."""
         self._thread.start()
         error = self._created.get()
         if error is not None:
@@ -120,13 +116,10 @@ class ModelInstance:
 
     def _run(self) -> None:
         try:
-            instance = self._loaded.create_instance(self._device)
+            instance = self._created_instance()
         except WeirError as error:
+            self._packer.close()
             self._created.put(error)
-            return
-        except Exception as error:
-            logger.exception("%s: creating the instance failed", self._device.name)
-            self._created.put(internal(f"{type(error).__name__}: {error}"))
             return
         self._created.put(None)
         try:
@@ -139,6 +132,45 @@ class ModelInstance:
             instance.close()
             self._packer.await_readers(self._lasting_s)
             self._packer.close()
+
+    def _created_instance(self) -> Instance:
+        """The instance, warm. Raises WeirError when it can't be made, or its warm-up fails."""
+        try:
+            instance = self._loaded.create_instance(self._device)
+            try:
+                self._warm_up(instance)
+            except BaseException:
+                instance.close()
+                raise
+            return instance
+        except WeirError:
+            raise
+        except Exception as error:
+            logger.exception("%s: creating the instance failed", self._device.name)
+            raise internal(f"{type(error).__name__}: {error}") from error
+
+    def _warm_up(self, instance: Instance) -> None:
+        if not self._warm_up_samples:
+            return
+        warm_up = WarmUp(self._warm_up_samples, self._device.name)
+        counted = self._statistics, self._open_batches
+        self._statistics = ModelStatistics()
+        self._open_batches = self._batches(self._statistics, warm_up.published.put, warm_up.failures)
+        try:
+            warm_up.run(instance, self._attempt)
+        finally:
+            self._statistics, self._open_batches = counted
+
+    def _batches(
+        self,
+        statistics: ModelStatistics,
+        publish: Callable[[FinishedBatch], None],
+        failures: list[str] | None = None,
+    ) -> OpenBatches:
+        deliver = self._client_memory.deliver
+        return OpenBatches(
+            self._version, self._decoupled, self._packer, self._reshaper, statistics, publish, deliver, failures
+        )
 
     def _attempt(self, instance: Instance, batch: RunningBatch) -> FinishedBatch | None:
         """The end of the batch, or None where it has been, or will be, told piece by piece."""

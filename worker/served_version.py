@@ -16,6 +16,7 @@ from worker.model_instance import ModelInstance
 from worker.reshape import Reshaper
 from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
+from worker.warmup import warm_up_samples
 
 
 class ServedVersion:
@@ -44,6 +45,7 @@ class ServedVersion:
         reshaper = Reshaper(model.config)
         controls = SequenceControls(model.config)
         try:
+            warm_up = warm_up_samples(model)
             for number, device in enumerate(instance_devices(model.config)):
                 instance = ModelInstance(
                     self._loaded,
@@ -55,6 +57,7 @@ class ServedVersion:
                     controls if controls.is_needed else None,
                     on_finished,
                     client_memory,
+                    warm_up,
                 )
                 instance.start()
                 self.instances.append(instance)

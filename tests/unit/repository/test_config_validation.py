@@ -43,6 +43,11 @@ def ensemble(*steps, **fields):
 BATCH_INPUT = {"data_type": "TYPE_INT32", "target_name": ["n"], "source_input": ["x"]}
 WARMUP_INPUT = {"data_type": "TYPE_FP32", "dims": [3], "zero_data": True}
 
+
+def warmup(**fields):
+    return {"model_warmup": [{"batch_size": 1, "inputs": {"x": {**WARMUP_INPUT, **fields}}}]}
+
+
 VALID = [
     {},
     {"max_batch_size": 0},
@@ -66,6 +71,8 @@ VALID = [
     {"instance_group": [{"kind": "KIND_GPU", "gpus": [1]}, {"kind": "KIND_MODEL"}]},
     {"response_cache": {"enable": True}},
     {"model_warmup": [{"batch_size": 8, "inputs": {"x": WARMUP_INPUT}}]},
+    {"model_warmup": [{"inputs": {"x": {"dims": [-1]}}}]},  # a batch size of 0 is passed over
+    warmup(dims=[0], zero_data=False),
     ensemble(step({"a": "t"}, {"b": "y"}), step({"a": "x"}, {"b": "t"})),
     ensemble(step({"a": "x"}, {"b": "y"}), response_cache={"enable": True}),
 ]
@@ -276,16 +283,16 @@ INVALID = [
         "with 'decoupled' transaction policy",
     ),
     ({"model_warmup": [{"batch_size": 9}]}, "model_warmup[0].batch_size", "batch size 9"),
+    (warmup(data_type="TYPE_INVALID"), "model_warmup[0].inputs", "'data_type'"),
     (
-        {"model_warmup": [{"inputs": {"x": {**WARMUP_INPUT, "data_type": "TYPE_INVALID"}}}]},
+        warmup(dims=[-1]),
         "model_warmup[0].inputs",
-        "'data_type'",
+        "warmup setting expects all variable-size dimensions are specified for input 'x'",
     ),
-    ({"model_warmup": [{"inputs": {"x": {**WARMUP_INPUT, "dims": [-1]}}}]}, "model_warmup[0].inputs", "fixed dims"),
     (
-        {"model_warmup": [{"inputs": {"x": {"data_type": "TYPE_FP32"}}}]},
+        warmup(zero_data=None),
         "model_warmup[0].inputs",
-        "where its data comes from",
+        "warmup setting expects input 'x' to have input_data_type set",
     ),
 ]
 

@@ -95,7 +95,7 @@ def test_an_override_replaces_the_file(add):
             "stay within",
         ),
         (
-            "\nmodel_warmup [ { batch_size: 1 },\n { inputs { key: 'x' value {} } } ]",
+            "\nmodel_warmup [ { batch_size: 1 },\n { batch_size: 1 inputs { key: 'x' value {} } } ]",
             "net/config.pbtxt:3, field 'model_warmup[1].inputs'",
             "'data_type'",
         ),

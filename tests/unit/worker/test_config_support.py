@@ -56,7 +56,6 @@ SNIPPETS = {
     "instance_group.profile": 'instance_group { profile: "1" }',
     "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',
     "cc_model_filenames": 'cc_model_filenames { key: "8.0" value: "x" }',
-    "model_warmup": 'model_warmup { name: "w" }',
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
     "response_cache.enable": "response_cache { enable: true }",
