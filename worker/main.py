@@ -28,6 +28,7 @@ from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
 from worker.drains import Drains
+from worker.execution_turns import execution_turns
 from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl, check_startup_models
 from worker.model_loader import ModelLoader
@@ -88,6 +89,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         metrics,
         client_memory,
         retries=settings.model_load_retry_count,
+        turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
     )
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     control = ModelControl(

@@ -27,6 +27,7 @@ from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
 from worker.batch_record import record_batch
 from worker.batch_tensors import batch_sizes, has_gone
 from worker.client_memory import ClientMemory, ClientMemoryAccess
+from worker.execution_turns import ExecutionTurn
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
@@ -46,6 +47,8 @@ _NONE_TRACED: Mapping[int, Moments] = {}
 class ModelInstance:
     """One instance and its thread, which runs the samples of `warm_up` before `start` returns.
 
+    Each batch is executed in a `turn`, where instances take turns.
+
     `on_finished` is called in that thread after each batch, and, where a model sends responses itself, for each of them,
     in whatever thread it came.
     """
@@ -62,6 +65,7 @@ class ModelInstance:
         on_finished: Callable[[FinishedBatch], None],
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
         warm_up: Sequence[WarmUpSample] = (),
+        turn: ExecutionTurn | None = None,
     ) -> None:
         self._loaded = loaded
         self._version = model.version
@@ -78,6 +82,7 @@ class ModelInstance:
         self._decoupled = model.config.is_decoupled
         self._open_batches = self._batches(statistics, on_finished)
         self._warm_up_samples = warm_up
+        self._turn = turn
         self._reader = PayloadReader()
         self._lasting_s = 0.0
         self.arena_name = arena_name
@@ -118,20 +123,27 @@ class ModelInstance:
         try:
             instance = self._created_instance()
         except WeirError as error:
+            self._leave_turns()
             self._packer.close()
             self._created.put(error)
             return
         self._created.put(None)
         try:
-            while (batch := self._inbox.get()) is not _STOP:
-                finished = self._attempt(instance, batch)
-                if finished is not None:
-                    self._on_finished(finished)
+            self._take_batches(instance)
             self._open_batches.wait()
         finally:
             instance.close()
             self._packer.await_readers(self._lasting_s)
             self._packer.close()
+
+    def _take_batches(self, instance: Instance) -> None:
+        try:
+            while (batch := self._inbox.get()) is not _STOP:
+                finished = self._attempt_in_turn(instance, batch)
+                if finished is not None:
+                    self._on_finished(finished)
+        finally:
+            self._leave_turns()
 
     def _created_instance(self) -> Instance:
         """The instance, warm. Raises WeirError when it can't be made, or its warm-up fails."""
@@ -157,7 +169,7 @@ class ModelInstance:
         self._statistics = ModelStatistics()
         self._open_batches = self._batches(self._statistics, warm_up.published.put, warm_up.failures)
         try:
-            warm_up.run(instance, self._attempt)
+            warm_up.run(instance, self._attempt_in_turn)
         finally:
             self._statistics, self._open_batches = counted
 
@@ -171,6 +183,19 @@ class ModelInstance:
         return OpenBatches(
             self._version, self._decoupled, self._packer, self._reshaper, statistics, publish, deliver, failures
         )
+
+    def _attempt_in_turn(self, instance: Instance, batch: RunningBatch) -> FinishedBatch | None:
+        if self._turn is None:
+            return self._attempt(instance, batch)
+        self._turn.take()
+        try:
+            return self._attempt(instance, batch)
+        finally:
+            self._turn.give_back(wants_more=not self._inbox.empty())
+
+    def _leave_turns(self) -> None:
+        if self._turn is not None:
+            self._turn.leave()
 
     def _attempt(self, instance: Instance, batch: RunningBatch) -> FinishedBatch | None:
         """The end of the batch, or None where it has been, or will be, told piece by piece."""

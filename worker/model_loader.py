@@ -25,6 +25,7 @@ from worker.backend import Backend, ModelVersion
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
 from worker.config_support import check_supported
+from worker.execution_turns import ExecutionTurns
 from worker.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")
@@ -58,7 +59,8 @@ class ModelLoader:
     """Loads models of one repository; `arena_prefix` is unique to the worker. Blocking: called off the event loop.
 
     A version that fails to load is tried `retries` times more. `metrics` says what is observed of the models beyond what
-    is always counted, `client_memory` what they may do with memory that clients share.
+    is always counted, `client_memory` what they may do with memory that clients share, `turns` when instances may
+    execute (None: always).
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ModelLoader:
         metrics: MetricsConfig | None = None,
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
         retries: int = 0,
+        turns: ExecutionTurns | None = None,
     ) -> None:
         self.repository = repository
         self._metrics = metrics or MetricsConfig()
@@ -78,6 +81,7 @@ class ModelLoader:
         self._arena_prefix = arena_prefix
         self._on_finished = on_finished
         self._retries = retries
+        self._turns = turns
         self._loads = count(1)
 
     def scan(self) -> dict[str, FoundModel]:
@@ -163,6 +167,7 @@ class ModelLoader:
                     self._metrics,
                     self._client_memory,
                     load_number,
+                    self._turns,
                 )
             except Exception as error:
                 attempts += 1

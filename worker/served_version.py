@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from schemas.model_config import ModelConfig
 from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
-from worker.backend import Backend, InstanceDevice, LoadedModel, ModelVersion
+from worker.backend import Backend, LoadedModel, ModelVersion
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
+from worker.execution_turns import ExecutionTurns
+from worker.instance_plan import planned_instances
 from worker.latencies import observer_for
 from worker.model_instance import ModelInstance
+from worker.rate_limiter import needs_of
 from worker.reshape import Reshaper
 from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
@@ -22,8 +24,9 @@ from worker.warmup import warm_up_samples
 class ServedVersion:
     """Loads a version and creates its instances; blocking, so called off the event loop.
 
-    `load_number` is another for each load in this worker: instances that keep the state of sequences are numbered by it.
-    Raises WeirError when the version or one of its instances can't be made; nothing is left over then.
+    `instances` are those that take batches; passive ones are only made. `turns` says when instances may execute, None for
+    always. `load_number` is another for each load in this worker: instances that keep the state of sequences are numbered
+    by it. Raises WeirError when the version or one of its instances can't be made; nothing is left over then.
     """
 
     def __init__(
@@ -35,18 +38,20 @@ class ServedVersion:
         metrics: MetricsConfig,
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
         load_number: int = 0,
+        turns: ExecutionTurns | None = None,
     ) -> None:
         begun_s = time.monotonic()
         self.model = model
         self.statistics = ModelStatistics(latencies=observer_for(model.config, metrics))
         self._first_instance = load_number * MAX_INSTANCES if model.config.sequence_batching else 0
         self.instances: list[ModelInstance] = []
+        self._passive: list[ModelInstance] = []
         self._loaded: LoadedModel = backend.load(model)
         reshaper = Reshaper(model.config)
         controls = SequenceControls(model.config)
         try:
             warm_up = warm_up_samples(model)
-            for number, device in enumerate(instance_devices(model.config)):
+            for number, (device, group) in enumerate(planned_instances(model.config)):
                 instance = ModelInstance(
                     self._loaded,
                     model,
@@ -57,10 +62,13 @@ class ServedVersion:
                     controls if controls.is_needed else None,
                     on_finished,
                     client_memory,
-                    warm_up,
+                    () if group.passive else warm_up,
+                    None
+                    if group.passive or turns is None
+                    else turns.join(needs_of(group.rate_limiter, device.device_id)),
                 )
                 instance.start()
-                self.instances.append(instance)
+                (self._passive if group.passive else self.instances).append(instance)
         except BaseException:
             self.unload()
             raise
@@ -86,20 +94,8 @@ class ServedVersion:
 
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`."""
-        for instance in self.instances:
+        for instance in (*self.instances, *self._passive):
             instance.stop(wait_for_readers)
         self.instances.clear()
+        self._passive.clear()
         self._loaded.unload()
-
-
-def instance_devices(config: ModelConfig) -> list[InstanceDevice]:
-    """One device for each instance that `instance_group` asks for, named as in Triton (`<group>_<number>`)."""
-    devices: list[InstanceDevice] = []
-    for group in config.instance_group:
-        if group.passive:
-            continue
-        places = group.gpus if group.kind == "KIND_GPU" else [0]
-        for place in places:
-            for _ in range(max(1, group.count)):
-                devices.append(InstanceDevice(group.kind, place, f"{group.name}_{len(devices)}"))
-    return devices or [InstanceDevice("KIND_CPU", 0, f"{config.name}_0")]

@@ -29,6 +29,8 @@ class WorkerSettings:
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
     backend_config: tuple[str, ...] = ()
+    rate_limit: str = "off"
+    rate_limit_resource: tuple[str, ...] = ()
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
     metrics_config: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weir.options.forms import device_pair, rate_limit_resource, setting_of
+from weir.options.forms import device_pair, setting_of
 from weir.options.option import Option
 from weir.options.values import Checked, Integer, Number, Switch, Text, Value
 
@@ -37,12 +37,6 @@ _ROWS: tuple[tuple[str, Value, bool, str], ...] = (
         Checked("POLICY,SETTING=VALUE", setting_of("host-policy", "policy name")),
         True,
         "processes are placed by the operating system",
-    ),
-    (
-        "--rate-limit-resource",
-        Checked("NAME:COUNT[:DEVICE]", rate_limit_resource),
-        True,
-        "it counts only with --rate-limit=execution_count, which is refused",
     ),
     ("--sagemaker-port", Integer(), False, _NO_SAGEMAKER),
     ("--sagemaker-safe-port-range", Text("PORT-PORT"), False, _NO_SAGEMAKER),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from weir.options.forms import rate_limit_resource
 from weir.options.option import GATEWAY, SERVE, WORKER, Option, switch
-from weir.options.values import Choice, Integer, NotEmpty, Number, Text
+from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Text
 
 _IN_WORKER = (SERVE, WORKER)
 
@@ -93,5 +94,28 @@ def _models() -> tuple[Option, ...]:
     )
 
 
-MODEL_OPTIONS: tuple[Option, ...] = (*_models(),)
+def _rate_limiter() -> tuple[Option, ...]:
+    panel: dict[str, Any] = {"panel": "Rate limiter", "commands": _IN_WORKER}
+    return (
+        Option(
+            names=("--rate-limit",),
+            value=Choice(("execution_count", "off"), "invalid argument for --rate-limit"),
+            default="off",
+            help="execution_count: instances execute when the resources are free that their group names, those first that "
+            "have had the fewest turns; off: whenever they like.",
+            differs="Resources are those of one worker; who waits for some holds up only those that need them too.",
+            **panel,
+        ),
+        Option(
+            names=("--rate-limit-resource",),
+            value=Checked("NAME:COUNT[:DEVICE]", rate_limit_resource),
+            help="How much there is of a resource, with --rate-limit=execution_count; may be repeated. Without it there is "
+            "as much of each as the most needy instance needs.",
+            repeatable=True,
+            **panel,
+        ),
+    )
+
+
+MODEL_OPTIONS: tuple[Option, ...] = (*_models(), *_rate_limiter())
 """Those of this module."""

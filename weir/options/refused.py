@@ -9,7 +9,7 @@ from typing import Any
 
 from weir.options.forms import cache_setting, device_pair
 from weir.options.option import Option
-from weir.options.values import Checked, Choice, Integer, Switch, Text, Value
+from weir.options.values import Checked, Integer, Switch, Text, Value
 
 _PANEL = "Refused"
 
@@ -22,19 +22,13 @@ def _never(value: Any) -> bool:
 
 
 def _off(value: Any) -> bool:
-    return value in (False, "off")
+    return value is False
 
 
 _ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
     ("--allow-sagemaker", Switch(), _off, "SageMaker's endpoints are not served"),
     ("--allow-vertex-ai", Switch(), _off, "Vertex AI's endpoints are not served"),
     ("--model-namespacing", Switch(), _off, "models are told apart by their names alone yet"),
-    (
-        "--rate-limit",
-        Choice(("execution_count", "off"), "invalid argument for --rate-limit"),
-        _off,
-        "instances run as soon as they are free; there is no rate limiter yet",
-    ),
     ("--cache-config", Checked("CACHE,KEY=VALUE", cache_setting), _never, _NO_CACHE),
     ("--cache-directory", Text("FOLDER"), _never, "caches of Triton's are shared libraries, which can't be loaded"),
     ("--model-load-gpu-limit", Checked("DEVICE:FRACTION", device_pair), _never, "device memory is not limited yet"),
@@ -51,7 +45,7 @@ REFUSED: tuple[Option, ...] = tuple(
         value=value,
         repeatable=name in _REPEATABLE,
         bare="true" if isinstance(value, Switch) else None,
-        help=f"{'Refused' if harmless is _never else 'Only false' if isinstance(value, Switch) else 'Only off'}: {why}.",
+        help=f"{'Refused' if harmless is _never else 'Only false'}: {why}.",
         refused=why,
         harmless=harmless,
         panel=_PANEL,

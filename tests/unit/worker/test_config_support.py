@@ -51,7 +51,6 @@ SNIPPETS = {
     "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
     "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
     "ensemble_scheduling": 'ensemble_scheduling { step { model_name: "a" } }',
-    "instance_group.rate_limiter": "instance_group { rate_limiter { priority: 1 } }",
     "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
     "instance_group.profile": 'instance_group { profile: "1" }',
     "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from schemas.registry import UNLOADED, ModelState, VersionRecord
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.batch_execution import FinishedBatch
+from worker.instance_plan import planned_instances
 from worker.model_loader import LoadedResult, ModelLoader, backend_for, check_supported
 from worker.running_batch import RunningBatch
-from worker.served_version import instance_devices
 
 Finished = queue.SimpleQueue[FinishedBatch]
 
@@ -193,14 +194,25 @@ def test_instances_are_named_and_placed_as_in_triton() -> None:
         InstanceGroup(name="gpu", kind="KIND_GPU", count=1, gpus=[0, 2]),
         InstanceGroup(name="idle", kind="KIND_CPU", count=3, passive=True),
     ]
-    devices = instance_devices(ModelConfig(name="m", instance_group=groups))
-    assert [(device.kind, device.device_id) for device in devices] == [
-        ("KIND_CPU", 0),
-        ("KIND_CPU", 0),
-        ("KIND_GPU", 0),
-        ("KIND_GPU", 2),
+    plan = planned_instances(ModelConfig(name="m", instance_group=groups))
+    assert [(device.kind, device.device_id, group.passive) for device, group in plan] == [
+        ("KIND_CPU", 0, False),
+        ("KIND_CPU", 0, False),
+        ("KIND_GPU", 0, False),
+        ("KIND_GPU", 2, False),
+        *[("KIND_CPU", 0, True)] * 3,
     ]
-    assert [device.name for device in devices[:2]] == ["cpu_0", "cpu_1"]
+    assert [device.name for device, _ in plan[:2]] == ["cpu_0", "cpu_1"]
+    assert len({device.name for device, _ in plan}) == 7
+
+
+def test_passive_instances_are_made_and_not_told_of(loading: Loading, tmp_path: Path) -> None:
+    write_model(tmp_path, "neg", more="instance_group [{ count: 3 kind: KIND_CPU passive: true }]")
+    result = loading.load("neg")
+    assert result.reason == ""
+    assert result.records[1].instances == len(result.served[1].instances) == 2
+    names = {thread.name for thread in threading.enumerate()}
+    assert {"neg_0_0", "neg_0_1", "neg_1_2", "neg_1_3", "neg_1_4"} <= names
 
 
 def test_only_python_models_may_be_decoupled() -> None:

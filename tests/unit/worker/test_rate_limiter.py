@@ -1,0 +1,294 @@
+"""The rate limiter under any order of events: never more is taken than there is, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import ErrorCode, WeirError
+from schemas.execution_config import RateLimiter as RateLimiterConfig
+from worker.execution_turns import ExecutionTurns, execution_turns
+from worker.rate_limiter import EACH_DEVICE, GLOBAL, Needs, RateLimiter, Resource, explicit_amounts, needs_of
+
+EVENTS = Counter[str]()
+"""What the property tests have tried."""
+
+A: Resource = ("A", 0)
+B: Resource = ("B", GLOBAL)
+
+
+class Model:
+    """A limiter, and what must be true of it after each event."""
+
+    def __init__(self) -> None:
+        self.limiter: RateLimiter[int] = RateLimiter()
+        self.needs: dict[int, Needs] = {}
+        self.waiting: list[int] = []
+        self.executing: set[int] = set()
+        self.turns: Counter[int] = Counter()
+
+    def add(self, instance: int, needs: Needs) -> None:
+        EVENTS["add"] += 1
+        self.limiter.add(instance, needs)
+        self.needs[instance] = needs
+        self.check([])
+
+    def remove(self, instance: int) -> None:
+        EVENTS["remove"] += 1
+        del self.needs[instance]
+        self.executing.discard(instance)
+        if instance in self.waiting:
+            self.waiting.remove(instance)
+        self.check(self.limiter.remove(instance))
+
+    def ask(self, instance: int) -> None:
+        EVENTS["ask"] += 1
+        self.waiting.append(instance)
+        self.check(self.limiter.ask(instance))
+
+    def give_back(self, instance: int, wants_more: bool) -> None:
+        EVENTS["give back"] += 1
+        self.executing.remove(instance)
+        if wants_more:
+            self.waiting.append(instance)
+        self.check(self.limiter.give_back(instance, wants_more))
+
+    def check(self, granted: list[int]) -> None:
+        for instance in granted:
+            self.waiting.remove(instance)
+            self.executing.add(instance)
+            self.turns[instance] += 1
+        taken = Counter[Resource]()
+        for instance in self.executing:
+            taken.update(self.needs[instance].resources)
+        assert +taken == +Counter(self.limiter.taken)
+        for instance in granted:
+            for resource in self.needs[instance].resources:
+                assert taken[resource] <= self.limiter.amounts[resource]
+        most = Counter[Resource]()
+        for needs in self.needs.values():
+            most |= Counter(needs.resources)
+        assert +most == +Counter(self.limiter.amounts)
+        assert self.executing or not self.waiting, "somebody waits for nobody"
+        for instance in self.waiting:
+            needed = +Counter(self.needs[instance].resources)
+            others = [other for other in (*self.executing, *self.waiting) if other != instance]
+            assert any(needed.keys() & (+Counter(self.needs[other].resources)).keys() for other in others)
+
+
+resources = st.dictionaries(st.sampled_from([A, ("A", 1), B, ("C", GLOBAL)]), st.integers(0, 3), max_size=3)
+needs = st.builds(Needs, resources, st.integers(1, 4))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_never_more_is_taken_than_there_is_and_nobody_is_forgotten(data: st.DataObject) -> None:
+    model = Model()
+    for number, need in enumerate(data.draw(st.lists(needs, min_size=1, max_size=5))):
+        model.add(number, need)
+    last = len(model.needs)
+    for _ in range(data.draw(st.integers(1, 40))):
+        idle = sorted(model.needs.keys() - model.executing - set(model.waiting))
+        choices = ["add"]
+        choices += ["ask"] * 3 if idle else []
+        choices += ["give back"] * 3 if model.executing else []
+        choices += ["remove"] if model.needs else []
+        match data.draw(st.sampled_from(choices)):
+            case "add":
+                model.add(last, data.draw(needs))
+                last += 1
+            case "remove":
+                model.remove(data.draw(st.sampled_from(sorted(model.needs))))
+            case "ask":
+                model.ask(data.draw(st.sampled_from(idle)))
+            case _:
+                model.give_back(data.draw(st.sampled_from(sorted(model.executing))), data.draw(st.booleans()))
+    while model.executing:
+        model.give_back(min(model.executing), False)
+    assert not model.waiting
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(50, 300))
+def test_who_always_wants_gets_turns_by_his_priority(priorities: list[int], turns: int) -> None:
+    model = Model()
+    for number, priority in enumerate(priorities):
+        model.add(number, Needs({A: 1}, priority))
+    for number in range(len(priorities)):
+        model.ask(number)
+    for _ in range(turns):
+        (running,) = model.executing
+        model.give_back(running, True)
+    used = [model.turns[number] * priority for number, priority in enumerate(priorities)]
+    assert max(used) - min(used) <= max(priorities)
+
+
+@settings(max_examples=100)
+@given(st.lists(needs, min_size=2, max_size=6), st.randoms(use_true_random=False))
+def test_who_wants_is_served_however_the_others_push(all_needs: list[Needs], random: Any) -> None:
+    model = Model()
+    for number, need in enumerate(all_needs):
+        model.add(number, need)
+    for number in range(len(all_needs)):
+        model.ask(number)
+    # Nobody's turn comes later than when each other has had as many as his own is worth, and some that were under way.
+    for _ in range(10 * len(all_needs) * len(all_needs)):
+        model.give_back(random.choice(sorted(model.executing)), True)
+        if all(model.turns[number] for number in range(len(all_needs))):
+            return
+    raise AssertionError(model.turns)
+
+
+def test_priority_2_has_half_the_turns_of_priority_1() -> None:
+    model = Model()
+    for number, priority in enumerate([1, 2]):
+        model.add(number, Needs({A: 1}, priority))
+        model.ask(number)
+    for _ in range(299):
+        model.give_back(*model.executing, True)
+    assert model.turns == {0: 200, 1: 100}
+
+
+def test_who_waits_is_not_overtaken_by_those_that_need_less() -> None:
+    model = Model()
+    model.add(0, Needs({A: 2}))
+    for number in (1, 2):
+        model.add(number, Needs({A: 1}))
+        model.ask(number)
+    model.ask(0)
+    model.give_back(1, False)
+    model.ask(1)
+    assert model.waiting == [0, 1], "one of two is free, but it is kept"
+    model.give_back(2, False)
+    assert model.executing == {0}
+
+
+def test_who_waits_keeps_nobody_from_other_resources() -> None:
+    model = Model()
+    model.add(0, Needs({A: 1}))
+    model.add(1, Needs({A: 1}))
+    model.add(2, Needs({B: 1}))
+    model.add(3, Needs({}))
+    for number in range(4):
+        model.ask(number)
+    assert model.executing == {0, 2, 3}
+
+
+def test_who_comes_late_is_level_with_the_others() -> None:
+    model = Model()
+    model.add(0, Needs({A: 1}))
+    model.ask(0)
+    for _ in range(1000):
+        model.give_back(0, True)
+    model.add(1, Needs({A: 1}))
+    model.ask(1)
+    for _ in range(10):
+        model.give_back(*model.executing, True)
+    assert abs(model.turns[0] - 1000 - model.turns[1]) <= 2
+
+
+def limit(**fields: Any) -> RateLimiterConfig:
+    return RateLimiterConfig.model_validate(fields)
+
+
+def test_needs_are_read_from_the_configuration() -> None:
+    rows = [{"name": "R1", "count": 4}, {"name": "R2", "global": True, "count": 2}]
+    assert needs_of(limit(resources=rows, priority=3), 1) == Needs({("R1", 1): 4, ("R2", GLOBAL): 2}, 3)
+    assert needs_of(limit(), 0).priority == 1
+    assert needs_of(None, 0) == Needs({})
+
+
+def test_amounts_are_read_from_the_command_line() -> None:
+    assert explicit_amounts(["R1:10", "R1:3:1"]) == {("R1", EACH_DEVICE): 10, ("R1", 1): 3}
+
+
+@pytest.mark.parametrize(
+    ("told", "resource", "amount"),
+    [
+        (["A:5"], A, 5),
+        (["A:5:0"], A, 5),
+        (["A:5:1"], A, 0),
+        (["A:2", "A:7:0", "A:9:1"], A, 7),
+        (["B:5"], B, 5),
+        (["B:5:3", "B:4:1"], B, 5),
+        (["C:5"], A, 0),
+    ],
+)
+def test_explicit_amounts_hold_where_there_are_any(told: list[str], resource: Resource, amount: int) -> None:
+    limiter: RateLimiter[str] = RateLimiter(explicit_amounts(told))
+    limiter.add("other", Needs({}))
+    if amount:
+        limiter.add("m", Needs({resource: amount}))
+        limiter.remove("m")
+        limiter.add("m", Needs({resource: 1}))
+        assert limiter.amounts == {resource: amount}
+    text = (
+        f'Resource count for "{resource[0]}" is limited to {amount} which will prevent scheduling of one or more model '
+        f"instances, the minimum required count is {amount + 1}"
+    )
+    with pytest.raises(WeirError, match=f"^{re.escape(text)}$") as error:
+        limiter.add("n", Needs({resource: amount + 1}))
+    assert error.value.code is ErrorCode.INVALID_ARG
+    assert limiter.ask("other") == ["other"], "who was there goes on"
+
+
+def test_a_resource_is_global_or_of_devices() -> None:
+    limiter: RateLimiter[str] = RateLimiter()
+    limiter.add("m", Needs({("R", 0): 1}))
+    text = 'Resource "R" is present as both global and device-specific resource in the model configuration.'
+    for needs in (Needs({("R", GLOBAL): 1}), Needs({("Q", 0): 1, ("R", GLOBAL): 1})):
+        with pytest.raises(WeirError, match=f"^{re.escape(text)}$"):
+            limiter.add("n", needs)
+    assert limiter.amounts == {("R", 0): 1}
+    limiter.remove("m")
+    limiter.add("n", Needs({("R", GLOBAL): 1}))
+
+
+def test_there_are_no_turns_where_instances_run_as_they_like() -> None:
+    assert execution_turns("off", ["R:1"]) is None
+    turns = execution_turns("execution_count", ["R:1"])
+    assert turns is not None
+    with pytest.raises(WeirError, match="minimum required count is 2"):
+        turns.join(Needs({("R", 0): 2}))
+
+
+def test_threads_that_share_a_resource_never_execute_together() -> None:
+    turns = ExecutionTurns(RateLimiter())
+    inside: list[int] = []
+    most: list[int] = []
+
+    def run(number: int) -> None:
+        turn = turns.join(Needs({A: 1}, number + 1))
+        for left in reversed(range(200)):
+            turn.take()
+            inside.append(number)
+            most.append(len(inside))
+            inside.remove(number)
+            turn.give_back(wants_more=left % 3 != 0)
+        turn.leave()
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(most) == 800
+    assert max(most) == 1
+
+
+def test_who_leaves_gives_back_the_turn_that_he_asked_for_in_vain() -> None:
+    turns = ExecutionTurns(RateLimiter())
+    leaving, staying = turns.join(Needs({A: 1})), turns.join(Needs({A: 1}))
+    leaving.take()
+    leaving.give_back(wants_more=True)
+    leaving.leave()
+    staying.take()
+    staying.give_back(wants_more=False)
+    staying.leave()

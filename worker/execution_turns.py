@@ -1,0 +1,63 @@
+"""`ExecutionTurns`: the rate limiter between the threads of instances, each of which waits here for its turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from worker.rate_limiter import Needs, RateLimiter, explicit_amounts
+
+
+def execution_turns(mode: str, resources: Sequence[str]) -> ExecutionTurns | None:
+    """Those of a worker by its options `--rate-limit` and `--rate-limit-resource`; None when instances run as they like."""
+    return None if mode == "off" else ExecutionTurns(RateLimiter(explicit_amounts(resources)))
+
+
+class ExecutionTurns:
+    """The turns of all instances of a worker, by one `RateLimiter`; for any thread."""
+
+    def __init__(self, limiter: RateLimiter[ExecutionTurn]) -> None:
+        self._limiter = limiter
+        self._lock = threading.Lock()
+
+    def join(self, needs: Needs) -> ExecutionTurn:
+        """The turns of one more instance. Raises WeirError when it could never have one."""
+        turn = ExecutionTurn(self._limiter, self._lock)
+        with self._lock:
+            self._limiter.add(turn, needs)
+        return turn
+
+
+class ExecutionTurn:
+    """The turns of one instance: its thread takes one for each batch and gives it back, and leaves in the end."""
+
+    def __init__(self, limiter: RateLimiter[ExecutionTurn], lock: threading.Lock) -> None:
+        self._limiter = limiter
+        self._lock = lock
+        self._has_asked = False
+        self._granted = threading.Event()
+
+    def take(self) -> None:
+        """Returns when the instance may execute."""
+        if not self._has_asked:
+            with self._lock:
+                _grant(self._limiter.ask(self))
+        self._granted.wait()
+        self._granted.clear()
+        self._has_asked = False
+
+    def give_back(self, wants_more: bool) -> None:
+        """The instance has executed; `wants_more` says that it will take the next turn at once."""
+        self._has_asked = wants_more
+        with self._lock:
+            _grant(self._limiter.give_back(self, wants_more))
+
+    def leave(self) -> None:
+        """The instance takes none any more."""
+        with self._lock:
+            _grant(self._limiter.remove(self))
+
+
+def _grant(turns: Iterable[ExecutionTurn]) -> None:
+    for turn in turns:
+        turn._granted.set()
