@@ -130,6 +130,8 @@ _BOUNDS = [
     ("scheduler.batcher_choice", "DEFAULT_MAX_QUEUE_SIZE", "requests that wait for one version", "503"),
     ("scheduler.sequence_scheduler", "MAX_WAITING", "requests of sequences that wait for one version", "503"),
     ("scheduler.sequences", "MAX_LOST", "lost sequences that are remembered by name", "refused as not started"),
+    ("scheduler.event_log", "MAX_LOG_FILE_BYTES", "events in one file of an event log", "the next file is begun"),
+    ("scheduler.event_log", "KEPT_LOG_FILES", "files of event logs kept of each model", "the oldest is removed"),
     (
         "worker.statistics",
         "MAX_RESPONSE_INDEXES",

@@ -12,6 +12,9 @@ from scheduler.model_scheduler import ModelScheduler
 MAX_HELD_BYTES = 256 << 20
 """Frames of one model held in memory; beyond it they stay in the stream, whose limits refuse publishes."""
 
+NewModel = Callable[[str, Callable[[], int]], ModelScheduler]
+"""Makes the policy of a model, of its name and what draws batch ids."""
+
 
 class LiveFrame:
     """A frame that was pulled: acknowledged when the last of its requests has ended.

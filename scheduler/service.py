@@ -25,7 +25,7 @@ from bus.streams import ensure_streams, take_live_consumer
 from scheduler.counters import forget_unloaded, model_counters, pack_scheduler
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.outlook import is_unloading, outlook
-from scheduler.owned_model import LiveFrame, OwnedModel
+from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
@@ -51,7 +51,10 @@ RECONNECT_GRACE_S = 2.0
 class SchedulerService:
     """One scheduler process: owns the queues of models and keeps their instances busy."""
 
-    def __init__(self, bus: Bus, scheduler_id: str, background: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, bus: Bus, scheduler_id: str, background: asyncio.TaskGroup, new_model: NewModel = ModelScheduler
+    ) -> None:
+        self._new_model = new_model
         self._bus = bus
         self._background = background
         self._id = scheduler_id
@@ -97,7 +100,7 @@ class SchedulerService:
             lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
-        owned = OwnedModel(ModelScheduler(name, self._batch_ids.__next__), pull, self._touch, unsubscribe)
+        owned = OwnedModel(self._new_model(name, self._batch_ids.__next__), pull, self._touch, unsubscribe)
         self._models[name] = owned
         await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
         await self._bus.subscribe(subjects.drain(name), partial(self._on_drain, owned))

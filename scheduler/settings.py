@@ -16,6 +16,7 @@ class SchedulerSettings:
     nats_url: str
     scheduler_id: str | None = None
     exit_timeout_secs: float = 30.0
+    event_log: str = ""
     log_format: str = "default"
     log_file: str = ""
     log_verbose: int = 0

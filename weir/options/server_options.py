@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir import NATS_URL_VARIABLE
-from weir.options.option import GATEWAY, ROLES, SERVE, WORKER, Option, switch
+from weir.options.option import GATEWAY, ROLES, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Choice, Integer, Number, Text, Verbosity
 
 _EVERYWHERE = (SERVE, *ROLES)
@@ -123,6 +123,16 @@ def _log() -> tuple[Option, ...]:
         ),
         Option(
             names=("--log-file",), value=Text("FILE"), default="", shown_default="stderr", help="Log there.", **panel
+        ),
+        Option(
+            names=("--event-log",),
+            value=Text("FOLDER"),
+            default="",
+            shown_default="none",
+            help="Record there what schedulers decide and why, for python -m scheduler.replay; tensors are not recorded.",
+            panel="Log",
+            ours=True,
+            commands=(SERVE, SCHEDULER),
         ),
     )
 

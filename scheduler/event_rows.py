@@ -1,0 +1,178 @@
+"""The rows of an event log: what was asked of a `ModelScheduler`, and a digest of what it decided.
+
+A log is a msgpack stream: a header (a map, see `header`), then one row for each event,
+`[event, batch ids, digest]`. `event` is the msgpack of (number, method, arguments, arguments by name). The batch ids are
+those that were drawn during the event, for models draw them from one counter. The digest is over the event and the
+actions that came of it, so a row that was changed is noticed, and so is a policy that decides otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any
+
+import msgpack
+
+from scheduler.placement import Instance
+from scheduler.queued_request import QueuedRequest
+from scheduler.version_scheduler import Batch
+from schemas.errors import WeirError
+from schemas.model_config import ModelConfig
+
+FORMAT = "weir scheduler events"
+FORMAT_VERSION = 1
+
+EVENTS = (
+    "configure",
+    "look_ahead",
+    "set_instances",
+    "worker_lost",
+    "enqueue",
+    "cancel",
+    "dispatch",
+    "complete",
+    "batches_missing",
+    "expire",
+)
+"""The methods of `ModelScheduler` that change something; all others only tell."""
+
+_DIGEST_BYTES = 8
+_REQUEST, _CONFIG, _SET = 1, 2, 3
+
+REQUEST_FIELDS = tuple(name for name in QueuedRequest.__slots__ if name not in ("frame", "body"))
+"""What is kept of a request, in order; the length of its body stands behind."""
+
+_facts = attrgetter(*REQUEST_FIELDS)
+
+
+class NoFrame:
+    """Stands for the message a request came in, where there is no bus."""
+
+    def delegate(self, batch_id: int, requests: int) -> str | None:
+        """See `scheduler.queued_request.Frame`."""
+        return None
+
+    def requests_ended(self, requests: int, batch_id: int) -> None:
+        """See `scheduler.queued_request.Frame`."""
+
+
+NO_FRAME = NoFrame()
+
+zeros = cache(bytes)
+"""A body of so many bytes: of a body only the length matters to a policy, and many requests may share one."""
+
+
+def header(model: str, options: Mapping[str, int], first: int, unix_us: int, state: bytes | None) -> bytes:
+    """The head of a file for `model` whose first event has the number `first`.
+
+    `options` are those of `ModelScheduler`, `state` is what `pack_state` gives for the scheduler before it, None where
+    it is new.
+    """
+    head = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "model": model,
+        "options": options,
+        "first": first,
+        "unix_us": unix_us,
+        "request_fields": REQUEST_FIELDS,
+        "state": state,
+    }
+    return bytes(msgpack.packb(head))
+
+
+def kept(argument: Any) -> Any:
+    """The argument, in a form that can be read twice."""
+    if isinstance(argument, Iterator):
+        return list(argument)
+    return argument
+
+
+def pack_event(number: int, method: str, arguments: tuple[Any, ...], by_name: Mapping[str, Any]) -> bytes:
+    """The first part of a row; the arguments are `kept`. To be called before the method, which changes requests."""
+    return bytes(_event_packer.pack((number, method, arguments, by_name)))
+
+
+def unpack_event(event: bytes) -> tuple[int, str, list[Any], dict[str, Any]]:
+    """(number, method, arguments, arguments by name), ready to call the method with. Raises ValueError or TypeError."""
+    number, method, arguments, by_name = msgpack.unpackb(event, ext_hook=_from_extension, strict_map_key=False)
+    if method not in EVENTS or type(number) is not int:
+        raise ValueError(f"no event of a scheduler: {method!r}")
+    return number, method, arguments, by_name
+
+
+def pack_row(event: bytes, batch_ids: list[int], digest: bytes) -> bytes:
+    """The whole row."""
+    return bytes(msgpack.packb((event, batch_ids, digest)))
+
+
+def digest_of(event: bytes, actions: Any) -> bytes:
+    """What stands for an event and what a method has returned."""
+    return blake2b(event + _action_packer.pack(actions), digest_size=_DIGEST_BYTES).digest()
+
+
+# How what is not plain is written
+
+
+def _of_event(value: Any) -> Any:
+    if type(value) is QueuedRequest:
+        return msgpack.ExtType(_REQUEST, _plain_packer.pack((*_facts(value), len(value.body))))
+    if isinstance(value, ModelConfig):
+        return msgpack.ExtType(_CONFIG, _plain_packer.pack(value.model_dump(exclude_defaults=True)))
+    if isinstance(value, set | frozenset):
+        return msgpack.ExtType(_SET, _plain_packer.pack(sorted(value)))
+    return _of_any(value)
+
+
+def _of_action(value: Any) -> Any:
+    if type(value) is QueuedRequest:
+        return value.gateway, value.key
+    if isinstance(value, Batch):
+        return [getattr(value, name) for name in Batch.__slots__]
+    if isinstance(value, Instance):
+        return value.worker, value.number
+    if isinstance(value, WeirError):
+        return value.code.name, value.message
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return _of_any(value)
+
+
+def _of_any(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    return type(value).__name__  # a log must never be what a request fails of
+
+
+def _packer(default: Callable[[Any], Any] | None) -> msgpack.Packer:
+    return msgpack.Packer(default=default, use_bin_type=True, autoreset=True)
+
+
+_plain_packer = _packer(None)
+_event_packer = _packer(_of_event)
+_action_packer = _packer(_of_action)
+
+
+def _from_extension(code: int, data: bytes) -> Any:
+    value = msgpack.unpackb(data, strict_map_key=False)
+    if code == _REQUEST:
+        return _request(value)
+    if code == _CONFIG:
+        return ModelConfig.model_validate(value)
+    if code == _SET:
+        return frozenset(value)
+    raise ValueError(f"extension {code}")
+
+
+def _request(facts: list[Any]) -> QueuedRequest:
+    request = QueuedRequest()
+    for name, fact in zip((*REQUEST_FIELDS, "body"), facts, strict=True):
+        setattr(request, name, fact)
+    request.body = zeros(facts[-1])
+    request.frame = NO_FRAME
+    return request
