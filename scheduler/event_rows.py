@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from hashlib import blake2b
+from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +41,8 @@ EVENTS = (
 """The methods of `ModelScheduler` that change something; all others only tell."""
 
 _DIGEST_BYTES = 8
-_REQUEST, _CONFIG, _SET = 1, 2, 3
+_REQUEST, _CONFIG, _SET, _NAMED_TUPLE = 1, 2, 3, 4
+_OURS = ("scheduler", "schemas")
 
 REQUEST_FIELDS = tuple(name for name in QueuedRequest.__slots__ if name not in ("frame", "body"))
 """What is kept of a request, in order; the length of its body stands behind."""
@@ -84,6 +86,32 @@ def header(model: str, options: Mapping[str, int], first: int, unix_us: int, sta
     return bytes(msgpack.packb(head))
 
 
+def our_class(module: str, name: str) -> type:
+    """The class of this qualified name in one of our modules; ValueError, ImportError or AttributeError if none is."""
+    if module.partition(".")[0] not in _OURS:
+        raise ValueError(f"a class of {module}")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        raise ValueError(f"{module}.{name} is no class")
+    return found
+
+
+def named_tuple(module: str, name: str, items: Iterable[Any]) -> Any:
+    """The named tuple of this class; where its module has a constant like it, that: it may be told by its identity."""
+    kind = our_class(module, name)
+    if not issubclass(kind, tuple):
+        raise ValueError(f"{module}.{name} is no named tuple")
+    made = tuple.__new__(kind, items)
+    return next((constant for constant in _constants(kind) if constant == made), made)
+
+
+@cache
+def _constants(kind: type) -> list[Any]:
+    return [value for value in vars(import_module(kind.__module__)).values() if type(value) is kind]
+
+
 def kept(argument: Any) -> Any:
     """The argument, in a form that can be read twice."""
     if isinstance(argument, Iterator):
@@ -119,7 +147,7 @@ def digest_of(event: bytes, actions: Any) -> bytes:
 
 def _of_event(value: Any) -> Any:
     if type(value) is QueuedRequest:
-        return msgpack.ExtType(_REQUEST, _plain_packer.pack((*_facts(value), len(value.body))))
+        return msgpack.ExtType(_REQUEST, _facts_packer.pack([*_facts(value), len(value.body)]))
     if isinstance(value, ModelConfig):
         return msgpack.ExtType(_CONFIG, _plain_packer.pack(value.model_dump(exclude_defaults=True)))
     if isinstance(value, set | frozenset):
@@ -141,6 +169,15 @@ def _of_action(value: Any) -> Any:
     return _of_any(value)
 
 
+def _of_fact(value: Any) -> Any:
+    if isinstance(value, tuple):
+        if type(value) is tuple:
+            return list(value)
+        kind = type(value)
+        return msgpack.ExtType(_NAMED_TUPLE, _plain_packer.pack([kind.__module__, kind.__qualname__, list(value)]))
+    return _of_any(value)
+
+
 def _of_any(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
@@ -149,23 +186,26 @@ def _of_any(value: Any) -> Any:
     return type(value).__name__  # a log must never be what a request fails of
 
 
-def _packer(default: Callable[[Any], Any] | None) -> msgpack.Packer:
-    return msgpack.Packer(default=default, use_bin_type=True, autoreset=True)
+def _packer(default: Callable[[Any], Any], strict_types: bool = False) -> msgpack.Packer:
+    return msgpack.Packer(default=default, strict_types=strict_types, use_bin_type=True, autoreset=True)
 
 
-_plain_packer = _packer(None)
+_plain_packer = _packer(_of_any)
+_facts_packer = _packer(_of_fact, strict_types=True)  # named tuples come out as such
 _event_packer = _packer(_of_event)
 _action_packer = _packer(_of_action)
 
 
 def _from_extension(code: int, data: bytes) -> Any:
-    value = msgpack.unpackb(data, strict_map_key=False)
+    value = msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
     if code == _REQUEST:
         return _request(value)
     if code == _CONFIG:
         return ModelConfig.model_validate(value)
     if code == _SET:
         return frozenset(value)
+    if code == _NAMED_TUPLE:
+        return named_tuple(*value)
     raise ValueError(f"extension {code}")
 
 

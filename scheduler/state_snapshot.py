@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from importlib import import_module
 from typing import Any
 
 import msgpack
 
-from scheduler.event_rows import NO_FRAME, zeros
+from scheduler.event_rows import NO_FRAME, named_tuple, our_class, zeros
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import QueuedRequest
 from schemas.config_message import ConfigMessage
@@ -164,7 +163,7 @@ class _Reader:
             return object()
         if kind == _NEXT_BATCH_ID:
             return self._next_batch_id
-        found = _class(*row[1])
+        found = our_class(*row[1])
         if kind == _CONFIG and issubclass(found, ConfigMessage):
             return found.model_validate(row[2])
         if kind == _ENUM and issubclass(found, Enum):
@@ -180,18 +179,7 @@ class _Reader:
         if number not in self._made:
             row = self._rows[number]
             if row[0] == _NAMED_TUPLE:
-                self._made[number] = tuple.__new__(_class(*row[1]), map(self._value, row[2]))
+                self._made[number] = named_tuple(row[1][0], row[1][1], map(self._value, row[2]))
             else:
                 self._made[number] = _IMMUTABLE[row[0]](map(self._value, row[1]))
         return self._made[number]
-
-
-def _class(module: str, name: str) -> type:
-    if module.partition(".")[0] not in _OURS:
-        raise UnknownState(f"a class of {module}")
-    found: Any = import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not isinstance(found, type):
-        raise UnknownState(f"{module}.{name} is no class")
-    return found

@@ -7,17 +7,17 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from model_simulation import UNAVAILABLE_TIMEOUT_US, Simulation
-from queued import LATEST, CountingFrame
+from queued import LATEST, CountingFrame, request
 from test_model_simulation import lives
 
 from scheduler.event_log import SUFFIX, EventLog, RecordedModelScheduler
-from scheduler.event_rows import EVENTS
+from scheduler.event_rows import EVENTS, pack_event, unpack_event
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import requests_of
 from scheduler.replay import NotAnEventLog, Replay, lines_of, read_log
@@ -232,3 +232,21 @@ def test_the_command_prints_events_and_differences(tmp_path: Path):
     assert other.returncode == 1
     assert "DIFFERENT" in other.stdout
     assert command(__file__).returncode == 2
+
+
+class Place(NamedTuple):
+    rank: int = 0
+
+
+NOWHERE = Place()
+
+
+def test_named_tuples_stay_what_they_are_and_constants_the_very_same(monkeypatch: pytest.MonkeyPatch):
+    """A policy may tell "none given" by a comparison of identities."""
+    monkeypatch.setattr("scheduler.event_rows._OURS", (__name__,))
+    for place in (NOWHERE, Place(3)):
+        asked = request()
+        asked.shape_key = place
+        _, _, ((read,),), _ = unpack_event(pack_event(1, "enqueue", ([asked],), {}))
+        assert type(read.shape_key) is Place
+        assert (read.shape_key, read.shape_key is NOWHERE) == (place, place is NOWHERE)
