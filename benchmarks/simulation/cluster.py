@@ -1,0 +1,216 @@
+"""`simulate`: workers and a clock that exist only as numbers, around the very policies that `weir scheduler` runs.
+
+It does what `scheduler.service` does: what comes at one moment is taken in before anything is dispatched, an alarm is
+set to when the policy wants to look again, `expire` is called once a second. There is no asyncio and no real time: the
+next event is the earliest of a heap.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+from itertools import count
+
+from benchmarks.simulation.outcome import Outcome
+from benchmarks.simulation.scenario import RECORDED, Scenario
+from benchmarks.simulation.workload import Workload, service_factors, workload_of
+from scheduler.event_rows import NO_FRAME
+from scheduler.model_scheduler import ModelScheduler
+from scheduler.placement import Instance
+from scheduler.queued_request import requests_of
+from scheduler.version_scheduler import Batch, Ended
+from schemas.messages import BatchOutcome
+
+_GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1
+_NEVER = 1 << 62
+_TICK_US = 1_000_000
+_PATIENCE_US = 3_600_000_000
+"""After the last arrival; what has not ended then never will."""
+
+_DONE, _WAKE, _TICK, _LOSE, _BACK = range(5)
+
+
+class Stuck(Exception):
+    """Requests that never end: what is simulated has a bug."""
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Plays the scenario to its end. Raises Stuck, and what `workload_of` raises."""
+    return Cluster(scenario, workload_of(scenario)).run()
+
+
+class _Model:
+    """One model: its policy, and when its alarm goes off."""
+
+    def __init__(self, number: int, scheduler: ModelScheduler) -> None:
+        self.number = number
+        self.scheduler = scheduler
+        self.wake_at_us = _NEVER
+
+
+class Cluster:
+    """See the module; made for one run. All times are microseconds since the start."""
+
+    def __init__(self, scenario: Scenario, workload: Workload) -> None:
+        if scenario.policy == RECORDED and workload.config is None:
+            raise ValueError("no configuration was recorded: give --trace an event log")
+        self._scenario = scenario
+        self._workload = workload
+        self._heap: list[tuple[int, int, int, object]] = []
+        self._numbers = count()
+        self._batch_ids = count(1)
+        self._factors = service_factors(scenario)
+        self._running: dict[int, tuple[_Model, Batch, int, int]] = {}  # with begin and end
+        self._free_at: dict[Instance, int] = {}
+        self._device_free_at: Counter[tuple[str, int]] = Counter()
+        self._workers = [f"worker-{number}" for number in range(scenario.workers)]
+        self._models = [self._model(number) for number in range(scenario.models)]
+        self._dirty: dict[_Model, None] = {}
+        self._in_system = 0
+        self.outcome = Outcome(scenario, workload)
+
+    def run(self) -> Outcome:
+        """Plays everything that comes, until all of it has ended."""
+        times, heap, outcome = [*self._workload.times_us, _NEVER], self._heap, self.outcome
+        coming, number, now_us = len(times) - 1, 0, 0
+        self._begin()
+        while number < coming or self._in_system:
+            then_us, now_us = now_us, min(times[number], heap[0][0])
+            outcome.in_system_us += self._in_system * (now_us - then_us)
+            while heap[0][0] == now_us:
+                _, _, kind, what = heappop(heap)
+                self._handle(kind, what, now_us)
+            while times[number] == now_us:
+                self._arrive(number, now_us)
+                number += 1
+            for model in self._dirty:
+                self._dispatch(model, now_us)
+            self._dirty.clear()
+            if now_us > times[coming - 1] + _PATIENCE_US:
+                raise Stuck(f"{self._in_system} requests never end")
+        outcome.end_us = now_us
+        return outcome
+
+    def _begin(self) -> None:
+        scenario = self._scenario
+        for model in self._models:
+            for worker in self._workers:
+                model.scheduler.set_instances(worker, {_VERSION: scenario.instances})
+        self._push(_TICK_US, _TICK, None)
+        if scenario.lose_worker_every_s:
+            self._push(int(scenario.lose_worker_every_s * 1e6), _LOSE, 0)
+
+    def _model(self, number: int) -> _Model:
+        name = f"model-{number}"
+        scheduler = ModelScheduler(name, self._batch_ids.__next__)
+        config = self._workload.config if self._scenario.policy == RECORDED else self._scenario.config(name)
+        assert config is not None
+        scheduler.configure(_VERSION, config)
+        return _Model(number, scheduler)
+
+    def _push(self, at_us: int, kind: int, what: object) -> None:
+        heappush(self._heap, (at_us, next(self._numbers), kind, what))
+
+    def _handle(self, kind: int, what: object, now_us: int) -> None:
+        if kind == _DONE:
+            self._done(what, now_us)
+        elif kind == _WAKE:
+            if what.wake_at_us == now_us:
+                what.wake_at_us = _NEVER
+                self._dirty[what] = None
+        elif kind == _TICK:
+            for model in self._models:
+                self._ended(model.scheduler.expire(now_us), now_us)
+                self._dirty[model] = None
+            self._push(now_us + _TICK_US, _TICK, None)
+        elif kind == _LOSE:
+            self._lose(what, now_us)
+        else:
+            for model in self._models:
+                self._ended(model.scheduler.set_instances(what, {_VERSION: self._scenario.instances}), now_us)
+                self._dirty[model] = None
+
+    def _arrive(self, number: int, now_us: int) -> None:
+        work = self._workload
+        model = self._models[work.models[number] % len(self._models)]
+        deadline_us = work.deadlines_us[number]
+        row = (
+            number,
+            _LATEST,
+            work.rows[number],
+            work.shape_keys[number] if work.shape_keys else "",
+            work.priorities[number],
+            work.timeouts_us[number],
+            (now_us + deadline_us) // 1000 if deadline_us else 0,
+            work.correlation_ids[number],
+            work.flags[number],
+            "",
+            _BODY,
+        )
+        self._in_system += 1
+        refused = model.scheduler.enqueue(requests_of(_GATEWAY, (row,), now_us, NO_FRAME))
+        if refused:
+            self._ended(((), refused), now_us)
+        self._dirty[model] = None
+
+    def _dispatch(self, model: _Model, now_us: int) -> None:
+        batches, wake_at_us = model.scheduler.dispatch(now_us)
+        for batch in batches:
+            self._send(model, batch, now_us)
+        wake_at_us = _NEVER if wake_at_us is None else max(wake_at_us, now_us + 1)
+        if wake_at_us != model.wake_at_us:
+            model.wake_at_us = wake_at_us
+            if wake_at_us != _NEVER:
+                self._push(wake_at_us, _WAKE, model)
+
+    def _send(self, model: _Model, batch: Batch, now_us: int) -> None:
+        scenario, instance = self._scenario, batch.instance
+        rows = len(batch.null_rows)
+        for request in batch.requests:
+            rows += request.batch_size
+        mean_us = scenario.service_us + scenario.service_row_us * rows
+        begin_us = max(now_us + scenario.hop_us, self._free_at.get(instance, 0))
+        if scenario.shared_devices:
+            device = instance.worker, instance.number % scenario.shared_devices
+            begin_us = max(begin_us, self._device_free_at[device])
+        end_us = begin_us + max(1, round(mean_us * next(self._factors)))
+        self._free_at[instance] = end_us
+        if scenario.shared_devices:
+            self._device_free_at[device] = end_us
+        self._running[batch.id] = model, batch, begin_us, end_us
+        self._push(end_us + scenario.hop_us, _DONE, batch.id)
+        self.outcome.sent(batch.requests, rows)
+
+    def _done(self, batch_id: object, now_us: int) -> None:
+        known = self._running.pop(batch_id, None)
+        if known is None:
+            return  # its worker died meanwhile
+        model, batch, begin_us, end_us = known
+        ended = model.scheduler.complete(now_us, batch.id, BatchOutcome.ANSWERED, end_us - begin_us)
+        self.outcome.busy_us += end_us - begin_us
+        self.outcome.ran(batch.requests, begin_us)
+        self._ended(ended, now_us)
+        self._dirty[model] = None
+
+    def _lose(self, number: int, now_us: int) -> None:
+        worker = self._workers[number % len(self._workers)]
+        self.outcome.lost_workers += 1
+        for model in self._models:
+            for batch_id in model.scheduler.in_flight_on(worker):
+                _, batch, begin_us, _ = self._running.pop(batch_id)
+                self._free_at.pop(batch.instance, None)
+                self.outcome.busy_us += max(0, now_us - begin_us)
+                self.outcome.lost_batches += 1
+            self._ended(model.scheduler.worker_lost(now_us, worker), now_us)
+            self._dirty[model] = None
+        for device in range(self._scenario.shared_devices):
+            self._device_free_at[worker, device] = 0
+        self._push(now_us + int(self._scenario.worker_back_after_s * 1e6), _BACK, worker)
+        self._push(now_us + int(self._scenario.lose_worker_every_s * 1e6), _LOSE, number + 1)
+
+    def _ended(self, ended: Ended, now_us: int) -> None:
+        answered, failures = ended
+        self._in_system -= len(answered) + len(failures)
+        self.outcome.answered(answered, now_us)
+        if failures:
+            self.outcome.failed(failures, now_us)
