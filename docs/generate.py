@@ -127,7 +127,7 @@ _BOUNDS = [
     ("bus.embedded", "MAX_PAYLOAD", "one message through the embedded nats-server", "400"),
     ("scheduler.owned_model", "MAX_HELD_BYTES", "frames of one model in a scheduler", "the rest stays in the stream"),
     ("scheduler.dynamic_batcher", "MAX_BATCH_BYTES", "bodies of one batch", "the next batch takes the rest"),
-    ("scheduler.batcher_choice", "DEFAULT_MAX_QUEUE_SIZE", "requests that wait for one version", "503"),
+    ("scheduler.queue_rules", "DEFAULT_MAX_QUEUE_SIZE", "requests that wait for one version, at one level", "503"),
     ("scheduler.sequence_scheduler", "MAX_WAITING", "requests of sequences that wait for one version", "503"),
     ("scheduler.sequences", "MAX_LOST", "lost sequences that are remembered by name", "refused as not started"),
     ("scheduler.event_log", "MAX_LOG_FILE_BYTES", "events in one file of an event log", "the next file is begun"),

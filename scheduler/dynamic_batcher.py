@@ -1,33 +1,26 @@
 """`DynamicBatcher`: requests that may share a batch do.
 
-Source: Triton's dynamic batcher (`dynamic_batching` in `config.pbtxt`). Requests are taken in the order they came and are
-never split; a request whose shapes differ ends the batch before it. With a free instance, the batch that is sent is:
+Source: Triton's dynamic batcher (`dynamic_batching` in `config.pbtxt`). Requests are taken in the order of the queue and
+are never split; a request whose shapes differ ends the batch before it, and so does one that a `BatchStrategy` doesn't
+want in it. With a free instance, the batch that is sent is:
 
-1. the largest prefix of the queue whose size is a preferred one, unless the oldest request has waited too long;
+1. the largest prefix of the queue whose size is a preferred one, unless one of its requests has waited too long;
 2. else the whole prefix when it cannot grow: the next request differs or would not fit, or no preferred size is larger;
-3. else the whole prefix when no delay is configured, or the oldest request has waited for it;
+3. else the whole prefix when no delay is configured, or one of its requests has waited for it;
 4. else none, until the delay is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
+from scheduler.batch_strategy import GuardedStrategy
 from scheduler.batcher import Batcher
+from scheduler.queue_rules import QueueRules
 from scheduler.queued_request import QueuedRequest
 
 MAX_BATCH_BYTES = 4 << 20
 """Bodies of one batch together: its message must stay well below the broker's largest."""
-
-_Prefix = tuple[int, int, int, int, bool]
-"""What is known of the prefix of the queue that the next batch will be made of.
-
-Its requests, the sum of their batch sizes, their bytes, the requests of its longest prefix whose size is a preferred one,
-and whether the request after it can't join it.
-"""
-
-_EMPTY: _Prefix = (0, 0, 0, 0, False)
 
 
 class DynamicBatcher(Batcher):
@@ -42,67 +35,106 @@ class DynamicBatcher(Batcher):
         max_batch_size: int,
         preferred_batch_sizes: Sequence[int] = (),
         max_queue_delay_us: int = 0,
-        max_queue_size: int = 10_000,
+        rules: QueueRules | None = None,
         max_batch_bytes: int = MAX_BATCH_BYTES,
+        strategy: GuardedStrategy | None = None,
     ) -> None:
-        super().__init__(max_queue_size)
+        super().__init__(rules or QueueRules())
         self._max_batch_size = max(1, max_batch_size)
         self._preferred = frozenset(preferred_batch_sizes or (self._max_batch_size,))
         self._max_preferred = max(self._preferred)
         self._delay_us = max_queue_delay_us
         self._max_batch_bytes = max_batch_bytes
-        self._prefix = _EMPTY
+        self._strategy = strategy
+        # Of `_forming`: the sum of batch sizes, the bytes, the requests of the longest prefix whose size is a preferred
+        # one, and the next request, if that can't join it. So no request is looked at twice.
+        self._size = self._bytes = self._preferred_length = 0
+        self._closed_by: QueuedRequest | None = None
 
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """See `Batcher`."""
-        queue = self._queue
-        if not queue:
+        forming = self._grown()
+        if not forming:
             return None
-        length, size, _, preferred_length, closed = self._grown_prefix()
-        complete = closed or size >= self._max_preferred
+        complete = self._closed_by is not None or self._size >= self._max_preferred
         if full_only and not complete:
             return None
-        due = now_us - queue[0].enqueued_us >= self._delay_us
-        if preferred_length and not (due and self._delay_us):
-            length = preferred_length
+        due = not self._delay_us or now_us - self._oldest_us() >= self._delay_us
+        length = len(forming)
+        if self._preferred_length and not (due and self._delay_us):
+            length = self._preferred_length
         elif not (complete or due):
             return None
-        self._prefix = _EMPTY
-        return [queue.popleft() for _ in range(length)]
+        self._forming = []
+        batch = forming
+        if length < len(forming):
+            batch = forming[:length]
+            self._queue.extendleft(reversed(forming[length:]))
+        self._size = self._bytes = self._preferred_length = 0
+        self._closed_by = None
+        if self._queue is self._ordered:
+            self._ordered.leave(batch)
+        return batch
 
     def ready_at_us(self) -> int:
         """See `Batcher`: when the oldest request will have waited for the delay, or since it came."""
-        _, size, _, preferred_length, closed = self._grown_prefix()
-        ready = preferred_length or closed or size >= self._max_preferred
-        return self._queue[0].enqueued_us + (0 if ready else self._delay_us)
+        self._grown()
+        ready = self._preferred_length or self._closed_by is not None or self._size >= self._max_preferred
+        return self._oldest_us() + (0 if ready else self._delay_us)
 
-    def put_back(self, requests: Iterable[QueuedRequest]) -> None:
+    def _oldest_us(self) -> int:
+        if self._queue is self._fifo:
+            return self._forming[0].enqueued_us
+        return min(request.enqueued_us for request in self._forming)
+
+    def _unform(self) -> None:
         """See `Batcher`."""
-        self._prefix = _EMPTY
-        super().put_back(requests)
+        super()._unform()
+        self._size = self._bytes = self._preferred_length = 0
+        self._closed_by = None
 
-    def drain(self) -> list[QueuedRequest]:
-        """See `Batcher`."""
-        self._prefix = _EMPTY
-        return super().drain()
+    def _is_outdated(self, first: QueuedRequest | None) -> bool:
+        """Whether the prefix would be another by now, when `first` comes after it."""
+        if self._closed_by is not None:
+            return first is not self._closed_by
+        return first is not None and self._ordered.is_before(first, self._forming[-1])
 
-    def _grown_prefix(self) -> _Prefix:
-        """The prefix, after it has grown by what has come since: no request is looked at twice."""
-        length, size, size_bytes, preferred_length, closed = self._prefix
-        if closed or length == len(self._queue):
-            return self._prefix
+    def _grown(self) -> list[QueuedRequest]:
+        """The prefix of the queue that the next batch is made of, after it has grown by what has come since."""
+        queue, forming = self._queue, self._forming
+        if forming and queue is self._ordered and self._is_outdated(queue.first()):
+            self._unform()
+            forming = self._forming
+        if self._closed_by is not None or not queue:
+            return forming
+        size, size_bytes, preferred_length = self._size, self._bytes, self._preferred_length
         max_size, max_bytes, preferred = self._max_batch_size, self._max_batch_bytes, self._preferred
-        shape_key = self._queue[0].shape_key
-        for request in islice(self._queue, length, None):
+        strategy = self._strategy
+        shape_key = forming[0].shape_key if forming else None
+        while queue:
+            request = queue.popleft()
+            if request.cancelled:
+                self._gone -= 1
+                continue
             grown = size + request.batch_size
             grown_bytes = size_bytes + len(request.body)
-            if (grown > max_size or grown_bytes > max_bytes or request.shape_key != shape_key) and length:
-                closed = True
+            if not forming:
+                shape_key = request.shape_key
+                if strategy is not None:
+                    strategy.begin(request)
+            elif (
+                grown > max_size
+                or grown_bytes > max_bytes
+                or request.shape_key != shape_key
+                or (strategy is not None and not strategy.includes(request))
+            ):
+                queue.extendleft((request,))
+                self._closed_by = request
                 break
-            length += 1
+            forming.append(request)
             size = grown
             size_bytes = grown_bytes
             if size in preferred:
-                preferred_length = length
-        self._prefix = length, size, size_bytes, preferred_length, closed
-        return self._prefix
+                preferred_length = len(forming)
+        self._size, self._bytes, self._preferred_length = size, size_bytes, preferred_length
+        return forming

@@ -46,7 +46,8 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
     except OSError as error:
         announce_failure(str(error))
         return 1
-    service = SchedulerService(bus, scheduler_id, background, event_log.model if event_log else ModelScheduler)
+    new_model = event_log.model if event_log else ModelScheduler
+    service = SchedulerService(bus, scheduler_id, background, new_model, settings.model_repositories)
     await service.start()
     await follow_log(bus, log)
     # What stands now stands to the end: a full collection looks at 54 000 objects for 57 ms, and every request waits.

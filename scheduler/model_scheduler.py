@@ -12,15 +12,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count, groupby
+from itertools import count
 from operator import attrgetter
 
+from scheduler.batch_strategy import GuardedStrategy
 from scheduler.batcher_choice import batcher_for
 from scheduler.patience import Patience
 from scheduler.queued_request import BothFrames, QueuedRequest
 from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import (
     NOTHING_ENDED,
+    TIMEOUT_EXPIRED,
     UNAVAILABLE_TIMEOUT_US,
     Batch,
     Ended,
@@ -49,9 +51,10 @@ class ModelScheduler:
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
         self._configs: dict[int, ModelConfig] = {}
+        self._strategies: dict[int, GuardedStrategy | None] = {}
         self._versions: dict[int, AnyVersion] = {}
         self._latest: AnyVersion | None = None  # where requests for the latest version wait
-        self._unrouted: list[QueuedRequest] = []  # came before any version that could run them
+        self._unrouted: dict[QueuedRequest, None] = {}  # came before any version that could run them
         self._patience = Patience(unavailable_timeout_us)  # of those
         self._retiring: frozenset[int] = frozenset()
         self._is_given_up = False
@@ -86,22 +89,28 @@ class ModelScheduler:
         """Workers that hold an instance of any version."""
         return {worker for version in self._versions.values() for worker in version.workers()}
 
-    def configure(self, version: int, config: ModelConfig) -> None:
-        """A version exists, with this configuration. What waits for it already is kept."""
+    def configure(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None = None) -> None:
+        """A version exists, with this configuration and its own `strategy`. What waits for it already is kept."""
         known = self._versions.get(version)
         if known is None:
-            self._versions[version] = self._scheduler_for(version, config)
+            self._versions[version] = self._scheduler_for(version, config, strategy)
             self._latest = max(self._served() or self._versions.values(), key=_version)
-        elif config != self._configs[version] and isinstance(known, VersionScheduler):
-            known.use(batcher_for(config))
+        elif isinstance(known, VersionScheduler) and (
+            config != self._configs[version] or strategy is not self._strategies[version]
+        ):
+            known.use(batcher_for(config, strategy))
         self._configs[version] = config
+        self._strategies[version] = strategy
         self._versions[version].is_decoupled = config.is_decoupled
 
-    def _scheduler_for(self, version: int, config: ModelConfig) -> AnyVersion:
+    def _scheduler_for(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> AnyVersion:
         if config.sequence_batching is not None:
             return SequenceScheduler(version, config, self._next_batch_id, self._unavailable_timeout_us)
         return VersionScheduler(
-            version, batcher_for(config), self._next_batch_id, unavailable_timeout_us=self._unavailable_timeout_us
+            version,
+            batcher_for(config, strategy),
+            self._next_batch_id,
+            unavailable_timeout_us=self._unavailable_timeout_us,
         )
 
     def look_ahead(self, retiring: frozenset[int], given_up: frozenset[int], is_given_up: bool) -> None:
@@ -137,28 +146,45 @@ class ModelScheduler:
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come from one gateway; returns those that are refused: they are over, the caller answers them."""
         live = self._live[requests[0].gateway]
+        refused: list[Failure] = []
         new: list[QueuedRequest] = []
+        wanted = requests[0].version
+        home = self._home(wanted)
+        place = None if isinstance(home, WeirError) else home
         for request in requests:
             twin = live.get(request.key)
-            if twin is None:
-                live[request.key] = request
-                new.append(request)
-            else:
+            if twin is not None:
                 twin.frame = BothFrames(twin.frame, request.frame)
-        refused: list[Failure] = []
-        for wanted, group in groupby(new, _version):
-            try:
-                version = self._latest if wanted == LATEST else self._version_for(wanted)
-            except WeirError as error:
-                refused += [Failure(request, error) for request in group]
                 continue
-            if version is None:
-                self._unrouted += group
-            else:
-                refused += version.enqueue(list(group))
+            if request.version != wanted:
+                refused += self._enqueue_at(home, new)
+                wanted, new = request.version, []
+                home = self._home(wanted)
+                place = None if isinstance(home, WeirError) else home
+            live[request.key] = request
+            request.place = place
+            new.append(request)
+        refused += self._enqueue_at(home, new)
         for failure in refused:
             del live[failure.request.key]
         return refused
+
+    def _home(self, wanted: int) -> AnyVersion | WeirError | None:
+        """Where requests for this version wait, or why they are refused; None while nobody serves any version."""
+        if wanted == LATEST:
+            return self._latest
+        try:
+            return self._version_for(wanted)
+        except WeirError as error:
+            return error
+
+    def _enqueue_at(self, home: AnyVersion | WeirError | None, requests: list[QueuedRequest]) -> list[Failure]:
+        if isinstance(home, WeirError):
+            return [Failure(request, home) for request in requests]
+        if home is None:
+            self._unrouted.update(dict.fromkeys(requests))
+            return []
+        return home.enqueue(requests) if requests else []
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> Ended:
         """The callers of these requests have gone: those still waiting are over, those running are left to end.
@@ -174,22 +200,59 @@ class ModelScheduler:
                 cancelled.append(request)
         if not cancelled:
             return NOTHING_ENDED
-        failures = [failure for version in self._versions.values() for failure in version.drop_cancelled()]
-        self._unrouted = [request for request in self._unrouted if not request.cancelled]
-        running = {request for version in self._versions.values() for request in version.running()}
-        return self._forget(([request for request in cancelled if request not in running], failures))
+        # By where each of them is, for looking for them would take the longer the more there are.
+        over: list[QueuedRequest] = []
+        failures: list[Failure] = []
+        waiting: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
+        for request in cancelled:
+            place = request.place
+            if place is None:
+                del self._unrouted[request]
+                over.append(request)
+            elif isinstance(place, VersionScheduler | SequenceScheduler):
+                waiting[place].append(request)
+        for version, requests in waiting.items():
+            if isinstance(version, VersionScheduler):
+                version.drop_cancelled(requests)
+                over += requests
+            else:
+                failures += version.drop_cancelled()
+                running = set(version.running())
+                over += [request for request in requests if request not in running]
+        return self._forget((over, failures))
 
     def cancelled_in_flight(self, gateway: str, keys: Iterable[int]) -> list[tuple[Batch, list[int]]]:
         """The batches that run requests of these which were cancelled, with their keys: their workers want to know."""
         wanted = frozenset(keys)
-        return [found for version in self._versions.values() for found in version.cancelled_in_flight(gateway, wanted)]
+        of_batch: dict[int, list[int]] = defaultdict(list)
+        live = self._live.get(gateway, {})
+        for key in sorted(wanted):
+            request = live.get(key)
+            if request is not None and request.cancelled and isinstance(request.place, int):
+                of_batch[request.place].append(key)
+        found: list[tuple[Batch, list[int]]] = []
+        for version in self._versions.values():
+            if isinstance(version, SequenceScheduler):
+                found += version.cancelled_in_flight(gateway, wanted)
+            else:
+                batches = ((version.batch(batch_id), of) for batch_id, of in of_batch.items())
+                found += [(batch, of) for batch, of in batches if batch is not None]
+        return found
 
     def failures(self) -> dict[int, dict[str, int]]:
         """By version, the requests that failed without an answer of a worker, by Triton's reasons."""
         return {number: dict(version.failures) for number, version in self._versions.items()}
 
+    def overdue(self, now_us: int) -> Ended:
+        """Fails what has waited for longer than it may, or than its caller waits. Comes before each `dispatch`."""
+        failures: list[Failure] = []
+        for version in self._versions.values():
+            if isinstance(version, VersionScheduler):
+                failures += version.overdue(now_us)
+        return self._forget(((), failures)) if failures else NOTHING_ENDED
+
     def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
-        """All batches that are to be sent now, and when there will be more if nothing else happens (None: never)."""
+        """All batches that are to be sent now, and when to come back if nothing else happens (None: never)."""
         batches: list[Batch] = []
         wake_at_us: int | None = None
         for version in self._versions.values():
@@ -221,7 +284,11 @@ class ModelScheduler:
         failures: list[Failure] = []
         if not self._served() and (self._is_given_up or self._patience.is_over(now_us)):
             failures += [Failure(request, self._refusal(request, self._is_given_up)) for request in self._unrouted]
-            self._unrouted = []
+            self._unrouted = {}
+        late = [request for request in self._unrouted if 0 < request.terms.deadline_us <= now_us]
+        failures += [Failure(request, unavailable(TIMEOUT_EXPIRED)) for request in late]
+        for request in late:
+            del self._unrouted[request]
         for version in self._versions.values():
             failures += version.overdue(now_us)
             expired = version.expire(now_us)
@@ -256,7 +323,7 @@ class ModelScheduler:
         if not served:
             return NOTHING_ENDED
         self._patience.renew()
-        waiting, self._unrouted = self._unrouted, []
+        waiting, self._unrouted = list(self._unrouted), {}
         for version in self._versions.values():
             if not version.instance_count:
                 waiting += version.drain()
@@ -269,6 +336,7 @@ class ModelScheduler:
                 failures.append(Failure(request, error))
             else:
                 assert home is not None  # noqa: S101 - some version is served
+                request.place = home
                 at[home].append(request)
         for home, requests in at.items():
             failures += home.put_back(requests)

@@ -77,6 +77,11 @@ class Placement:
             return next(iter(idle))
         return next(iter(executing)) if executing else None
 
+    def next_idle(self) -> Instance | None:
+        """The instance that the next batch goes to where none may wait behind another."""
+        idle = self._by_held[0]
+        return next(iter(idle)) if idle else None
+
     def stage_partial_at_us(self, instance: Instance) -> int | None:
         """When a batch that could still grow should be staged behind the one executing; None for never."""
         expected_us = self._us_per_row * instance.rows

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from schemas.frames import Row
 from schemas.wire import MalformedMessage
@@ -39,13 +39,34 @@ class BothFrames:
         self._second.requests_ended(requests, batch_id)
 
 
+class Terms(NamedTuple):
+    """What a request asks of the queue; 0 is not given.
+
+    `priority`, `timeout_us`, `correlation_id` and `sequence_flags` are those of `schemas.messages.Part`. `deadline_ms` is
+    unix time, and `deadline_us` the same moment on the policy clock.
+    """
+
+    priority: int = 0
+    timeout_us: int = 0
+    deadline_ms: int = 0
+    deadline_us: int = 0
+    correlation_id: int | str = 0
+    sequence_flags: int = 0
+
+
+NO_TERMS = Terms()
+"""Of a request that asks for nothing: this very object, so that most requests are told apart by one comparison."""
+
+
 class QueuedRequest:
     """A request and what the scheduler knows of it; made by `requests_of`.
 
     `key` (unique within `gateway`), `version` (-1: the latest), `batch_size`, `shape_key` and `body` are those of
     `schemas.messages.Part`. `enqueued_us` is the policy clock when it came. `attempts` counts the batches that were lost
-    with it in them. Only requests with equal shape keys share a batch. `correlation_id`, `sequence_flags` and
-    `timeout_us` are those of the part; whoever reads them has checked nothing but their types.
+    with it in them. Only requests with equal shape keys share a batch. `terms` is what it asks of the queue; whoever reads
+    them has checked nothing but their types. `place` is where a `ModelScheduler` has it: the scheduler of a version whose
+    queue it is in, the id of the batch it runs in (the batch itself would make a circle, which only the collector ends),
+    or None before there is a version.
     """
 
     __slots__ = (
@@ -53,14 +74,13 @@ class QueuedRequest:
         "batch_size",
         "body",
         "cancelled",
-        "correlation_id",
         "enqueued_us",
         "frame",
         "gateway",
         "key",
-        "sequence_flags",
+        "place",
         "shape_key",
-        "timeout_us",
+        "terms",
         "version",
     )
 
@@ -69,40 +89,65 @@ class QueuedRequest:
     version: int
     batch_size: int
     shape_key: object
-    timeout_us: int
-    correlation_id: int | str
-    sequence_flags: int
+    terms: Terms
     body: bytes
     enqueued_us: int
     frame: Frame
     attempts: int
     cancelled: bool
+    place: object
 
     def __repr__(self) -> str:
         return f"QueuedRequest({self.gateway}, {self.key})"
+
+    @property
+    def timeout_us(self) -> int:
+        """See `Terms`."""
+        return self.terms.timeout_us
+
+    @property
+    def correlation_id(self) -> int | str:
+        """See `Terms`."""
+        return self.terms.correlation_id
+
+    @property
+    def sequence_flags(self) -> int:
+        """See `Terms`."""
+        return self.terms.sequence_flags
 
     def run_alone(self) -> None:
         """From now on it shares its batch with nobody: its shape is like no other."""
         self.shape_key = object()
 
 
-_TYPES = (int, int, int, str, int, int, bytes)
+_TYPES = (int, int, int, str, bytes)
+_TERM_TYPES = (int, int, int, int)
 _CORRELATION_ID_TYPES = (int, str)
 
 
-def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Frame) -> list[QueuedRequest]:
+def _us_of_ms(unix_ms: int) -> int:
+    return unix_ms * 1000
+
+
+def requests_of(
+    gateway: str,
+    rows: Iterable[Row],
+    enqueued_us: int,
+    frame: Frame,
+    policy_us: Callable[[int], int] = _us_of_ms,
+) -> list[QueuedRequest]:
     """The requests that `frame` brought, one for each row. Raises MalformedMessage if one is none.
 
-    One loop and no constructor: this runs for every request of the cluster, and a call costs as much as the rest of it.
+    `policy_us` tells when unix milliseconds are on the policy clock. One loop and no constructor: this runs for every
+    request of the cluster, and a call costs as much as the rest of it.
     """
     requests: list[QueuedRequest] = []
     for row in rows:
         try:
-            key, version, batch_size, shape_key, _, timeout_us, _, correlation_id, flags, _, body = row
+            key, version, batch_size, shape_key, priority, timeout_us, deadline_ms, correlation_id, flags, _, body = row
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"not a request: {error}") from error
-        types = (type(key), type(version), type(batch_size), type(shape_key), type(timeout_us), type(flags), type(body))
-        if types != _TYPES or batch_size < 1 or type(correlation_id) not in _CORRELATION_ID_TYPES:
+        if (type(key), type(version), type(batch_size), type(shape_key), type(body)) != _TYPES or batch_size < 1:
             raise MalformedMessage("not a request: wrong types or no batch size")
         request = QueuedRequest()
         request.gateway = gateway
@@ -110,9 +155,11 @@ def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Fram
         request.version = version
         request.batch_size = batch_size
         request.shape_key = shape_key
-        request.timeout_us = timeout_us
-        request.correlation_id = correlation_id
-        request.sequence_flags = flags
+        request.terms = (
+            _terms(priority, timeout_us, deadline_ms, correlation_id, flags, policy_us)
+            if priority or timeout_us or deadline_ms or correlation_id or flags
+            else NO_TERMS
+        )
         request.body = body
         request.enqueued_us = enqueued_us
         request.frame = frame
@@ -120,6 +167,22 @@ def requests_of(gateway: str, rows: Iterable[Row], enqueued_us: int, frame: Fram
         request.cancelled = False
         requests.append(request)
     return requests
+
+
+def _terms(
+    priority: int,
+    timeout_us: int,
+    deadline_ms: int,
+    correlation_id: int | str,
+    flags: int,
+    policy_us: Callable[[int], int],
+) -> Terms:
+    if (type(priority), type(timeout_us), type(deadline_ms), type(flags)) != _TERM_TYPES or (
+        type(correlation_id) not in _CORRELATION_ID_TYPES
+    ):
+        raise MalformedMessage("not a request: terms of wrong types")
+    deadline_us = policy_us(deadline_ms) if deadline_ms > 0 else 0
+    return Terms(priority, timeout_us, max(0, deadline_ms), deadline_us, correlation_id, flags)
 
 
 arrival = attrgetter("enqueued_us", "key")

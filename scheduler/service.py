@@ -10,9 +10,10 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import count, groupby
+from pathlib import Path
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -22,17 +23,17 @@ from bus.connection import Bus, Message
 from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
-from scheduler.counters import forget_unloaded, model_counters, pack_scheduler
+from scheduler.counters import model_counters, pack_scheduler
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.outlook import is_unloading, outlook
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
+from scheduler.record_follower import RecordFollower
+from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
 from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
 from schemas.messages import NOBODY, BatchOutcome, pack_answers, pack_error, unpack_cancel
-from schemas.model_config import ModelConfig
 from schemas.registry import Heartbeat
 from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
@@ -44,15 +45,26 @@ PROBE_INTERVAL_S = 0.25
 
 _DRAIN_POLL_S = 0.02
 
+_FAR_AWAY_US = 10 * 365 * 24 * 3600 * 1_000_000
+
 RECONNECT_GRACE_S = 2.0
 """After a reconnection other roles need a moment too: nobody is taken for dead meanwhile."""
 
 
 class SchedulerService:
-    """One scheduler process: owns the queues of models and keeps their instances busy."""
+    """One scheduler process: owns the queues of models and keeps their instances busy.
+
+    `new_model` makes the policy of a model. `repositories` are the folders in which it looks for models' own batch
+    strategies.
+    """
 
     def __init__(
-        self, bus: Bus, scheduler_id: str, background: asyncio.TaskGroup, new_model: NewModel = ModelScheduler
+        self,
+        bus: Bus,
+        scheduler_id: str,
+        background: asyncio.TaskGroup,
+        new_model: NewModel = ModelScheduler,
+        repositories: Sequence[Path] = (),
     ) -> None:
         self._new_model = new_model
         self._bus = bus
@@ -60,6 +72,7 @@ class SchedulerService:
         self._id = scheduler_id
         self._born_ns = time.time_ns()
         self._registry = RegistryView(bus)
+        self._follower = RecordFollower(self._registry, StrategyFiles(repositories))
         self._models: dict[str, OwnedModel] = {}
         self._taking: dict[str, asyncio.Task[None]] = {}
         self._batches: dict[int, OwnedModel] = {}
@@ -136,7 +149,7 @@ class SchedulerService:
             gateway, rows = unpack_frame_rows(data)
             frame = LiveFrame(owned, ack_subject, len(data), len(rows))
             owned.counters.frame_came(ack_subject)
-            requests = requests_of(gateway, rows, now_us, frame)
+            requests = requests_of(gateway, rows, now_us, frame, _policy_us)
         except MalformedMessage as error:
             self._dropped(owned.name, error)
             owned.pull.refuse(ack_subject)
@@ -240,43 +253,23 @@ class SchedulerService:
                 task = self._taking[name] = asyncio.get_running_loop().create_task(self._take(name))
                 task.add_done_callback(lambda task: self._on_taken(name, task))
             return
-        views = {w: view for w, view in self._registry.workers.items() if not view.record.draining}
-        records = {worker: view.models[name] for worker, view in views.items() if name in view.models}
-        owned.let_go = {(w, v) for w, v in owned.let_go if w in records and is_unloading(records[w], v)}
-        try:
-            ahead = outlook(records, owned.let_go)
-            configs = {worker: ModelConfig.model_validate(records[worker].config) for worker in ahead.instances}
-        except ValueError as error:
-            # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
-            logger.warning("model %s: %s", name, error)
-            ahead, configs = outlook({}, ()), {}
-        for worker, config in configs.items():
-            for number in ahead.instances[worker]:
-                owned.scheduler.configure(number, config)
-        owned.scheduler.look_ahead(ahead.retiring, ahead.given_up, ahead.is_given_up)
-        for worker in self._registry.workers:
-            self._finish(owned.scheduler.set_instances(worker, *ahead.held_by(worker)))
-        if owned.scheduler.has_given_up:
-            self._finish(owned.scheduler.expire(_now_us()))
-        forget_unloaded(owned.scheduler, [v.models[name] for v in self._registry.workers.values() if name in v.models])
+        for ended in self._follower.update(owned, _now_us()):
+            self._finish(ended)
         self._touch(owned)
 
     def _on_drain(self, owned: OwnedModel, message: Message) -> None:
         """A worker unloads versions: it may, once nothing is left that it must run."""
         try:
-            worker, model, versions = unpack_drain(message.data)
+            drain = unpack_drain(message.data)
         except MalformedMessage as error:
             self._dropped(owned.name, error)
             return
-        view = self._registry.workers.get(worker)
-        record = None if view is None else view.models.get(owned.name)
-        if record is None or model != owned.name or message.reply != subjects.drained(worker):
+        free = self._follower.needless(owned, drain, message.reply)
+        if free is None:
             return
-        free = [v for v in versions if is_unloading(record, v) and not owned.scheduler.needs(worker, v)]
         if free:
-            owned.let_go.update((worker, version) for version in free)
             self._on_model_change(owned.name)
-        self._bus.publish(message.reply, pack_drain(self._id, model, free))
+        self._bus.publish(message.reply, pack_drain(self._id, owned.name, free))
 
     async def _take(self, name: str) -> None:
         await self.own(name, await take_live_consumer(self._bus, name))
@@ -335,6 +328,7 @@ class SchedulerService:
         dirty, self._dirty = self._dirty, set()
         now_us = _now_us()
         for owned in dirty:
+            self._finish(owned.scheduler.overdue(now_us))
             batches, wake_at_us = owned.scheduler.dispatch(now_us)
             for batch in batches:
                 self._send(owned, batch, now_us)
@@ -342,9 +336,9 @@ class SchedulerService:
 
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         requests, instance = batch.requests, batch.instance
-        rows = [(request.gateway, request.key, now_us - request.enqueued_us, request.body) for request in requests]
+        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
         for row in batch.null_rows:
-            rows.insert(row, (NOBODY, 0, 0, requests[0].body))
+            rows.insert(row, (NOBODY, 0, 0, requests[0].body, 0))
         acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
         if logs_requests(logger):
             step = f"in batch {batch.id} for instance {instance.number} of version {batch.version} on {instance.worker}"
@@ -393,3 +387,8 @@ class SchedulerService:
 
 def _now_us() -> int:
     return time.monotonic_ns() // 1000
+
+
+def _policy_us(unix_ms: int) -> int:
+    """When unix milliseconds are on the policy clock; 1 at the least, and nothing is further away than ten years."""
+    return max(1, _now_us() + min(unix_ms * 1000 - time.time_ns() // 1000, _FAR_AWAY_US))

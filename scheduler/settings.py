@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """Settings of one scheduler.
 
+    `model_repositories` are the folders in which it looks for models' own batch strategies; it loads nothing else there.
     `scheduler_id` None lets the scheduler draw one. `exit_timeout_secs` is the time after SIGTERM for
     batches in flight.
     """
 
     nats_url: str
+    model_repositories: Sequence[Path] = ()
     scheduler_id: str | None = None
     exit_timeout_secs: float = 30.0
     event_log: str = ""

@@ -7,12 +7,12 @@ one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from itertools import count
-from operator import attrgetter
 from typing import NamedTuple
 
 from scheduler.batcher import Batcher
+from scheduler.ordered_queue import NEVER_US
 from scheduler.patience import Patience
 from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
@@ -22,10 +22,10 @@ from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 
+TIMEOUT_EXPIRED = "Request timeout expired"
+
 LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
 """What a request ends with whose responses may have been seen in part: it can't be done again."""
-
-_rows_of = attrgetter("batch_size")
 
 
 class Batch:
@@ -129,9 +129,9 @@ class VersionScheduler:
         """Ids of the batches that `worker` has been sent and has not ended, oldest first."""
         return [batch.id for batch in self._in_flight.values() if batch.instance.worker == worker]
 
-    def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
-        """The batches that run requests of these which were cancelled, with their keys."""
-        return cancelled_among(self._in_flight.values(), gateway, keys)
+    def batch(self, batch_id: int) -> Batch | None:
+        """The batch of this id, if it is one of this version's and has not ended."""
+        return self._in_flight.get(batch_id)
 
     def needs(self, worker: str) -> bool:
         """Whether something runs on `worker`, or waits and no other worker could run it."""
@@ -157,35 +157,45 @@ class VersionScheduler:
         self._batcher.put_back(requests)
         return []
 
-    def drop_cancelled(self) -> list[Failure]:
-        """Takes requests that were cancelled out of the queue; returns others that can't be run without them."""
-        waiting = self.waiting
-        self._batcher.drop_cancelled()
-        self.failures["CANCELED"] += waiting - self.waiting
-        return []
+    def drop_cancelled(self, requests: Collection[QueuedRequest]) -> None:
+        """Takes these requests, which wait here and were cancelled, out of the queue."""
+        self._batcher.drop_cancelled(requests)
+        self.failures["CANCELED"] += len(requests)
 
     def drain(self) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue."""
         return self._batcher.drain()
 
     def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
-        """All batches that are to be sent now, and when there will be more if nothing else happens (None: never)."""
+        """All batches that are to be sent now, and when to come back if nothing else happens (None: never).
+
+        Then there will be more, or something will be `overdue`, which must be asked before this.
+        """
         batches: list[Batch] = []
         placement, batcher = self._placement, self._batcher
+        may_stage = batcher.rules.may_stage
+        ready_us = NEVER_US
         while batcher:
-            instance = placement.next_slot()
+            instance = placement.next_slot() if may_stage else placement.next_idle()
             if instance is None:
-                return batches, None
+                break
             # A batch that could still grow is staged only when its instance will be free soon.
             partial_us = placement.stage_partial_at_us(instance) if instance.held else 0
             requests = batcher.next_batch(now_us, full_only=partial_us is None or now_us < partial_us)
             if requests is None:
-                return batches, None if partial_us is None else max(partial_us, batcher.ready_at_us())
+                if partial_us is not None:
+                    ready_us = max(partial_us, batcher.ready_at_us())
+                break
             batch = Batch(self._next_batch_id(), self.version, instance, requests)
-            placement.occupy(instance, now_us, sum(map(_rows_of, requests)))
+            rows = 0
+            for request in requests:
+                request.place = batch.id
+                rows += request.batch_size
+            placement.occupy(instance, now_us, rows)
             self._in_flight[batch.id] = batch
             batches.append(batch)
-        return batches, None
+        wake_us = min(ready_us, batcher.next_timeout_us)
+        return batches, None if wake_us == NEVER_US else wake_us
 
     def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
         """A batch has ended, or its instance is free; None if it is none of this version's."""
@@ -227,8 +237,12 @@ class VersionScheduler:
         return ended
 
     def overdue(self, now_us: int) -> list[Failure]:
-        """Requests that have waited for longer than they may."""
-        return []
+        """Takes requests that have waited for longer than they may, or than their callers wait, out of the queue."""
+        expired = self._batcher.overdue(now_us)
+        if not expired:
+            return []
+        self.failures["REJECTED"] += len(expired)
+        return [Failure(request, unavailable(TIMEOUT_EXPIRED)) for request in expired]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue if there has been no instance for too long, or none will be."""
@@ -248,6 +262,8 @@ class VersionScheduler:
     def _do_again(self, batches: list[Batch]) -> Ended:
         requests = [request for batch in batches for request in batch.requests]
         again, given_up = self._retry.after_loss(requests)
+        for request in again:
+            request.place = self
         self._batcher.put_back(again)
         failures = [
             Failure(request, internal(f"the model's worker died {request.attempts} times while running this request"))

@@ -45,7 +45,7 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     fields = {option.settings_field: values[key] for key, option in options_of(role).items()}
     if fields["nats_url"] is None:
         raise StartError("--nats must be specified")
-    if "model_repositories" in fields:
+    if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):
         fields["model_repositories"] = check_repositories(fields["model_repositories"])
     if "metrics_address" in fields:
         fields["metrics_address"] = fields["metrics_address"] or fields["http_address"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.options.forms import rate_limit_resource
-from weir.options.option import GATEWAY, SERVE, WORKER, Option, switch
+from weir.options.option import GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Text
 
 _IN_WORKER = (SERVE, WORKER)
@@ -20,11 +20,12 @@ def _models() -> tuple[Option, ...]:
         Option(
             names=("--model-repository", "--model-store"),
             value=Text("FOLDER"),
-            help="Folder of models; may be repeated.",
+            help="Folder of models; may be repeated. A scheduler looks there for batchstrategy.py and may do without.",
             differs="Remote repositories (s3, gs, as) are refused.",
             repeatable=True,
             field="model_repositories",
-            **panel,
+            panel="Models",
+            commands=(SERVE, SCHEDULER, WORKER),
         ),
         Option(
             names=("--model-config-name",),

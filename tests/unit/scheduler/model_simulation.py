@@ -11,52 +11,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from model_configs import CONFIGS, MAX_BATCH_SIZE
+from queue_oracle import QueueOracle
 from queued import LATEST, CountingFrame, part
 
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import SLOTS
-from scheduler.queued_request import QueuedRequest, arrival, requests_of
+from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
+from scheduler.queued_request import QueuedRequest, requests_of
 from scheduler.retry import MAX_ATTEMPTS
-from scheduler.version_scheduler import LOST_STREAM, Batch, Ended, Failure
+from scheduler.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Batch, Ended, Failure, VersionScheduler
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
 
 Event = tuple[Any, ...]
 
-MAX_QUEUE_SIZE = 12
 UNAVAILABLE_TIMEOUT_US = 1_000
-MAX_BATCH_SIZE = 4
-
-
-def config(delay_us: int = 0, preferred: tuple[int, ...] = ()) -> ModelConfig:
-    return ModelConfig.model_validate(
-        {
-            "name": "model",
-            "max_batch_size": MAX_BATCH_SIZE,
-            "dynamic_batching": {
-                "max_queue_delay_microseconds": delay_us,
-                "preferred_batch_size": list(preferred),
-                "default_queue_policy": {"max_queue_size": MAX_QUEUE_SIZE},
-            },
-        }
-    )
-
-
-CONFIGS = [
-    config(),
-    config(delay_us=100),
-    config(delay_us=100, preferred=(2, 4)),
-    ModelConfig.model_validate({"name": "model", "max_batch_size": MAX_BATCH_SIZE}),
-    ModelConfig.model_validate(
-        {
-            "name": "model",
-            "max_batch_size": MAX_BATCH_SIZE,
-            "dynamic_batching": {"default_queue_policy": {"max_queue_size": MAX_QUEUE_SIZE}},
-            "model_transaction_policy": {"decoupled": True},
-        }
-    ),
-]
 
 
 class Simulation:
@@ -73,8 +44,10 @@ class Simulation:
         self.lost_streams: set[QueuedRequest] = set()  # answers of which may have been seen
         self.abandoned: list[int] = []  # ids of batches that ended otherwise, whose end may still come
         self.configs: dict[int, ModelConfig] = {}
+        self.rules = QueueOracle(self.configs)
         self.instances: dict[str, dict[int, int]] = defaultdict(dict)
         self.is_given_up = False
+        self.timed_out = 0
         self.wake_at_us: int | None = None
         self._next_key = 1
 
@@ -89,9 +62,10 @@ class Simulation:
 
     # Events
 
-    def configure(self, version: int, number: int) -> None:
-        self.configs[version] = CONFIGS[number]
-        self.model.configure(version, CONFIGS[number])
+    def configure(self, version: int, number: int | ModelConfig) -> None:
+        chosen = number if isinstance(number, ModelConfig) else CONFIGS[number]
+        self.configs[version] = chosen
+        self.model.configure(version, chosen)
 
     def serve(self, worker: str, version: int, count: int) -> None:
         if version in self.configs:
@@ -112,10 +86,22 @@ class Simulation:
         self.is_given_up = bool(list(gone)) and not self._served()
         self.model.look_ahead(frozenset(retiring), frozenset(gone), self.is_given_up)
 
-    def arrive(self, gateway: str, requests: list[tuple[int, int, str]]) -> None:
+    def arrive(self, gateway: str, requests: list[tuple[Any, ...]]) -> None:
+        """Each is (version, batch size, shape key[, priority, timeout in us, ms until its deadline])."""
         rows = []
-        for version, batch_size, shape_key in requests:
-            rows.append(part(self._next_key, version, batch_size, shape_key))
+        for version, batch_size, shape_key, *terms in requests:
+            priority, timeout_us, left_ms = terms or (0, 0, 0)
+            deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
+            row = part(
+                self._next_key,
+                version,
+                batch_size,
+                shape_key,
+                priority=priority,
+                timeout_us=timeout_us,
+                deadline_ms=deadline_ms,
+            )
+            rows.append(row)
             self._next_key += 1
         self._enqueue(gateway, rows)
 
@@ -197,9 +183,19 @@ class Simulation:
         frame = CountingFrame(len(rows))
         self.frames.append(frame)
         requests = requests_of(gateway, rows, self.now_us, frame)
-        for request in requests:
-            self.live.setdefault((gateway, request.key), request)
-        self._ended(((), self.model.enqueue(requests)))
+        new = [request for request in requests if (gateway, request.key) not in self.live]
+        sizes = self._sizes()
+        for request in new:
+            self.live[gateway, request.key] = request
+        failures = self.model.enqueue(requests)
+        self._check_sizes(sizes, new, {failure.request for failure in failures})
+        self._ended(((), failures))
+
+    def _sizes(self) -> Counter[tuple[int, int]]:
+        """How many wait at each version and level."""
+        return Counter(
+            (r.place.version, self.rules.level(r, r.place.version)) for r in self._waiting() if r.place is not None
+        )
 
     def _abandon(self, ids: Any) -> None:
         for batch_id in ids:
@@ -222,6 +218,7 @@ class Simulation:
         request.frame.requests_ended(1, batch_id)
 
     def _pump(self) -> None:
+        self._ended(self.model.overdue(self.now_us))
         batches, self.wake_at_us = self.model.dispatch(self.now_us)
         for batch in batches:
             self._check_batch(batch)
@@ -255,18 +252,40 @@ class Simulation:
         assert all(request.attempts < 2 for request in requests) or len(requests) == 1
         assert instance.number < self.instances[instance.worker].get(batch.version, 0)
         held = Counter((b.instance.worker, b.version, b.instance.number) for b in self._holding())
-        assert held[instance.worker, batch.version, instance.number] < SLOTS
+        slots = SLOTS if self.rules.may_stage(batch.version) else 1
+        assert held[instance.worker, batch.version, instance.number] < slots
         assert not self.lost_streams & set(requests), "done again, though responses may have been seen"
-        assert requests == sorted(requests, key=arrival)
-        self._check_order(batch)
+        turns = [self.rules.turn(request, batch.version, self.now_us) for request in requests]
+        assert turns == sorted(turns)
+        sent = set(requests)
+        assert not [
+            r
+            for r in self._waiting()
+            if r not in sent
+            and _home(r) == batch.version
+            and self.rules.turn(r, batch.version, self.now_us) < turns[-1]
+        ], "one that should have run before waits"
 
-    def _check_order(self, batch: Batch) -> None:
-        """Nobody older waits for the very same version. (Those for the latest may wait at one that was the latest.)"""
-        several = len(self.configs) > 1
-        for wanted in {request.version for request in batch.requests} - ({LATEST} if several else set()):
-            newest = max(arrival(request) for request in batch.requests if request.version == wanted)
-            sent = set(batch.requests)
-            assert not [r for r in self._waiting() if r.version == wanted and arrival(r) < newest and r not in sent]
+    def _check_sizes(
+        self, sizes: Counter[tuple[int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]
+    ) -> None:
+        """Each that came was refused exactly if its level was full, those of its own frame included."""
+        for request in new:
+            if not isinstance(request.place, VersionScheduler):
+                continue
+            version = request.place.version
+            at = version, self.rules.level(request, request.place.version)
+            most = self.rules.policy(request, version).max_queue_size or DEFAULT_MAX_QUEUE_SIZE
+            assert (request in refused) == (sizes[at] >= most)
+            sizes[at] += request not in refused
+
+    def _check_timeouts(self) -> None:
+        """Nobody waits who should have been refused, and who will be is woken for."""
+        for request in self._waiting():
+            if _home(request) is not None:
+                ends_us = self.rules.ends_us(request, request.place.version)
+                assert ends_us is None or self.now_us < ends_us
+                assert ends_us is None or (self.wake_at_us is not None and self.wake_at_us <= ends_us)
 
     def _check_failure(self, failure: Failure) -> None:
         request, error = failure
@@ -282,7 +301,14 @@ class Simulation:
             assert error.code is ErrorCode.UNAVAILABLE
             assert request in self.lost_streams, "what may be done again must be"
         elif error.message == "Exceeds maximum queue size":
-            assert len(self._waiting()) > MAX_QUEUE_SIZE
+            assert self._sizes()[request.place.version, self.rules.level(request, request.place.version)] > 0
+        elif error.message == TIMEOUT_EXPIRED:
+            self.timed_out += 1
+            assert error.code is ErrorCode.UNAVAILABLE
+            deadline_us = request.terms.deadline_us
+            ends_us = deadline_us if request.place is None else self.rules.ends_us(request, request.place.version)
+            assert ends_us, "it had neither a timeout nor a deadline"
+            assert self.now_us >= ends_us
         else:
             assert error.code is ErrorCode.UNAVAILABLE
             assert not self._served(None if request.version == LATEST else request.version)
@@ -300,6 +326,7 @@ class Simulation:
         waiting = self._waiting()
         assert self.model.waiting == len(waiting)
         assert self.wake_at_us is None or self.wake_at_us > self.now_us, "asks to be woken for ever"
+        self._check_timeouts()
         for version in self.configs:
             self._check_delay(version, [request for request in waiting if request.version == version])
         if len(self.configs) == 1:
@@ -345,3 +372,8 @@ class Simulation:
         assert not self.batches
         assert len(self.model) == self.model.waiting == 0
         assert [frame.ended for frame in self.frames] == [frame.size for frame in self.frames]
+
+
+def _home(request: QueuedRequest) -> int | None:
+    """The version in whose queue it waits; None where it runs, or is about to."""
+    return request.place.version if isinstance(request.place, VersionScheduler) else None

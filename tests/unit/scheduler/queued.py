@@ -27,8 +27,17 @@ class CountingFrame:
         self.batch_ids.append(batch_id)
 
 
-def part(key: int, version: int = LATEST, batch_size: int = 1, shape_key: str = "", body: bytes = BODY) -> Part:
-    return Part(key, version, batch_size, shape_key, 0, 0, 0, 0, 0, "", body)
+def part(
+    key: int,
+    version: int = LATEST,
+    batch_size: int = 1,
+    shape_key: str = "",
+    body: bytes = BODY,
+    priority: int = 0,
+    timeout_us: int = 0,
+    deadline_ms: int = 0,
+) -> Part:
+    return Part(key, version, batch_size, shape_key, priority, timeout_us, deadline_ms, 0, 0, "", body)
 
 
 _keys = count(1)
@@ -43,9 +52,13 @@ def request(
     batch_size: int = 1,
     shape_key: str = "",
     body: bytes = BODY,
+    priority: int = 0,
+    timeout_us: int = 0,
+    deadline_ms: int = 0,
 ) -> QueuedRequest:
-    """One request in a frame of its own."""
-    row = part(next(_keys) if key is None else key, version, batch_size, shape_key, body)
+    """One request in a frame of its own. The policy clock is unix time."""
+    number = next(_keys) if key is None else key
+    row = part(number, version, batch_size, shape_key, body, priority, timeout_us, deadline_ms)
     return requests_of(gateway, [row], now_us, CountingFrame())[0]
 
 

@@ -36,7 +36,7 @@ def test_a_cancelled_request_leaves_the_queue():
     requests = [request(key=key) for key in (1, 2, 3)]
     batcher.enqueue(requests)
     requests[1].cancelled = True
-    batcher.drop_cancelled()
+    batcher.drop_cancelled([requests[1]])
     assert len(batcher) == 2
     assert keys(batcher.drain()) == [1, 3]
     assert len(batcher) == 0
@@ -78,8 +78,9 @@ def test_the_queue_is_always_in_the_order_of_arrival_and_loses_nothing(events: l
             chosen = waiting[number % len(waiting)]
             everything = batcher.drain()
             batcher.put_back(everything)
-            next(r for r in everything if r.key == chosen).cancelled = True
-            batcher.drop_cancelled()
+            gone = next(r for r in everything if r.key == chosen)
+            gone.cancelled = True
+            batcher.drop_cancelled([gone])
             waiting.remove(chosen)
         elif name == "drain":
             assert keys(batcher.drain()) == waiting

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from queued import keys, request
 
 from scheduler.dynamic_batcher import DynamicBatcher
+from scheduler.queue_rules import LevelRules, QueueRules
 from scheduler.queued_request import QueuedRequest, arrival
 
 
@@ -114,7 +115,7 @@ def test_the_batch_that_was_forming_is_formed_anew_after(change: str):
         assert keys(batcher.next_batch(30)) == [0, 1]
     else:
         first.cancelled = True
-        batcher.drop_cancelled()
+        batcher.drop_cancelled([first])
         assert batcher.next_batch(30) is None
         assert batcher.ready_at_us() == 120
 
@@ -186,7 +187,9 @@ rules = st.builds(
 def test_batches_are_those_of_the_rules_whatever_happens_between(rules: Rules, events: list[tuple[str, object]]):
     preferred = tuple(size for size in rules.preferred if size <= rules.max_batch_size)
     rules = Rules(rules.max_batch_size, preferred, rules.delay_us, rules.max_bytes)
-    batcher = DynamicBatcher(rules.max_batch_size, preferred, rules.delay_us, 20, rules.max_bytes)
+    batcher = DynamicBatcher(
+        rules.max_batch_size, preferred, rules.delay_us, QueueRules(LevelRules(20)), rules.max_bytes
+    )
     queue: list[QueuedRequest] = []
     out: list[QueuedRequest] = []
     now_us = 0
@@ -211,8 +214,9 @@ def test_batches_are_those_of_the_rules_whatever_happens_between(rules: Rules, e
         elif name == "alone" and out:
             out[value % len(out)].run_alone()
         elif name == "cancel" and queue:
-            queue.pop(value % len(queue)).cancelled = True
-            batcher.drop_cancelled()
+            gone = queue.pop(value % len(queue))
+            gone.cancelled = True
+            batcher.drop_cancelled([gone])
         elif name == "advance":
             now_us += value
         assert len(batcher) == len(queue)

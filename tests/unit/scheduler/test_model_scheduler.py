@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from model_simulation import CONFIGS, config
+from model_configs import CONFIGS, config
 from queued import CountingFrame, part, request
 
-from scheduler.batcher_choice import DEFAULT_MAX_QUEUE_SIZE, batcher_for
+from scheduler.batcher_choice import batcher_for
 from scheduler.model_scheduler import ModelScheduler
+from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
 from scheduler.queued_request import requests_of
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
@@ -144,7 +145,7 @@ def test_the_configuration_chooses_the_batcher():
     assert [r.key for r in batcher.next_batch(0) or []] == [1, 2, 3, 4]
     assert batcher.next_batch(69) is None
     assert batcher.ready_at_us() == 70
-    assert batcher.enqueue([request() for _ in range(DEFAULT_MAX_QUEUE_SIZE)]) != []
+    assert len(batcher.enqueue([request() for _ in range(DEFAULT_MAX_QUEUE_SIZE + 1)])) == 2
     default = batcher_for(ModelConfig.model_validate({"name": "model", "max_batch_size": 8}))
     default.enqueue([request(key=1), request(key=2)])
     assert [r.key for r in default.next_batch(0) or []] == [1]
@@ -197,3 +198,16 @@ def test_what_came_before_any_version_fails_when_there_will_be_none():
     model.look_ahead(frozenset(), frozenset(), True)
     _, (failure,) = model.expire(0)
     assert failure.error.code is ErrorCode.NOT_FOUND
+
+
+def test_where_cancelled_requests_run():
+    model = model_with(1, served=(1,))
+    model.enqueue([request(key=key) for key in range(1, 20)])
+    batches, _ = model.dispatch(0)
+    ran = [[r.key for r in batch.requests] for batch in batches]
+    assert len(ran) == 2
+    model.cancel("gateway", [ran[0][0], ran[1][1], ran[1][0], 19])
+    told = model.cancelled_in_flight("gateway", [ran[0][0], ran[1][1], ran[1][0], 19, 77])
+    assert told == [(batches[0], [ran[0][0]]), (batches[1], [ran[1][0], ran[1][1]])]
+    assert model.cancelled_in_flight("gateway", [2]) == []
+    assert model.cancelled_in_flight("another", [ran[0][0]]) == []

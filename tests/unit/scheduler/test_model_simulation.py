@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_simulation import CONFIGS, Event, Simulation
+from model_configs import CONFIGS, config, policy
+from model_simulation import Event, Simulation
 from queued import LATEST
 
 LIVES = int(os.environ.get("WEIR_SIMULATIONS", "40"))
@@ -23,12 +24,36 @@ numbers = st.integers(0, 30)
 few = st.lists(numbers, min_size=1, max_size=3)
 
 
+policies = st.builds(
+    policy,
+    st.sampled_from([0, 1, 3]),
+    st.sampled_from([0, 300, 2_000]),
+    st.sampled_from(["REJECT", "DELAY"]),
+    st.booleans(),
+)
+configs = st.builds(
+    config,
+    st.sampled_from([0, 0, 100]),
+    st.sampled_from([(), (2, 4)]),
+    priority_levels=st.just(3),
+    default_priority_level=st.integers(1, 3),
+    default_queue_policy=st.one_of(st.none(), policies),
+    priority_queue_policy=st.dictionaries(st.integers(1, 3), policies, max_size=2),
+)
+
+
 def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Event]]:
     """Lists of events for a model of these versions, of which requests ask for the wanted ones."""
-    requests = st.lists(
-        st.tuples(st.sampled_from(wanted), st.integers(1, 5), st.sampled_from(["", "", "x"])), min_size=1, max_size=8
+    wants = st.sampled_from(wanted)
+    size, shape = st.integers(1, 5), st.sampled_from(["", "", "x"])
+    priorities = st.sampled_from([0, 1, 2, 3, 4, 2**63, 2**64 - 1, -1])
+    demanding = st.tuples(
+        wants, size, shape, priorities, st.sampled_from([0, 0, 500, 5_000]), st.sampled_from([0, 0, 1, 2, 9])
     )
+    plain = st.tuples(wants, size, shape)
+    requests = st.one_of(st.lists(plain, min_size=1, max_size=8), st.lists(demanding, min_size=1, max_size=8))
     version = st.sampled_from(versions)
+    configure = st.tuples(st.just("configure"), version, st.one_of(st.integers(0, len(CONFIGS) - 1), configs))
     arrive = st.tuples(st.just("arrive"), gateways, requests)
     complete = st.tuples(st.just("complete"), numbers, st.sampled_from([0, 0, 1]), st.sampled_from([0, 5, 4000]))
     serve = st.tuples(st.just("serve"), workers, version, st.integers(0, 2))
@@ -38,9 +63,9 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
         complete,
         complete,
         serve,
-        st.tuples(st.just("configure"), version, st.integers(0, len(CONFIGS) - 1)),
+        configure,
         st.tuples(st.just("send_again"), numbers),
-        st.tuples(st.just("advance"), st.sampled_from([1, 40, 100, 4000])),
+        st.tuples(st.just("advance"), st.sampled_from([1, 40, 100, 900, 4000])),
         st.tuples(st.just("wake")),
         st.tuples(st.just("release"), numbers),
         st.tuples(st.just("complete_abandoned"), numbers),
@@ -50,7 +75,7 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
         st.tuples(st.just("expire")),
         st.tuples(st.just("unload"), st.lists(version, max_size=2), st.lists(version, max_size=2)),
     )
-    begin = st.tuples(st.tuples(st.just("configure"), version, st.integers(0, len(CONFIGS) - 1)), serve).map(list)
+    begin = st.tuples(configure, serve).map(list)
     long = st.one_of(*(st.lists(event, min_size=size, max_size=100) for size in (0, 20, 60)))
     return st.builds(list.__add__, st.one_of(begin, begin, st.just([])), long)
 

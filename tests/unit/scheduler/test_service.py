@@ -61,12 +61,12 @@ class Served:
         return [subject for subject, data, _ in self.bus.published if data == b"+ACK"]
 
 
-async def serve() -> Served:
+async def serve(config: dict[str, Any] = CONFIG) -> Served:
     bus = CollectingBus()
     service = SchedulerService(bus, "scheduler", None)
     await service.listen()
     owned = await service.own("model", "live-model")
-    owned.scheduler.configure(1, ModelConfig.model_validate(CONFIG))
+    owned.scheduler.configure(1, ModelConfig.model_validate(config))
     owned.scheduler.set_instances("worker", {1: 1})
     bus.published.clear()
     return Served(bus, service, owned)
@@ -167,7 +167,8 @@ def test_workers_are_told_which_of_their_requests_were_abandoned(served: Served)
     served.done(batch.batch_id)
 
 
-def test_an_instance_that_is_free_before_its_batch_ends_is_used(served: Served):
+async def test_an_instance_that_is_free_before_its_batch_ends_is_used():
+    served = await serve({"name": "model", "max_batch_size": 4, "dynamic_batching": {}})
     served.frame(1, 2, 3, 4)
     served.frame(5, 6, 7, 8, ack="$JS.ACK.2")
     first, _ = served.batches()
@@ -179,6 +180,7 @@ def test_an_instance_that_is_free_before_its_batch_ends_is_used(served: Served):
     served.done(third.batch_id)
     served.done(first.batch_id)
     assert served.service.unanswered == 4
+    served.owned.alarm.close()
 
 
 def test_what_a_full_queue_refuses_is_answered_at_once_in_one_message(served: Served):

@@ -189,17 +189,6 @@ def test_requests_cancelled_in_the_queue_are_counted():
     version.enqueue(waiting)
     for cancelled in waiting[:2]:
         cancelled.cancelled = True
-    version.drop_cancelled()
-    version.drop_cancelled()
+    version.drop_cancelled(waiting[:2])
     assert version.failures["CANCELED"] == 2
     assert version.waiting == 2
-
-
-def test_where_cancelled_requests_run():
-    version = version_with("a")
-    version.enqueue([request(key=key) for key in range(1, 9)])
-    (first, second), _ = version.dispatch(0)
-    first.requests[0].cancelled = second.requests[1].cancelled = second.requests[2].cancelled = True
-    assert version.cancelled_in_flight("gateway", {1, 2, 6, 7}) == [(first, [1]), (second, [6, 7])]
-    assert version.cancelled_in_flight("gateway", {6}) == [(second, [6])]
-    assert version.cancelled_in_flight("another", {1}) == []

@@ -1,0 +1,63 @@
+"""`RecordFollower`: what workers' records in the registry mean for the models that a scheduler owns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from bus import subjects
+from bus.registry import RegistryView
+from scheduler.counters import forget_unloaded
+from scheduler.outlook import is_unloading, outlook
+from scheduler.owned_model import OwnedModel
+from scheduler.strategy_files import StrategyFiles
+from scheduler.version_scheduler import Ended
+from schemas.drain import DrainMessage
+from schemas.model_config import ModelConfig
+
+logger = logging.getLogger("weir.scheduler")
+
+
+class RecordFollower:
+    """Tells models' policies which versions there are, how they are configured, and who runs them."""
+
+    def __init__(self, registry: RegistryView, strategies: StrategyFiles) -> None:
+        self._registry = registry
+        self._strategies = strategies
+
+    def update(self, owned: OwnedModel, now_us: int) -> Iterator[Ended]:
+        """The records have changed: tells the model's policy; what ends by that is to be answered."""
+        name = owned.name
+        views = {w: view for w, view in self._registry.workers.items() if not view.record.draining}
+        records = {worker: view.models[name] for worker, view in views.items() if name in view.models}
+        owned.let_go = {(w, v) for w, v in owned.let_go if w in records and is_unloading(records[w], v)}
+        try:
+            ahead = outlook(records, owned.let_go)
+            configs = {worker: ModelConfig.model_validate(records[worker].config) for worker in ahead.instances}
+        except ValueError as error:
+            # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
+            logger.warning("model %s: %s", name, error)
+            ahead, configs = outlook({}, ()), {}
+        for worker, config in configs.items():
+            for number in ahead.instances[worker]:
+                owned.scheduler.configure(number, config, self._strategies.find(name, number, config))
+        owned.scheduler.look_ahead(ahead.retiring, ahead.given_up, ahead.is_given_up)
+        for worker in self._registry.workers:
+            yield owned.scheduler.set_instances(worker, *ahead.held_by(worker))
+        if owned.scheduler.has_given_up:
+            yield owned.scheduler.expire(now_us)
+        forget_unloaded(owned.scheduler, [v.models[name] for v in self._registry.workers.values() if name in v.models])
+
+    def needless(self, owned: OwnedModel, drain: DrainMessage, reply: str) -> list[int] | None:
+        """The versions that a worker asks to unload and may, for nothing is left that it must run; None: don't answer.
+
+        `reply` is where it wants the answer.
+        """
+        worker, model, versions = drain
+        view = self._registry.workers.get(worker)
+        record = None if view is None else view.models.get(owned.name)
+        if record is None or model != owned.name or reply != subjects.drained(worker):
+            return None
+        free = [v for v in versions if is_unloading(record, v) and not owned.scheduler.needs(worker, v)]
+        owned.let_go.update((worker, version) for version in free)
+        return free
