@@ -6,6 +6,8 @@ consumer) and discard policy "new" (a full stream refuses publishes with an erro
 
 from __future__ import annotations
 
+import logging
+
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
@@ -15,10 +17,13 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
 from bus import subjects
 from bus.connection import Bus
+from schemas.errors import unavailable
+
+logger = logging.getLogger("weir.bus")
 
 LIVE_MAX_BYTES = 512 << 20
 MAX_UNACKED_FRAMES = 8192
@@ -46,6 +51,40 @@ async def ensure_streams(bus: Bus) -> None:
 async def ensure_regions_bucket(bus: Bus) -> None:
     """Makes the bucket of clients' shared-memory regions unless it exists. Safe to call from several gateways at once."""
     await _ensure_bucket(bus, subjects.REGIONS_BUCKET)
+
+
+async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None:
+    """Makes the bucket of the shared response cache unless it exists. Safe to call from several roles at once.
+
+    It is a bucket to other clients of NATS too, but for what becomes of a full one: the oldest answers go. Raises
+    WeirError (UNAVAILABLE) when the broker has no room for it.
+    """
+    config = StreamConfig(
+        name=subjects.CACHE_STREAM,
+        subjects=[subjects.cached(">")],
+        storage=StorageType.MEMORY,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_bytes=size_bytes,
+        max_age=ttl_s,
+        max_msgs_per_subject=1,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+        deny_delete=True,
+        num_replicas=1,
+    )
+    try:
+        await _ensure_stream(bus, config)
+    except ServerError as error:
+        raise unavailable(f"the message broker has no room for a response cache: {error.description}") from error
+    found = (await bus.jetstream.stream_info(subjects.CACHE_STREAM)).config
+    if (found.max_bytes, found.max_age or 0) != (size_bytes, ttl_s):
+        logger.warning(
+            "the shared response cache is there already, with %s bytes and a ttl of %s s: that of whoever "
+            "made it holds",
+            found.max_bytes,
+            found.max_age or 0,
+        )
 
 
 async def _ensure_bucket(bus: Bus, bucket: str) -> None:

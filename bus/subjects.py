@@ -139,10 +139,10 @@ def heartbeat(worker: str) -> str:
 
 
 STATISTICS_QUERY = "statistics.query"
-"""Asks every worker and scheduler for its counters; each answers on the reply subject."""
+"""Asks every worker and scheduler for its counters, and every gateway that has any; each answers on the reply subject."""
 
 LAST_COUNTERS = "statistics.last"
-"""Counters that nobody asked for: of a worker or scheduler that leaves, and of a scheduler that has come."""
+"""Counters that nobody asked for: of whoever leaves, and of a scheduler or gateway that has come."""
 
 
 def counters(gateway: str) -> str:
@@ -229,6 +229,26 @@ def settings_subject(key: str) -> str:
 
 
 SETTINGS_WRITES = f"$KV.{SETTINGS_BUCKET}.>"
+
+
+CACHE_BUCKET = "response-cache"
+CACHE_STREAM = f"KV_{CACHE_BUCKET}"
+"""Answers that gateways and workers share, by the hash of what was asked."""
+
+
+def cached(key: str) -> str:
+    """Subject of a key of the response cache."""
+    return f"$KV.{CACHE_BUCKET}.{key}"
+
+
+def cache_read(key: str) -> str:
+    """Asks the broker for what lies under a key of the response cache; it answers on the reply subject."""
+    return f"$JS.API.DIRECT.GET.{CACHE_STREAM}.{cached(key)}"
+
+
+def cache_answers(caller: str) -> str:
+    """Where the broker answers `cache_read` of one caller; the number of the question follows as one more token."""
+    return f"cached.{caller}"
 
 
 def live_consumer(model: str) -> str:

@@ -43,10 +43,15 @@ class AnswerPayloads:
 
     def _fetch(self, tensor: Tensor, ref: PayloadRef) -> None:
         """Copies an output out of the worker's memory, which it gets back at once."""
-        tensor.data = bytes(self._reader.view(ref))
+        tensor.data = self.copy_of(ref)
+        self.release(ref)
+
+    def copy_of(self, ref: PayloadRef) -> bytes:
+        """The bytes behind a reference. Raises StalePayload; ValueError for one that can't be one of ours."""
+        content = bytes(self._reader.view(ref))
         if not self._reader.is_current(ref):
             raise StalePayload("the slot was given to another payload during the copy")
-        self.release(ref)
+        return content
 
     def release(self, ref: PayloadRef) -> None:
         """Gives the slot of `ref` back to the worker it belongs to."""

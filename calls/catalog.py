@@ -7,7 +7,7 @@ within seconds, and its requests wait in the queue meanwhile. Readiness tells th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -25,13 +25,25 @@ RECOVERY_GRACE_S = 30.0
 
 
 class ServedModel:
-    """One model with its configuration and its READY versions, ascending."""
+    """One model with its configuration and its READY versions, ascending.
 
-    def __init__(self, name: str, config: ModelConfig, versions: list[int], labels: dict[str, list[str]]) -> None:
+    `loads` tells, by version, what its workers have loaded: another text after each reload, "" where it can't be told.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        versions: list[int],
+        labels: dict[str, list[str]],
+        loads: Mapping[int, str] | None = None,
+    ) -> None:
         self.name = name
         self.config = config
         self.versions = versions
         self.labels = labels
+        self.loads: Mapping[int, str] = loads or {}
+        self.caches = config.caches_responses
         self.normalizer = RequestNormalizer(config)
         self.version_texts = frozenset(["", *map(str, versions)])
         self.prepared = PreparedRequests()
@@ -147,7 +159,7 @@ class Catalog:
         if versions:
             record = max((r for r in records if _ready_versions([r])), key=lambda r: r.written_ns)
             config = ModelConfig.model_validate(record.config)
-            self._served[name] = ServedModel(name, config, versions, record.labels)
+            self._served[name] = ServedModel(name, config, versions, record.labels, _loads(records, versions))
             self._accept_until_s.pop(name, None)
         elif name in self._served:
             given_up = [r for r in records if r.reason or _is_given_up(r)]
@@ -200,6 +212,17 @@ def _not_a_version(version: str) -> WeirError:
 def _ready_versions(records: list[ModelRecord]) -> list[int]:
     ready = {n for r in records for n, v in r.versions.items() if v.state == ModelState.READY and r.config is not None}
     return sorted(ready)
+
+
+def _loads(records: list[ModelRecord], versions: list[int]) -> dict[int, str]:
+    """What the workers of each version have loaded, all of them together: while they differ, it is a text of its own."""
+    loads: dict[int, str] = {}
+    for number in versions:
+        rows = [(record, record.versions[number]) for record in records if number in record.versions]
+        ready = {(record.in_force, row.load) for record, row in rows if row.state == ModelState.READY}
+        is_known = all(load for _, load in ready)
+        loads[number] = " ".join(f"{in_force}:{load}" for in_force, load in sorted(ready)) if is_known else ""
+    return loads
 
 
 def _is_given_up(record: ModelRecord) -> bool:

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -20,20 +21,21 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.payloads import INLINE_LIMIT_BYTES, Slot
 from bus.streams import ensure_streams
-from calls.answer_order import AnswerOrder
 from calls.answer_payloads import AnswerPayloads
 from calls.catalog import Catalog, ServedModel
+from calls.delivery import Delivery
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.outbox import Outbox
 from calls.payload_store import Freeable, PayloadStore
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
+from calls.response_cache import Question, ResponseCache
 from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
 from schemas.bodies import pack_body
 from schemas.errors import WeirError, invalid, unavailable
-from schemas.messages import Answer, Moments, Part, unpack_answers
+from schemas.messages import Answer, Part, unpack_answers
 from schemas.requests import InferRequest, InferResponse
 from schemas.wire import MalformedMessage
 from telemetry.trace import Trace
@@ -47,12 +49,7 @@ _LOST_STREAM = "the rest of the response was lost; the request may be sent again
 
 _DRAIN_POLL_S = 0.02
 
-_TOO_MANY_HELD = "too many responses wait for those of earlier requests"
-
 _NO_SLOTS: Sequence[Freeable] = ()
-
-_Given = tuple[Pending, InferResponse | WeirError | None, bool, Moments | None]
-"""What is given to whoever asked: an outcome, and whether it is the last."""
 
 
 class RegionHolder(Protocol):
@@ -66,7 +63,8 @@ class Inference:
     """See the module. Everything runs in one event loop.
 
     `caller_id` is who asks: a gateway, or a worker for its ensembles and Python models. Without `regions` requests can't
-    use memory of clients. With `keeps_references` large outputs stay references, until `release`.
+    use memory of clients; without `cache` every request is run. With `keeps_references` large outputs stay references,
+    until `release`.
     """
 
     def __init__(
@@ -78,8 +76,10 @@ class Inference:
         regions: RegionHolder | None = None,
         tracing: Tracing | None = None,
         keeps_references: bool = False,
+        cache: ResponseCache | None = None,
     ) -> None:
         self.tracing = tracing or Tracing()
+        self._cache = cache
         self._bus = bus
         self._id = caller_id
         self._catalog = catalog
@@ -91,8 +91,7 @@ class Inference:
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
-        self._order: AnswerOrder[_Given] = AnswerOrder()
-        self._lines_due: list[tuple[str, str]] = []
+        self._delivery = Delivery(self.tracing, self._in_flight, self._give_up)
         self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
         self.malformed_messages = 0
@@ -136,6 +135,11 @@ class Inference:
         self._in_flight.check_room()
         model.normalizer.normalize(request)
         trace = self.tracing.begin(request, model.name, is_traced)
+        question = self._cache.ask(model, request) if model.caches and self._cache is not None else None
+        if question is not None and question.answer is not None:
+            if body_slot is not None:
+                body_slot.free()
+            return self._accept(model, request, b"", _NO_SLOTS, on_answer, trace, question)
         slots: list[Freeable] = []
         if request.regions:
             if self._regions is None:
@@ -152,7 +156,11 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        return self._accept(model, request, body, slots, on_answer, trace)
+        return self._accept(model, request, body, slots, on_answer, trace, question)
+
+    def caches(self, model: ServedModel) -> bool:
+        """Whether answers of the model may come from a cache, so that its requests can't be prepared."""
+        return model.caches and self._cache is not None
 
     def submit_prepared(
         self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
@@ -169,6 +177,7 @@ class Inference:
         slots: Sequence[Freeable],
         on_answer: OnAnswer,
         trace: Trace | None = None,
+        question: Question | None = None,
     ) -> Pending:
         key = next(self._keys)
         part = Part(
@@ -186,28 +195,56 @@ class Inference:
         )
         pending = Pending(key, model, request, part, on_answer, slots, trace)
         if model.preserves_ordering:
-            pending.line = model.name, request.model_version or model.latest
-            self._order.join(pending.line, key)
+            self._delivery.line_up(pending)
         self._in_flight.add(pending)
-        self._outbox.add(model.name, part)
+        if question is None:
+            self._outbox.add(model.name, part)
+        else:
+            self._ask_cache(pending, question)
         return pending
+
+    def _ask_cache(self, pending: Pending, question: Question) -> None:
+        pending.question = question
+        pending.is_queued = False
+        if question.answer is not None:
+            asyncio.get_running_loop().call_soon(self._on_cache, pending)
+        elif self._cache is not None and self._cache.answers_later:
+            self._cache.find(question, partial(self._on_cache, pending))
+        else:
+            self._queue(pending)
+
+    def _on_cache(self, pending: Pending) -> None:
+        """The cache has said whether it has the answer."""
+        if self._in_flight.find(pending.key) is None or self._cache is None or pending.question is None:
+            return  # it was given up
+        response = self._cache.take(pending.question, pending.request.id)
+        if response is None:
+            self._queue(pending)
+            return
+        self._in_flight.take(pending.key)
+        _free(pending.slots)
+        self.counters.changed(len(self._in_flight))
+        self._delivery.deliver(pending, response, True)
+
+    def _queue(self, pending: Pending) -> None:
+        pending.is_queued = True
+        self._outbox.add(pending.model.name, pending.part)
 
     def abandon(self, pending: Pending) -> None:
         """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
         is_open = self._give_up(pending)
-        is_held = pending.line is not None and self._order.leave(pending.line, pending.key)
-        if pending.trace is not None and (is_open or is_held):
+        was_in_line = pending.line is not None and self._delivery.leave(pending)
+        if pending.trace is not None and (is_open or was_in_line):
             self.tracing.abandon(pending.trace)
             pending.trace = None
-        if pending.line is not None:
-            self._release(pending.line)
 
     def _give_up(self, pending: Pending) -> bool:
         """Nothing more is wanted of a request; False when it had its last answer before."""
         if self._in_flight.take(pending.key) is None:
             return False
         _free(pending.slots)
-        self._outbox.cancel(pending.model.name, pending.key)
+        if pending.is_queued:
+            self._outbox.cancel(pending.model.name, pending.key)
         return True
 
     def _on_answers(self, message: Message) -> None:
@@ -226,9 +263,11 @@ class Inference:
             if answer.run and not self._is_next(pending, answer):
                 continue
             outcome = self._answers.outcome(pending, version, answer)
+            if pending.question is not None and isinstance(outcome, InferResponse) and self._cache is not None:
+                self._cache.keep(pending.question, version, outcome, self._answers.copy_of)
             if pending.slots and answer.is_final:
                 _free(pending.slots)
-            self._deliver(pending, outcome, answer.is_final, answer.moments)
+            self._delivery.deliver(pending, outcome, answer.is_final, answer.moments)
         self.counters.changed(len(self._in_flight))
 
     def _is_next(self, pending: Pending, answer: Answer) -> bool:
@@ -244,66 +283,15 @@ class Inference:
                 _free(pending.slots)
             else:
                 self._give_up(pending)
-            self._deliver(pending, unavailable(_LOST_STREAM), True)
+            self._delivery.deliver(pending, unavailable(_LOST_STREAM), True)
         return False
-
-    def _deliver(
-        self,
-        pending: Pending,
-        outcome: InferResponse | WeirError | None,
-        is_final: bool,
-        moments: Moments | None = None,
-    ) -> None:
-        """An answer has come."""
-        if pending.line is not None:
-            self._put_in_order(pending.line, pending, outcome, is_final, moments)
-        else:
-            self._give(pending, outcome, is_final, moments)
-
-    def _give(
-        self, pending: Pending, outcome: InferResponse | WeirError | None, is_final: bool, moments: Moments | None
-    ) -> None:
-        """The caller is told."""
-        pending.moments = moments
-        if pending.trace is None:
-            pending.on_answer(outcome, is_final)
-        else:
-            self.tracing.deliver(pending.trace, pending, outcome, is_final, moments)
-
-    def _put_in_order(
-        self,
-        line: tuple[str, str],
-        pending: Pending,
-        outcome: InferResponse | WeirError | None,
-        is_final: bool,
-        moments: Moments | None,
-    ) -> None:
-        if not is_final and self._order.is_full and not self._order.is_next(line, pending.key):
-            self._give_up(pending)
-            outcome, is_final = unavailable(_TOO_MANY_HELD), True
-        self._order.add(line, pending.key, (pending, outcome, is_final, moments), _size_bytes(outcome), is_final)
-        self._release(line)
-
-    def _release(self, line: tuple[str, str]) -> None:
-        """Gives the answers of a line whose turn it is."""
-        self._lines_due.append(line)
-        if len(self._lines_due) > 1:
-            return  # whoever is just being told has submitted or abandoned something: after him, it goes on below
-        try:
-            while self._lines_due:
-                while (given := self._order.pop(self._lines_due[0])) is not None:
-                    self._give(*given)
-                self._lines_due.pop(0)
-        finally:
-            self._lines_due.clear()
-            self._in_flight.hold(self._order.held_answers, self._order.held_bytes)
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:
             pending = self._in_flight.take(key)
             if pending is not None:
                 _free(pending.slots)
-                self._deliver(pending, error, True)
+                self._delivery.deliver(pending, error, True)
 
     async def _resend_all(self) -> None:
         """The broker came back, perhaps without its memory."""
@@ -325,10 +313,6 @@ class Inference:
 
 def _is_large(request: InferRequest) -> bool:
     return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
-
-
-def _size_bytes(outcome: InferResponse | WeirError | None) -> int:
-    return sum(tensor.size_bytes for tensor in outcome.outputs) if isinstance(outcome, InferResponse) else 0
 
 
 def _free(slots: Iterable[Freeable]) -> None:

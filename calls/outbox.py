@@ -90,7 +90,7 @@ class Outbox:
         """Sends those of these requests again that have no answer yet."""
         for key in keys:
             pending = self._in_flight.find(key)
-            if pending is not None:
+            if pending is not None and pending.is_queued:
                 self.add(pending.model.name, pending.part)
 
     def resend_all(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from calls.catalog import ServedModel
 from calls.payload_store import Freeable
+from calls.response_cache import Question
 from calls.stream_order import StreamOrder
 from schemas.errors import WeirError
 from schemas.messages import Moments, Part
@@ -15,13 +16,30 @@ from telemetry.trace import Trace
 OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
 """Told of each answer, and whether it is the last: None is no response, but the end of them alone."""
 
+Line = tuple[str, str]
+"""The requests of one caller that wait for each other: a model's name and a version."""
+
 
 class Pending:
     """A request that was submitted and has no answer yet. `line` is where its answers wait for those of earlier requests,
-    None where they are given as they come.
+    None where they are given as they come. `question` is there where the response cache may know the answer, and until it
+    has said that it doesn't, the request `is_queued` not.
     """
 
-    __slots__ = ("key", "line", "model", "moments", "on_answer", "part", "request", "slots", "stream", "trace")
+    __slots__ = (
+        "is_queued",
+        "key",
+        "line",
+        "model",
+        "moments",
+        "on_answer",
+        "part",
+        "question",
+        "request",
+        "slots",
+        "stream",
+        "trace",
+    )
 
     def __init__(
         self,
@@ -40,7 +58,9 @@ class Pending:
         self.on_answer = on_answer
         self.slots = slots
         self.stream: StreamOrder | None = None
-        self.line: tuple[str, str] | None = None
+        self.line: Line | None = None
+        self.question: Question | None = None
+        self.is_queued = True
         self.trace = trace
         self.moments: Moments | None = None
         """Of the answer that `on_answer` is being told of, where the request wants them."""

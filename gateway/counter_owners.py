@@ -1,4 +1,4 @@
-"""`CounterOwners`: what each worker or scheduler told last, of those that are there and of those that have gone."""
+"""`CounterOwners`: what workers, schedulers and gateways told last, those that are there and those that have gone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from schemas.statistics import SchedulerCounters, WorkerCounters
+from schemas.statistics import GatewayCounters, SchedulerCounters, WorkerCounters
 
 MAX_DEPARTED = 64
 """Owners that have gone whose counters are kept apart, for they may come back; those of the oldest are given away."""
 
-T = TypeVar("T", WorkerCounters, SchedulerCounters)
+T = TypeVar("T", WorkerCounters, SchedulerCounters, GatewayCounters)
 
 
 class CounterOwners(Generic[T]):

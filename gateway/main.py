@@ -16,9 +16,11 @@ from bus.model_files import ModelFiles
 from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
 from bus.settings import SharedSettings
+from calls.cache_config import CacheConfig
 from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
+from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
 from gateway.access import Access
 from gateway.doors import Doors
@@ -30,6 +32,7 @@ from gateway.listeners import Listeners
 from gateway.live_settings import LiveSettings
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.nats_door.door import NatsDoor
+from gateway.own_counters import OwnCounters
 from gateway.repository_control import RepositoryControl
 from gateway.repository_index import RepositoryIndex
 from gateway.settings import GatewaySettings
@@ -73,6 +76,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         access = Access.of(settings)
         tracing = Tracing(TraceConfig.parse(settings.trace_config))
         metrics_config = parse_metrics_config(settings.metrics_config)
+        cache_config = CacheConfig.parse(settings.cache_config)
         grpc_options = GrpcOptions.of(settings)
         if settings.allow_http:
             listeners.take("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
@@ -87,7 +91,11 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     catalog = Catalog(registry, settings.strict_readiness)
     payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
     regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
-    inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing)
+    cache, own_counters = None, None
+    if cache_config is not None:
+        cache = ResponseCache(bus, gateway_id, catalog, registry, cache_config, metrics_config.summary_latencies)
+        own_counters = OwnCounters(bus, gateway_id, cache.counters)
+    inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing, cache=cache)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     desired = DesiredModels(bus)
     catalog.ask_whether_unwanted(desired.is_unwanted)
@@ -112,10 +120,14 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         access=access,
     )
     await inference.start(background)
+    if cache is not None:
+        await cache.start()
     await live_settings.start()
     await registry.start(background)
     await regions.start(background)
     await statistics.start()
+    if own_counters is not None:
+        await own_counters.start()
     await repository.start()
     nats_door = NatsDoor(bus, gateway_id, doors)
     await nats_door.start()
@@ -151,6 +163,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await tracing.stop()
     listeners.stop("metrics")
     expiry.cancel()
+    if own_counters is not None:
+        own_counters.stop()
     await listeners.wait_closed()
     payloads.close()
     await bus.close()

@@ -59,6 +59,8 @@ class GatewaySettings:
     metrics_port: int = 8002
     metrics_config: tuple[str, ...] = ()
 
+    cache_config: tuple[str, ...] = ()
+
     model_control_mode: str = "none"
     allow_client_shm: bool = False
 

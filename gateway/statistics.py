@@ -1,7 +1,7 @@
 """`Statistics`: the counters of all workers and schedulers, asked for when somebody wants to know, and summed.
 
-Who counts is who does the work; a gateway only asks, so any gateway tells the totals of the cluster, and a request that was
-answered is in them as soon as its answer has come.
+Who counts is who does the work, and for what response caches answer, their gateways. All are asked, so any gateway tells
+the totals of the cluster, and a request that was answered is in them as soon as its answer has come.
 
 What becomes of counters when their owner goes:
 - of a worker that has left or died, its last known ones stay in the sums: a counter never goes back. A worker that leaves
@@ -23,7 +23,9 @@ from calls.catalog import Catalog
 from gateway.counter_owners import CounterOwners
 from gateway.version_totals import VersionTotals
 from schemas.statistics import (
+    GatewayCounters,
     SchedulerCounters,
+    VersionCounters,
     WorkerCounters,
     unpack_counters,
 )
@@ -36,6 +38,9 @@ ANSWER_TIMEOUT_S = 0.5
 
 MAX_SCHEDULERS = 64
 """Schedulers that are listened to: their names come from messages alone."""
+
+MAX_GATEWAYS = 64
+"""Gateways with a response cache that are listened to, likewise."""
 
 Key = tuple[str, int]
 """A model's name and a version."""
@@ -55,8 +60,9 @@ class Statistics:
         self._complete = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
-        self._workers: CounterOwners[WorkerCounters] = CounterOwners(self._sum_up_worker)
+        self._workers: CounterOwners[WorkerCounters] = CounterOwners(self._sum_up_rows)
         self._schedulers: CounterOwners[SchedulerCounters] = CounterOwners(self._sum_up_scheduler)
+        self._gateways: CounterOwners[GatewayCounters] = CounterOwners(self._sum_up_rows)
         self._summed_up: dict[Key, VersionTotals] = {}  # of owners that have gone too long ago to be kept apart
         self._served: dict[str, set[int]] = {}
         self.malformed_messages = 0
@@ -89,8 +95,8 @@ class Statistics:
         for key, earlier in self._summed_up.items():
             if key in totals:
                 totals[key].add_totals(earlier)
-        for worker in self.workers():
-            for row in worker.models:
+        for rows in self._version_rows():
+            for row in rows:
                 if (row.model, row.version) in totals:
                     totals[row.model, row.version].add(row)
         for scheduler in self.schedulers():
@@ -112,12 +118,17 @@ class Statistics:
         """What schedulers tell, and those that have gone told last: in their queues there is nothing any more."""
         return [*self._schedulers.departed, *self._schedulers.current.values()]
 
+    def _version_rows(self) -> list[list[VersionCounters]]:
+        """What workers and gateways count of versions, one list for each of them."""
+        gateways = [*self._gateways.departed, *self._gateways.current.values()]
+        return [*(worker.models for worker in self.workers()), *(gateway.models for gateway in gateways)]
+
     async def _ask_after(self, running: asyncio.Task[None] | None) -> None:
         if running is not None:
             await running
         self._running, self._next = self._next, None
         self._round = next(self._rounds)
-        self._awaited = {*self._registry.workers, *self._schedulers.current}
+        self._awaited = {*self._registry.workers, *self._schedulers.current, *self._gateways.current}
         self._complete.clear()
         self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._subject}.{self._round}")
         if not self._awaited:
@@ -130,6 +141,8 @@ class Statistics:
             for scheduler in self._awaited & self._schedulers.current.keys():
                 # Nobody else notices when a scheduler dies. If it is only slow, it is listened to again when it answers.
                 self._scheduler_has_gone(scheduler)
+            for gateway in self._awaited & self._gateways.current.keys():
+                self._gateways.gone(gateway)
 
     def _on_answer(self, message: Message) -> None:
         try:
@@ -144,6 +157,15 @@ class Statistics:
             if name not in self._registry.workers:
                 return
             self._workers.heard(name, counters)
+        elif isinstance(counters, GatewayCounters):
+            name = counters.gateway
+            if name not in self._gateways.current and len(self._gateways.current) >= MAX_GATEWAYS:
+                self._dropped(f"there are {MAX_GATEWAYS} gateways already")
+                return
+            self._gateways.heard(name, counters)
+            is_last = counters.leaving
+            if is_last:
+                self._gateways.gone(name)
         else:
             name = counters.scheduler
             if name not in self._schedulers.current and len(self._schedulers.current) >= MAX_SCHEDULERS:
@@ -177,8 +199,8 @@ class Statistics:
                 version.pending = 0
         self._schedulers.gone(scheduler)
 
-    def _sum_up_worker(self, worker: WorkerCounters) -> None:
-        for row in worker.models:
+    def _sum_up_rows(self, counters: WorkerCounters | GatewayCounters) -> None:
+        for row in counters.models:
             self._totals_of(row.model, row.version).add(row)
 
     def _sum_up_scheduler(self, scheduler: SchedulerCounters) -> None:
@@ -207,8 +229,8 @@ class Statistics:
     def _forget(self, keys: set[Key]) -> None:
         for key in keys:
             self._summed_up.pop(key, None)
-        for worker in self.workers():
-            worker.models = [row for row in worker.models if (row.model, row.version) not in keys]
+        for rows in self._version_rows():
+            rows[:] = [row for row in rows if (row.model, row.version) not in keys]
         for scheduler in self._schedulers.departed:
             for queue in scheduler.models:
                 queue.versions = [version for version in queue.versions if (queue.model, version.version) not in keys]

@@ -6,12 +6,14 @@ replaced by an older one, is a change too. Contents are not read.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from repository.layout import FoundModel
+from schemas.model_config import ModelConfig
 
 Files = tuple[tuple[str, int, int], ...]
 """(path in the folder, time of modification in ns, size in bytes) of each file, in order of paths."""
@@ -26,6 +28,11 @@ class Fingerprint:
     path: Path
     shared: Files
     versions: dict[int, Files]
+
+    def load_mark(self, version: int, config: ModelConfig) -> str:
+        """A text for this version of these files under this configuration, wherever they lie; other ones have another."""
+        facts = (self.versions.get(version), self.shared, config.model_dump_json())
+        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def fingerprint(found: FoundModel) -> Fingerprint:

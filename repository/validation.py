@@ -184,10 +184,11 @@ def _check_response_cache(config: ModelConfig) -> None:
     if not config.caches_responses:
         return
     prefix = f"Response Cache does not currently support model {config.name} with"
+    suffix = "Please disable the response cache."
     if config.sequence_batching is not None:
-        raise ConfigProblem("response_cache", f"{prefix} sequence batching scheduler; disable one of the two")
+        raise ConfigProblem("response_cache", f"{prefix} sequence batching scheduler. {suffix}")
     if config.is_decoupled:
-        raise ConfigProblem("response_cache", f"{prefix} 'decoupled' transaction policy; disable one of the two")
+        raise ConfigProblem("response_cache", f"{prefix} 'decoupled' transaction policy. {suffix}")
 
 
 def _check_warmup(config: ModelConfig) -> None:

@@ -15,6 +15,9 @@ MAX_INSTANCES = 4096
 """Instances of one version on one worker; a record that tells of more is not believed."""
 
 
+MAX_LOAD_LENGTH = 64
+"""Characters of `VersionRecord.load`."""
+
 UNLOADED = "unloaded"
 """The reason of a version that was unloaded on request: it keeps nobody from being ready."""
 
@@ -33,7 +36,8 @@ class VersionRecord:
     """One version on one worker: `reason` tells why it is not READY, `instances` how many take batches.
 
     `load_duration_s` is how long it took until it was READY. Instances are numbered from `first_instance` on: where they
-    keep the state of sequences, those of another load have other numbers.
+    keep the state of sequences, those of another load have other numbers. `load` stands for the files and the configuration
+    that were loaded: equal on all workers that have the same.
     """
 
     state: ModelState
@@ -41,6 +45,7 @@ class VersionRecord:
     instances: int = 0
     load_duration_s: float = 0.0
     first_instance: int = 0
+    load: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +127,11 @@ def _unpack_version(row: dict[str, Any]) -> VersionRecord:
         row["instances"],
         row.get("load_duration_s", 0.0),
         row.get("first_instance", 0),
+        row.get("load", ""),
     )
     if not (
-        _are(str, version.reason)
+        _are(str, version.reason, version.load)
+        and len(version.load) <= MAX_LOAD_LENGTH
         and _are(int, version.instances, version.first_instance)
         and 0 <= version.instances <= MAX_INSTANCES
         and 0 <= version.first_instance < 1 << 53

@@ -1,4 +1,4 @@
-"""What workers and schedulers tell when they are asked for their counters (`statistics.query`).
+"""What workers, schedulers and gateways tell when they are asked for their counters (`statistics.query`).
 
 Checked when it comes, for anybody may publish: a message with a wrong type, a negative count or an endless list is none.
 Durations are nanoseconds unless a name says otherwise.
@@ -124,6 +124,15 @@ class WorkerCounters(Counters):
     gpus: Annotated[dict[str, GpuReading], Field(max_length=1024)] = {}
 
 
+class GatewayCounters(Counters):
+    """The answer of a gateway with a response cache: its hits and misses. `leaving` as in `SchedulerCounters`."""
+
+    gateway: Name
+    born_ns: Count = 0
+    models: list[VersionCounters]
+    leaving: bool = False
+
+
 class LaneCounters(Counters):
     """A queue as it stands now: requests, and the age of the oldest (0: there is none)."""
 
@@ -162,18 +171,19 @@ class SchedulerCounters(Counters):
 
 
 def pack_counters(counters: dict[str, Any]) -> bytes:
-    """A worker's or scheduler's answer, given in the form of the classes above."""
+    """An answer, given in the form of the classes above."""
     return bytes(msgpack.packb(counters))
 
 
-def unpack_counters(data: bytes) -> WorkerCounters | SchedulerCounters:
+def unpack_counters(data: bytes) -> WorkerCounters | SchedulerCounters | GatewayCounters:
     """The answer in a message. Raises MalformedMessage."""
     try:
         fields = msgpack.unpackb(data, strict_map_key=False)
         if not isinstance(fields, dict):
             raise MalformedMessage("not counters: no map")
-        kind = WorkerCounters if "worker" in fields else SchedulerCounters
-        return kind.model_validate(fields)
+        if "worker" in fields:
+            return WorkerCounters.model_validate(fields)
+        return (GatewayCounters if "gateway" in fields else SchedulerCounters).model_validate(fields)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, problem["loc"][:6]))

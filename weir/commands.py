@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from calls.cache_config import CacheConfig
 from weir.options import OPTIONS, Option, UsageError, options_of
 
 _BARE = {name: option.bare for option in OPTIONS for name in option.names if option.bare is not None}
@@ -60,6 +61,10 @@ def read_values(options: Mapping[str, Option], texts: Mapping[str, Any]) -> dict
             values[key] = option.default if text is None else option.read(text)
     if values.get("load_model"):
         _check_startup_models(values["load_model"], values["model_control_mode"])
+    try:
+        CacheConfig.parse(values.get("cache_config", ()))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     return values
 
 

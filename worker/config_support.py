@@ -70,7 +70,6 @@ LIMITS = (
     FieldLimit("cc_model_filenames", IGNORED, "there is no GPU whose capability could choose"),
     FieldLimit("model_operations.op_library_filename", REFUSED, "libraries of custom operations are not loaded yet"),
     FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
-    FieldLimit("response_cache.enable", IGNORED, "answers are not cached yet"),
 )
 
 

@@ -147,14 +147,14 @@ class ModelLoader:
         else:
             model = ModelVersion(found.name, number, found.path, config)
             try:
-                served = self._try_to_load(backend, model)
+                served = self._try_to_load(backend, model, _load_mark(result, number))
             except Exception as error:  # noqa: BLE001 - as above
                 result.records[number] = VersionRecord(ModelState.UNAVAILABLE, _reason(error))
                 return
         result.served[number] = served
         result.records[number] = served.record
 
-    def _try_to_load(self, backend: Backend, model: ModelVersion) -> ServedVersion:
+    def _try_to_load(self, backend: Backend, model: ModelVersion, load_mark: str) -> ServedVersion:
         attempts = 0
         while True:
             load_number = next(self._loads)
@@ -168,6 +168,7 @@ class ModelLoader:
                     self._client_memory,
                     load_number,
                     self._turns,
+                    load_mark,
                 )
             except Exception as error:
                 attempts += 1
@@ -196,6 +197,11 @@ class ModelLoader:
 def poll_failure(name: str) -> WeirError:
     """Triton's answer to the request to load a model whose folder or configuration can't be made sense of."""
     return internal(f"failed to load '{name}', failed to poll from model repository")
+
+
+def _load_mark(result: LoadedResult, number: int) -> str:
+    known = result.fingerprint is not None and result.config is not None
+    return cast(Fingerprint, result.fingerprint).load_mark(number, cast(ModelConfig, result.config)) if known else ""
 
 
 def _is_same(serving: LoadedResult, new: LoadedResult, number: int) -> bool:

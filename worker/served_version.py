@@ -26,7 +26,8 @@ class ServedVersion:
 
     `instances` are those that take batches; passive ones are only made. `turns` says when instances may execute, None for
     always. `load_number` is another for each load in this worker: instances that keep the state of sequences are numbered
-    by it. Raises WeirError when the version or one of its instances can't be made; nothing is left over then.
+    by it. `load_mark` stands for what is loaded, in the registry. Raises WeirError when the version or one of its instances
+    can't be made; nothing is left over then.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class ServedVersion:
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
         load_number: int = 0,
         turns: ExecutionTurns | None = None,
+        load_mark: str = "",
     ) -> None:
         begun_s = time.monotonic()
         self.model = model
         self.statistics = ModelStatistics(latencies=observer_for(model.config, metrics))
         self._first_instance = load_number * MAX_INSTANCES if model.config.sequence_batching else 0
+        self._load_mark = load_mark
         self.instances: list[ModelInstance] = []
         self._passive: list[ModelInstance] = []
         self._loaded: LoadedModel = backend.load(model)
@@ -82,6 +85,7 @@ class ServedVersion:
             instances=len(self.instances),
             load_duration_s=self._load_duration_s,
             first_instance=self._first_instance,
+            load=self._load_mark,
         )
 
     def instance(self, number: int) -> ModelInstance | None:

@@ -16,6 +16,7 @@ class WorkerSettings:
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
     (`announce_failure`); without it the others serve. `backend_config` holds values of the form `<backend>,<key>=<value>`,
     the backend "" for all. `exit_timeout_secs` is the time for running batches after SIGTERM.
+    `cache_config` is for what its models ask of others.
     """
 
     nats_url: str
@@ -33,6 +34,7 @@ class WorkerSettings:
     rate_limit_resource: tuple[str, ...] = ()
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
+    cache_config: tuple[str, ...] = ()
     metrics_config: tuple[str, ...] = ()
     allow_gpu_metrics: bool = True
     allow_cpu_metrics: bool = True

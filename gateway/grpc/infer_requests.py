@@ -61,7 +61,7 @@ class InferRequests:
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
         pending = self._inference.submit(request, partial(on_answer, served, request), is_traced=is_traced)
-        if isinstance(data, bytes) and not head.forwarded:
+        if isinstance(data, bytes) and not head.forwarded and not self._inference.caches(served):
             self._prepared.keep(request, served, data, raw_contents)
         return pending
 

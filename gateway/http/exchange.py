@@ -227,7 +227,7 @@ class InferExchange:
                 self._inflate(served, is_traced)
                 return
             request = self._submit_to(served, is_traced)
-            if length:
+            if length and not self._doors.inference.caches(served):
                 served.prepared.keep(request, self.body, length)
         except WeirError as error:
             self._drop_slot()

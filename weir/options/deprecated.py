@@ -1,6 +1,7 @@
 """Triton's deprecated options, and what they mean in terms of those that replace them.
 
-Source: Triton's `command_line_parser.cc`: an option and its replacement may both be given, and the replacement wins.
+Source: Triton's `command_line_parser.cc`: an option and its replacement may both be given, and the replacement wins;
+but for the size of the response cache, where that is an error.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from weir.options.option import Option
-from weir.options.refused import CACHE_SIZE
+from weir.options.option import Option, UsageError
 from weir.options.values import Choice, Integer, Switch, Text, Value
 
 _PANEL = "Deprecated"
@@ -45,7 +45,12 @@ DEPRECATED: tuple[Option, ...] = (
         help="Deprecated for --disable-auto-complete-config.",
         panel=_PANEL,
     ),
-    CACHE_SIZE,
+    Option(
+        names=("--response-cache-byte-size",),
+        value=Integer(1, metavar="BYTES"),
+        help="Deprecated for --cache-config=local,size=BYTES.",
+        panel=_PANEL,
+    ),
     *(
         Option(
             names=(f"--{key.replace('_', '-')}",),
@@ -60,7 +65,10 @@ DEPRECATED: tuple[Option, ...] = (
 
 
 def replaced(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """`values` (by option key) with the replacements in place of what is deprecated, and the warnings to log."""
+    """`values` (by option key) with the replacements in place of what is deprecated, and the warnings to log.
+
+    Raises UsageError in Triton's words where both can't be given.
+    """
     changed, warnings = dict(values), []
     strict = changed.pop("strict_model_config", None)
     if strict is not None:
@@ -73,6 +81,19 @@ def replaced(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 "in favor of '--disable-auto-complete-config'!"
             )
         changed["disable_auto_complete_config"] = strict or changed["disable_auto_complete_config"]
+    size_bytes = changed.pop("response_cache_byte_size", None)
+    if size_bytes is not None:
+        if changed.get("cache_config"):
+            raise UsageError(
+                "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
+                "Please provide one or the other."
+            )
+        changed["cache_config"] = (f"local,size={size_bytes}",)
+        warnings.append(
+            "'--response-cache-byte-size' has been deprecated! This will default to the 'local' cache implementation "
+            "with the provided byte size for its config. Please use '--cache-config' instead. The equivalent "
+            f"--cache-config CLI args would be: '--cache-config=local,size={size_bytes}'"
+        )
     given: tuple[str, ...] = changed.get("trace_config", ())
     replacing = {setting.partition("=")[0] for setting in given}
     older: list[str] = []

@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weir.options.forms import cache_setting, device_pair
+from weir.options.forms import device_pair
 from weir.options.option import Option
-from weir.options.values import Checked, Integer, Switch, Text, Value
+from weir.options.values import Checked, Switch, Text, Value
 
 _PANEL = "Refused"
 
 _NO_LIBRARIES = "backends are part of Weir, and shared libraries of Triton's can't be loaded"
-_NO_CACHE = "there is no response cache yet"
 
 
 def _never(value: Any) -> bool:
@@ -29,7 +28,6 @@ _ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
     ("--allow-sagemaker", Switch(), _off, "SageMaker's endpoints are not served"),
     ("--allow-vertex-ai", Switch(), _off, "Vertex AI's endpoints are not served"),
     ("--model-namespacing", Switch(), _off, "models are told apart by their names alone yet"),
-    ("--cache-config", Checked("CACHE,KEY=VALUE", cache_setting), _never, _NO_CACHE),
     ("--cache-directory", Text("FOLDER"), _never, "caches of Triton's are shared libraries, which can't be loaded"),
     ("--model-load-gpu-limit", Checked("DEVICE:FRACTION", device_pair), _never, "device memory is not limited yet"),
     ("--backend-directory", Text("FOLDER"), _never, _NO_LIBRARIES),
@@ -37,7 +35,7 @@ _ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
 )
 """(name, value, which values are no harm, why the others are refused)."""
 
-_REPEATABLE = ("--cache-config", "--model-load-gpu-limit")
+_REPEATABLE = ("--model-load-gpu-limit",)
 
 REFUSED: tuple[Option, ...] = tuple(
     Option(
@@ -52,12 +50,3 @@ REFUSED: tuple[Option, ...] = tuple(
     )
     for name, value, harmless, why in _ROWS
 )
-
-CACHE_SIZE = Option(
-    names=("--response-cache-byte-size",),
-    value=Integer(metavar="BYTES"),
-    help=f"Deprecated for --cache-config=local,size=BYTES, which is refused: {_NO_CACHE}.",
-    refused=_NO_CACHE,
-    panel=_PANEL,
-)
-"""The deprecated twin of `--cache-config`."""

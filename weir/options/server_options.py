@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weir import NATS_URL_VARIABLE
+from weir.options.forms import cache_setting
 from weir.options.option import GATEWAY, ROLES, SCHEDULER, SERVE, WORKER, Option, switch
-from weir.options.values import Choice, Integer, Number, Text, Verbosity
+from weir.options.values import Checked, Choice, Integer, Number, Text, Verbosity
 
 _EVERYWHERE = (SERVE, *ROLES)
 
@@ -94,6 +95,23 @@ def _server() -> tuple[Option, ...]:
     )
 
 
+def _cache() -> tuple[Option, ...]:
+    return (
+        Option(
+            names=("--cache-config",),
+            value=Checked("CACHE,KEY=VALUE", cache_setting),
+            repeatable=True,
+            help=(
+                "Keep answers of models with `response_cache`: `local,size=BYTES` in each gateway, "
+                "`nats,size=BYTES[,ttl=SECONDS]` in the message bus, for all of them; may be repeated."
+            ),
+            differs="`nats` in the place of `redis`, which is refused.",
+            panel="Response cache",
+            commands=(SERVE, GATEWAY, WORKER),
+        ),
+    )
+
+
 def _log() -> tuple[Option, ...]:
     panel: dict[str, Any] = {"panel": "Log", "commands": _EVERYWHERE}
     return (
@@ -140,6 +158,7 @@ def _log() -> tuple[Option, ...]:
 SERVER_OPTIONS: tuple[Option, ...] = (
     *_bus(),
     *_server(),
+    *_cache(),
     *_log(),
 )
 """Those of this module."""

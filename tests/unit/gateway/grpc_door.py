@@ -112,6 +112,9 @@ class Calculator:
             asyncio.get_running_loop().call_soon(on_answer, answer, True)
         return request
 
+    def caches(self, _served: ServedModel) -> bool:
+        return False
+
     def submit_prepared(
         self,
         model: ServedModel,

@@ -275,12 +275,13 @@ INVALID = [
     (
         {"response_cache": {"enable": True}, "sequence_batching": {}},
         "response_cache",
-        "Response Cache does not currently support model net with sequence batching scheduler",
+        "Response Cache does not currently support model net with sequence batching scheduler. "
+        "Please disable the response cache.",
     ),
     (
         {"response_cache": {"enable": True}, "model_transaction_policy": {"decoupled": True}},
         "response_cache",
-        "with 'decoupled' transaction policy",
+        "with 'decoupled' transaction policy. Please disable the response cache.",
     ),
     ({"model_warmup": [{"batch_size": 9}]}, "model_warmup[0].batch_size", "batch size 9"),
     (warmup(data_type="TYPE_INVALID"), "model_warmup[0].inputs", "'data_type'"),

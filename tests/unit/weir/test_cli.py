@@ -66,8 +66,8 @@ def test_roles_run_our_packages_whatever_lies_in_the_current_folder(tmp_path: Pa
     [
         (["serve", "--http-port", "abc"], 'Bad option: "--http-port". Invalid option value. Got abc'),
         (
-            ["serve", "--cache-config=local,size=1"],
-            "--cache-config=local,size=1 is refused: there is no response cache yet",
+            ["serve", "--cache-config=local,size=1", "--cache-config=nats,size=1"],
+            "found multiple cache configurations, but only a single cache is currently supported",
         ),
         (["gateway", "--allow-http", "maybe"], 'Bad option: "--allow-http". invalid value for bool option: maybe'),
         (

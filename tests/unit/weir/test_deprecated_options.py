@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from weir.commands import read_values
-from weir.options import SERVE, options_of
+from weir.options import SERVE, UsageError, options_of
 from weir.options.deprecated import replaced
 
 OPTIONS = options_of(SERVE)
@@ -30,6 +32,14 @@ def test_strict_model_config() -> None:
     values, warnings = meaning(strict_model_config="false", disable_auto_complete_config="true")
     assert values["disable_auto_complete_config"]
     assert "Overriding deprecated '--strict-model-config' from False to True" in warnings[1]
+
+
+def test_the_size_of_the_response_cache() -> None:
+    values, warnings = meaning(response_cache_byte_size="1024")
+    assert values["cache_config"] == ("local,size=1024",)
+    assert warnings[0].endswith("CLI args would be: '--cache-config=local,size=1024'")
+    with pytest.raises(UsageError, match=r"^Incompatible flags --response-cache-byte-size and --cache-config both"):
+        meaning(response_cache_byte_size="1024", cache_config=["local,size=1024"])
 
 
 def test_trace_options_become_trace_configuration() -> None:

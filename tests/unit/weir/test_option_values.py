@@ -102,8 +102,6 @@ def test_what_is_no_value(key: str, text: str, complaint: str) -> None:
         ("allow_sagemaker", "true"),
         ("allow_vertex_ai", "1"),
         ("model_namespacing", "on"),
-        ("cache_config", "local,size=1048576"),
-        ("response_cache_byte_size", "1048576"),
         ("backend_directory", "/backends"),
         ("repoagent_directory", "/agents"),
         ("cache_directory", "/caches"),

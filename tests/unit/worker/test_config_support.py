@@ -57,7 +57,6 @@ SNIPPETS = {
     "cc_model_filenames": 'cc_model_filenames { key: "8.0" value: "x" }',
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
-    "response_cache.enable": "response_cache { enable: true }",
 }
 """A configuration that sets each field of the table."""
 
