@@ -230,3 +230,18 @@ async def test_a_model_that_was_to_be_unloaded_is_not_waited_for(nats_url: str) 
         c.catalog.ask_whether_unwanted(lambda name: name == "m")
         await c.leave("w1")
         assert c.refusal("m")[1] == "Request for unknown model: 'm' is not found"
+
+
+async def test_what_was_loaded_is_told_by_all_its_workers(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+
+        async def load_told(worker: str, load: str) -> str:
+            await c.tell(worker, VersionRecord(ModelState.READY, instances=1, load=load))
+            return c.catalog.resolve("m", "").loads[1]
+
+        alone = await load_told("w1", "x")
+        assert await load_told("w2", "x") == alone, "one more who has the same"
+        both = await load_told("w2", "y")
+        assert both != alone
+        assert await load_told("w1", "y") not in (alone, both)
+        assert await load_told("w2", "") == "", "an older worker does not tell"

@@ -11,6 +11,7 @@ import pytest
 from bus import subjects
 from bus.connection import Message
 from bus.registry import RegistryView
+from calls.cache_counters import CacheCounters
 from calls.catalog import Catalog
 from gateway import statistics as module
 from gateway.counter_owners import MAX_DEPARTED, CounterOwners
@@ -31,6 +32,7 @@ class Cluster:
         self.queries: list[str] = []
         self.workers: dict[str, dict[str, Any]] = {}
         self.schedulers: dict[str, dict[str, Any]] = {}
+        self.gateways: dict[str, dict[str, Any]] = {}
         self.mute: set[str] = set()
         self.registry = RegistryView(self)  # type: ignore[arg-type]
         self.catalog = Catalog(self.registry, strict_readiness=True)
@@ -49,7 +51,7 @@ class Cluster:
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         assert subject == subjects.STATISTICS_QUERY
         self.queries.append(reply)
-        for name, counters in {**self.workers, **self.schedulers}.items():
+        for name, counters in {**self.workers, **self.schedulers, **self.gateways}.items():
             if name not in self.mute:
                 asyncio.get_running_loop().call_soon(self.deliver, reply, pack_counters(counters))
 
@@ -177,6 +179,46 @@ async def test_the_last_word_of_a_worker_counts(cluster: Cluster) -> None:
     del cluster.workers["b"]
     cluster.registry.drop("b")
     assert await cluster.successes() == 10
+
+
+def hits(gateway: str, number: int, **more: Any) -> dict[str, Any]:
+    cached = CacheCounters()
+    for _ in range(number):
+        cached.hit(KEY, 10)
+    cached.miss(KEY, 7)
+    return {"gateway": gateway, "born_ns": 1, "models": cached.snapshot(), **more}
+
+
+async def test_hits_of_all_gateways_are_added_and_stay_when_one_goes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT_S", 0.05)
+    cluster.gateways = {name: hits(name, 5) for name in ("gateway", "g2", "g3")}
+    for counted in cluster.gateways.values():
+        cluster.deliver(subjects.LAST_COUNTERS, pack_counters(counted))
+    row = (await cluster.totals()).triton_row()
+    assert row["inference_stats"]["cache_hit"] == {"count": 15, "ns": 150}
+    assert row["inference_stats"]["cache_miss"] == {"count": 3, "ns": 21}
+    assert row["inference_stats"]["success"] == {"count": 3 + 15, "ns": 3 + 150 + 21}
+    assert row["inference_count"] == row["execution_count"] == 3
+    cluster.deliver(subjects.LAST_COUNTERS, pack_counters(hits("g2", 6, leaving=True)))
+    del cluster.gateways["g2"]
+    cluster.mute = {"g3"}  # it was killed
+    assert await cluster.successes() == 3 + 16
+    assert cluster.statistics._awaited == {"g3"}
+    assert await cluster.successes() == 3 + 16
+    assert cluster.statistics._awaited == set(), "nobody waits for it twice"
+    cluster.register("a", v1=ModelState.UNAVAILABLE)
+    cluster.registry.drop("b")
+    cluster.register("a", v1=ModelState.READY)
+    cluster.gateways = {}
+    assert await cluster.successes() == cluster.workers["a"]["models"][0]["success"][0], "what is unloaded is forgotten"
+
+
+async def test_gateways_are_not_listened_to_without_end(cluster: Cluster) -> None:
+    for number in range(module.MAX_GATEWAYS + 5):
+        cluster.deliver(subjects.LAST_COUNTERS, pack_counters(hits(f"g{number}", 1)))
+    assert cluster.statistics.malformed_messages == 5
 
 
 async def test_an_unloaded_version_starts_at_zero(cluster: Cluster) -> None:
