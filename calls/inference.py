@@ -94,7 +94,7 @@ class Inference:
         self._delivery = Delivery(self.tracing, self._in_flight, self._give_up)
         self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
-        self.malformed_messages = 0
+        self._malformed_answers = 0
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Listens for answers, and watches the broker in a task of `background`."""
@@ -121,6 +121,11 @@ class Inference:
     def in_flight(self) -> int:
         """Requests without an answer."""
         return len(self._in_flight)
+
+    @property
+    def malformed_messages(self) -> int:
+        """Messages that were not what their subject carries."""
+        return self._malformed_answers + (0 if self._cache is None else self._cache.malformed_messages)
 
     def submit(
         self, request: InferRequest, on_answer: OnAnswer, body_slot: Slot | None = None, is_traced: bool | None = None
@@ -251,7 +256,7 @@ class Inference:
         try:
             version, answers = unpack_answers(message.data)
         except MalformedMessage as error:
-            self.malformed_messages += 1
+            self._malformed_answers += 1
             logger.warning("dropped a message that is no answer: %s", error)
             return
         for answer in answers:

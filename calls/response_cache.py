@@ -78,6 +78,11 @@ class ResponseCache:
         """Whether a question has its answer only after `find`."""
         return self._shared is not None
 
+    @property
+    def malformed_messages(self) -> int:
+        """What was found in a shared cache and is no answer."""
+        return 0 if self._shared is None else self._shared.malformed_messages
+
     async def start(self) -> None:
         """Makes what is needed. Raises WeirError when the broker has no room for it."""
         if self._shared is not None:

@@ -86,8 +86,6 @@ METHODS = (
 )
 """Methods of `inference.GRPCInferenceService`."""
 
-_NO_CACHE = "HELP and TYPE only: answers are not cached yet"
-
 _SUMMARY = "quantiles over the last 60 s of all workers together, each within 1 % of the true value"
 
 METRICS = (
@@ -108,12 +106,12 @@ METRICS = (
     Row("nv_inference_compute_input_summary_us", DIFFERENT, _SUMMARY),
     Row("nv_inference_compute_infer_summary_us", DIFFERENT, _SUMMARY),
     Row("nv_inference_compute_output_summary_us", DIFFERENT, _SUMMARY),
-    Row("nv_cache_num_hits_per_model", DIFFERENT, _NO_CACHE),
-    Row("nv_cache_num_misses_per_model", DIFFERENT, _NO_CACHE),
-    Row("nv_cache_hit_duration_per_model", DIFFERENT, _NO_CACHE),
-    Row("nv_cache_miss_duration_per_model", DIFFERENT, _NO_CACHE),
-    Row("nv_cache_hit_summary_per_model", DIFFERENT, _NO_CACHE),
-    Row("nv_cache_miss_summary_per_model", DIFFERENT, _NO_CACHE),
+    Row("nv_cache_num_hits_per_model"),
+    Row("nv_cache_num_misses_per_model"),
+    Row("nv_cache_hit_duration_per_model"),
+    Row("nv_cache_miss_duration_per_model"),
+    Row("nv_cache_hit_summary_per_model", DIFFERENT, _SUMMARY),
+    Row("nv_cache_miss_summary_per_model", DIFFERENT, _SUMMARY),
     Row("nv_gpu_utilization"),
     Row("nv_gpu_memory_total_bytes"),
     Row("nv_gpu_memory_used_bytes"),
