@@ -1,0 +1,222 @@
+"""`Inference` on a bus of the test's own: answers in order, look-ups in a cache, and callers that give up in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bus import subjects
+from bus.connection import Message
+from calls import answer_order
+from calls.cache_config import CacheConfig
+from calls.catalog import ServedModel
+from calls.inference import Inference
+from calls.pending import Pending
+from calls.response_cache import ResponseCache
+from schemas.errors import WeirError, unavailable
+from schemas.frames import unpack_frame_rows
+from schemas.messages import pack_answer, pack_answers, pack_end, pack_error
+from schemas.model_config import ModelConfig
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
+
+CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
+ORDERED = {"dynamic_batching": {"preserve_ordering": True}}
+STREAMS = {**ORDERED, "model_transaction_policy": {"decoupled": True}}
+CACHED = {**ORDERED, "response_cache": {"enable": True}}
+
+
+class Bench:
+    """A bus, a catalog, a registry and payloads for one `Inference`. `told` is what callers heard: (name, what)."""
+
+    is_connected = True
+    max_payload_bytes = 1 << 20
+
+    def __init__(self, cache: str = "") -> None:
+        self.sent: list[int] = []  # keys, in the order in which they left
+        self.cancels = 0
+        self.models = {
+            name: ServedModel(name, ModelConfig.model_validate({"name": name, **CONFIG, **more}), [1], {}, {1: "load"})
+            for name, more in (("ordered", ORDERED), ("other", ORDERED), ("streams", STREAMS), ("cached", CACHED))
+        }
+        self.cache = None
+        if cache:
+            self.cache = ResponseCache(self, "me", self, self, CacheConfig(cache, 1 << 20))  # type: ignore[arg-type]
+        self.inference = Inference(self, "me", self, self, cache=self.cache)  # type: ignore[arg-type]
+        self.told: list[tuple[str, Any]] = []
+        self.lookups: list[str] = []
+
+    def resolve(self, name: str, _version: str) -> ServedModel:
+        return self.models[name]
+
+    def served_model(self, name: str) -> ServedModel | None:
+        return self.models.get(name)
+
+    def on_model_change(self, _listener: object) -> None:
+        pass
+
+    def place_bodies(self, _bodies: object) -> None:
+        return None
+
+    def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        if subject.startswith("live."):
+            self.sent += [row[0] for row in unpack_frame_rows(data)[1]]
+        elif subject.startswith("$JS.API.DIRECT.GET."):
+            self.lookups.append(reply)
+        elif subject.startswith("cancel."):
+            self.cancels += 1
+
+    def submit(
+        self, name: str, model: str = "ordered", content: bytes = b"x", then: Callable[[], Any] = int
+    ) -> Pending:
+        def on_answer(outcome: Any, is_final: bool) -> None:
+            what = outcome
+            if isinstance(outcome, InferResponse):
+                what = bytes(outcome.outputs[0].data)  # type: ignore[arg-type]
+            self.told.append((name, what if not isinstance(outcome, WeirError) else "error"))
+            then()
+
+        request = InferRequest(model, id=name, inputs=[Tensor("IN", "UINT8", [1], content)])
+        return self.inference.submit(request, on_answer)
+
+    def answer(self, pending: Pending, content: bytes = b"y", final: bool = True, run: Any = None) -> None:
+        row = pack_answer(pending.key, [Tensor("OUT", "UINT8", [len(content)], content)], None, final, None, run)
+        self.hear(row)
+
+    def hear(self, *rows: Any) -> None:
+        self.inference._on_answers(Message("reply.me", "", pack_answers(1, rows), ""))
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.told]
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_an_answer_waits_for_those_before_it_in_its_line_only(bench: Bench) -> None:
+    first, second, third = (bench.submit(name) for name in "123")
+    other = bench.submit("other", "other")
+    bench.answer(third)
+    bench.hear(pack_error(second.key, unavailable("no")))
+    assert bench.told == []
+    bench.answer(other)
+    assert bench.names() == ["other"]
+    bench.answer(first, b"1")
+    assert bench.told[1:] == [("1", b"1"), ("2", "error"), ("3", b"y")]
+
+
+async def test_who_is_given_up_holds_up_nobody_and_hears_nothing(bench: Bench) -> None:
+    first, second, third = (bench.submit(name) for name in "123")
+    bench.answer(second)
+    bench.answer(third)
+    bench.inference.abandon(second)  # its answer waits
+    bench.inference.abandon(first)  # it has none
+    bench.inference.abandon(first)
+    assert bench.names() == ["3"]
+    await asyncio.sleep(0)
+    assert bench.cancels == 1
+    bench.answer(first)
+    assert bench.names() == ["3"]
+
+
+async def test_whoever_is_told_may_submit_and_give_up(bench: Bench) -> None:
+    later: list[Pending] = []
+    first = bench.submit("1", then=lambda: (bench.inference.abandon(later[0]), bench.submit("4")))
+    later += [bench.submit("2"), bench.submit("3")]
+    other = bench.submit("other", "other", then=lambda: bench.inference.abandon(first))
+    bench.submit("after", "other")
+    for pending in later:
+        bench.answer(pending)
+    bench.answer(first)
+    assert bench.names() == ["1", "3"]
+    bench.answer(other)
+    assert bench.names() == ["1", "3", "other"]
+
+
+async def test_a_caller_that_fails_leaves_the_line_whole(bench: Bench) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    first, second = bench.submit("1", then=fail), bench.submit("2")
+    bench.answer(second)
+    with pytest.raises(ZeroDivisionError):
+        bench.answer(first)
+    third = bench.submit("3")
+    bench.answer(third)
+    assert bench.names() == ["1", "2", "3"]
+
+
+async def test_what_waits_takes_up_the_room_of_requests(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calls.in_flight.MAX_IN_FLIGHT", 4)
+    first, *others = (bench.submit(name) for name in "1234")
+    for pending in others:
+        bench.answer(pending)
+    with pytest.raises(WeirError, match="Exceeds maximum queue size"):
+        bench.submit("5")
+    bench.answer(first)
+    assert bench.names() == ["1", "2", "3", "4"]
+    bench.submit("5")
+
+
+async def test_a_stream_whose_turn_it_is_not_ends_when_too_much_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_order, "MAX_HELD_BYTES", 1000)
+    first, second = bench.submit("1", "streams"), bench.submit("2", "streams")
+    for number in range(4):
+        bench.answer(second, bytes(400), final=False, run=("r", number))
+        bench.answer(first, bytes(400), final=False, run=("q", number))
+    assert bench.names() == ["1"] * 4
+    bench.hear(pack_end(first.key, None, ("q", 4)))
+    assert bench.told[4] == ("1", None)
+    assert bench.told[5:] == [("2", bytes(400))] * 3 + [("2", "error")]
+    await asyncio.sleep(0)
+    assert bench.cancels == 1
+    assert bench.inference.in_flight == 0
+
+
+async def test_a_hit_comes_later_and_only_to_who_is_still_there() -> None:
+    bench = Bench("local")
+    bench.answer(bench.submit("1", "cached"))
+    assert bench.names() == ["1"]
+    pending = bench.submit("2", "cached")
+    gone = bench.submit("3", "cached")
+    assert bench.inference.in_flight == 2
+    bench.inference.abandon(gone)
+    bench.inference._outbox.resend_all()
+    await asyncio.sleep(0)
+    assert bench.told[1:] == [("2", b"y")]
+    bench.inference.abandon(pending)
+    assert bench.inference.in_flight == bench.cancels == 0
+    assert len(bench.sent) == 0, "hits are not sent, nor sent again"
+
+
+async def test_a_request_is_queued_when_the_shared_cache_knows_nothing() -> None:
+    bench = Bench("nats")
+    assert bench.cache is not None
+    shared: Any = bench.cache._shared
+    asked, gone = bench.submit("1", "cached"), bench.submit("2", "cached", b"z")
+    bench.inference._outbox.resend_all()
+    await asyncio.sleep(0)
+    assert not bench.sent, "not before the cache has answered"
+    bench.inference.abandon(gone)
+    for reply in bench.lookups:
+        shared._on_answer(Message(reply, "", b"", "404"))
+    await asyncio.sleep(0)
+    assert bench.sent == [asked.key]
+    assert bench.cancels == 0
+    bench.answer(asked)
+    assert bench.told == [("1", b"y")]
+    found = bench.submit("3", "cached")
+    kept = pack_answers(1, [pack_answer(0, [Tensor("OUT", "UINT8", [1], b"k")])])
+    shared._on_answer(Message(bench.lookups[-1], "", kept, ""))
+    assert bench.told[1:] == [("3", b"k")]
+    assert found.key not in bench.sent
+    row = bench.cache.counters.snapshot()[0]
+    assert (row["cache_hit"][0], row["cache_miss"][0]) == (1, 1)
+    assert subjects.cache_answers("me") in bench.lookups[0]
