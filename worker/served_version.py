@@ -55,6 +55,9 @@ class ServedVersion:
         try:
             warm_up = warm_up_samples(model)
             for number, (device, group) in enumerate(planned_instances(model.config)):
+                turn = None
+                if turns is not None and not group.passive:
+                    turn = turns.join(needs_of(group.rate_limiter, device.device_id))
                 instance = ModelInstance(
                     self._loaded,
                     model,
@@ -66,9 +69,7 @@ class ServedVersion:
                     on_finished,
                     client_memory,
                     () if group.passive else warm_up,
-                    None
-                    if group.passive or turns is None
-                    else turns.join(needs_of(group.rate_limiter, device.device_id)),
+                    turn,
                 )
                 instance.start()
                 (self._passive if group.passive else self.instances).append(instance)
