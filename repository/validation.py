@@ -192,6 +192,8 @@ def _check_response_cache(config: ModelConfig) -> None:
 
 
 def _check_warmup(config: ModelConfig) -> None:
+    if config.is_ensemble and config.model_warmup:
+        raise ConfigProblem("model_warmup", f"model_warmup can not be specified for ensemble '{config.name}'")
     for index, warmup in enumerate(config.model_warmup):
         path = f"model_warmup[{index}]"
         if warmup.batch_size > max(1, config.max_batch_size):

@@ -284,6 +284,11 @@ INVALID = [
         "with 'decoupled' transaction policy. Please disable the response cache.",
     ),
     ({"model_warmup": [{"batch_size": 9}]}, "model_warmup[0].batch_size", "batch size 9"),
+    (
+        ensemble(step({"a": "x"}, {"b": "y"}), model_warmup=[{}]),
+        "model_warmup",
+        "model_warmup can not be specified for ensemble 'net'",
+    ),
     (warmup(data_type="TYPE_INVALID"), "model_warmup[0].inputs", "'data_type'"),
     (
         warmup(dims=[-1]),
