@@ -20,8 +20,13 @@ class ExecutionTurns:
         self._limiter = limiter
         self._lock = threading.Lock()
 
-    def join(self, needs: Needs) -> ExecutionTurn:
-        """The turns of one more instance. Raises WeirError when it could never have one."""
+    def join(self, needs: Needs) -> ExecutionTurn | None:
+        """The turns of one more instance; None where it needs nothing, and so never waits.
+
+        Raises WeirError when it could never have a turn.
+        """
+        if not needs.resources:
+            return None
         turn = ExecutionTurn(self._limiter, self._lock)
         with self._lock:
             self._limiter.add(turn, needs)

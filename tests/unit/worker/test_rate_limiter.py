@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ErrorCode, WeirError
 from schemas.execution_config import RateLimiter as RateLimiterConfig
-from worker.execution_turns import ExecutionTurns, execution_turns
+from worker.execution_turns import ExecutionTurn, ExecutionTurns, execution_turns
 from worker.rate_limiter import EACH_DEVICE, GLOBAL, Needs, RateLimiter, Resource, explicit_amounts, needs_of
 
 EVENTS = Counter[str]()
@@ -254,8 +254,15 @@ def test_there_are_no_turns_where_instances_run_as_they_like() -> None:
     assert execution_turns("off", ["R:1"]) is None
     turns = execution_turns("execution_count", ["R:1"])
     assert turns is not None
+    assert turns.join(Needs({}, 3)) is None, "nor for those that need nothing"
     with pytest.raises(WeirError, match="minimum required count is 2"):
         turns.join(Needs({("R", 0): 2}))
+
+
+def joined(turns: ExecutionTurns, needs: Needs) -> ExecutionTurn:
+    turn = turns.join(needs)
+    assert turn is not None
+    return turn
 
 
 def test_threads_that_share_a_resource_never_execute_together() -> None:
@@ -264,7 +271,7 @@ def test_threads_that_share_a_resource_never_execute_together() -> None:
     most: list[int] = []
 
     def run(number: int) -> None:
-        turn = turns.join(Needs({A: 1}, number + 1))
+        turn = joined(turns, Needs({A: 1}, number + 1))
         for left in reversed(range(200)):
             turn.take()
             inside.append(number)
@@ -285,7 +292,7 @@ def test_threads_that_share_a_resource_never_execute_together() -> None:
 
 def test_who_leaves_gives_back_the_turn_that_he_asked_for_in_vain() -> None:
     turns = ExecutionTurns(RateLimiter())
-    leaving, staying = turns.join(Needs({A: 1})), turns.join(Needs({A: 1}))
+    leaving, staying = joined(turns, Needs({A: 1})), joined(turns, Needs({A: 1}))
     leaving.take()
     leaving.give_back(wants_more=True)
     leaving.leave()
