@@ -129,6 +129,12 @@ METRICS = (
 
 _DIFFERENT_FIELDS = {
     "input.optional": "ONNX models that batch may have such inputs too, where the graph has a value for them",
+    "batch_input.target_name": "no effect on Python models, as in Triton; it may not be left out",
+    "model_warmup.batch_size": "one above that of the model is found at the check of the configuration, not by running it",
+    "model_warmup.inputs.random_data": "fractions lie between 0 and 1, instead of being made of any bytes",
+    "model_warmup.count": "these runs are not counted in the statistics; Triton 2.51 counts those of Python models",
+    "instance_group.rate_limiter.resources.global": "global means all devices of one worker",
+    "instance_group.rate_limiter.priority": "who is loaded late begins level with the others, not with no turns at all",
     "instance_group.kind": "KIND_GPU is a load error: models run on the CPU",
     "instance_group.gpus": "a load error: models run on the CPU",
     "dynamic_batching.default_queue_policy.max_queue_size": "0 is 10 000, not unlimited",

@@ -33,7 +33,6 @@ KINDS = {
 SHAPES = [[1, 4, 1], [2, 1, 2], [1, 2, 1]]
 
 ONE_CPU = "instance_group [{ count: 1 kind: KIND_CPU }]"
-ANY: Tensors = {"A": ("FP32", [-1]), "B": ("FP32", [-1])}
 TOLD: Tensors = {"TOLD": ("BYTES", [1])}
 
 
@@ -138,6 +137,8 @@ class Models:
         self.client = server.grpc()
         self._diaries = diaries
         self._pool = ThreadPoolExecutor(64)
+        self.before = {name: (self.diary(name), *self._counted(name)) for name in ("told", "streams")}
+        """Of models with a warm-up: what they had done, and what was counted of it, before anybody asked them."""
 
     def close(self) -> None:
         """Ends the client."""
@@ -155,6 +156,10 @@ class Models:
     def stats(self, model: str) -> Any:
         """What the server tells of the model's executions."""
         return self.client.get_inference_statistics(model).model_stats[0]
+
+    def _counted(self, model: str) -> tuple[int, int]:
+        told = self.stats(model)
+        return told.execution_count, told.inference_stats.success.count
 
     def executions(self, model: str) -> list[int]:
         """The batch sizes of what the model has executed, in ascending order, each as often as it occurred."""
@@ -179,24 +184,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     write_ragged(root)
     write_scattered(root)
     write_optional(root)
-    write_python_model(
-        root,
-        "told",
-        "diary",
-        {},
-        TOLD,
-        2,
-        f"""
+    samples = warm_up("first", "A", "zero_data: true", "FP32", 2, 3)
+    samples += warm_up("second", "A", "random_data: true", "FP32", 1)
+    told = f"""
 input {{ name: "A" data_type: TYPE_FP32 dims: [-1] allow_ragged_batch: true }}
 input {{ name: "B" data_type: TYPE_FP32 dims: [-1] optional: true }}
 parameters {{ key: "DIARY" value {{ string_value: "{diaries / "told"}" }} }}
-{FULL} {ONE_CPU}
-""",
-    )
-    twice = "instance_group [{ count: 2 kind: KIND_CPU }]"
-    samples = warm_up("first", "A", "zero_data: true", "FP32", 2, 3)
-    samples += warm_up("second", "A", "random_data: true", "FP32", 1)
-    write_diary(root, "warm", diaries / "warm", samples + twice, 4)
+instance_group [{{ count: 2 kind: KIND_CPU }}]
+"""
+    write_python_model(root, "told", "diary", {}, TOLD, 2, told + samples + FULL)
     decoupled = "model_transaction_policy { decoupled: true }"
     write_diary(root, "streams", diaries / "streams", samples + decoupled + ONE_CPU, 4)
     passive = "instance_group [{ passive: true kind: KIND_CPU count: 1 }]"
@@ -208,7 +204,7 @@ parameters {{ key: "DIARY" value {{ string_value: "{diaries / "told"}" }} }}
     (cold / "warmup").mkdir()
     (cold / "warmup" / "raise").write_bytes(pack_bytes([b"raise"]))
     options = ("--model-control-mode=explicit", "--rate-limit=execution_count", "--rate-limit-resource=R:1")
-    wanted = ("ragged", "scattered", "optional", "told", "warm", "streams", "often", "seldom")
+    wanted = ("ragged", "scattered", "optional", "told", "streams", "often", "seldom")
     started = Server(folder, root, *options, *(f"--load-model={name}" for name in wanted))
     models = Models(started, diaries)
     try:
@@ -287,14 +283,13 @@ def test_what_is_not_optional_is_asked_for(models: Models, given: list[str], tex
 
 
 def test_each_instance_has_run_each_sample_before_it_was_ready(models: Models) -> None:
-    lines = models.diary("warm")
-    for instance in ("warm_0_0", "warm_0_1"):
-        told = [line[3] for line in lines if line[0] == instance]
-        assert told == [["A[1, 1]"] * 2] * 3 + [["A[1, 1]"]]
-    assert [line[3] for line in models.diary("streams")] == [["A[1, 1]"] * 2] * 3 + [["A[1, 1]"]]
-    for model in ("warm", "streams"):
-        told = models.stats(model)
-        assert (told.execution_count, told.inference_count, told.inference_stats.success.count) == (0, 0, 0)
+    samples = [["A[1, 1]"] * 2] * 3 + [["A[1, 1]"]]
+    for model, instances in {"told": ("told_0_0", "told_0_1"), "streams": ("streams_0_0",)}.items():
+        lines, executions, requests = models.before[model]
+        for instance in instances:
+            assert [line[3] for line in lines if line[0] == instance] == samples
+        assert len(lines) == len(samples) * len(instances)
+        assert (executions, requests) == (0, 0), "nothing is counted"
 
 
 def test_a_warm_up_that_fails_fails_the_load(models: Models) -> None:

@@ -86,7 +86,7 @@ resources = st.dictionaries(st.sampled_from([A, ("A", 1), B, ("C", GLOBAL)]), st
 needs = st.builds(Needs, resources, st.integers(1, 4))
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.data())
 def test_never_more_is_taken_than_there_is_and_nobody_is_forgotten(data: st.DataObject) -> None:
     model = Model()
@@ -114,7 +114,7 @@ def test_never_more_is_taken_than_there_is_and_nobody_is_forgotten(data: st.Data
     assert not model.waiting
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.integers(50, 300))
 def test_who_always_wants_gets_turns_by_his_priority(priorities: list[int], turns: int) -> None:
     model = Model()
@@ -129,7 +129,7 @@ def test_who_always_wants_gets_turns_by_his_priority(priorities: list[int], turn
     assert max(used) - min(used) <= max(priorities)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(needs, min_size=2, max_size=6), st.randoms(use_true_random=False))
 def test_who_wants_is_served_however_the_others_push(all_needs: list[Needs], random: Any) -> None:
     model = Model()
