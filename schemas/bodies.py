@@ -11,7 +11,7 @@ from schemas.requests import InferRequest, RequestedOutput
 from schemas.tensors import ClientRef, PayloadRef
 from schemas.wire import MalformedMessage, any_ref, pack, packer, parameters_or_none, text, unpack_tensors
 
-_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to ten
+_BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to eleven
 
 
 def pack_body(request: InferRequest) -> bytes:
@@ -32,8 +32,10 @@ def pack_body(request: InferRequest) -> bytes:
     )
 
 
-def _ending(request: InferRequest) -> tuple[str | bool, ...]:
-    """What few requests have: a place in a trace, and the wish for times without one."""
+def _ending(request: InferRequest) -> tuple[str | bool | int, ...]:
+    """What few requests have: a place in a trace, the wish for times without one, a priority."""
+    if request.priority:
+        return (request.traceparent, request.tracestate, request.wants_moments, request.priority)
     if request.wants_moments:
         return (request.traceparent, request.tracestate, True)
     if not request.traceparent:
@@ -47,7 +49,8 @@ def body_template(request: InferRequest) -> list[bytes]:
     Joined with the content of other tensors of the same sizes, it is the body of the request that has those.
     """
     pieces: list[bytes] = []
-    piece = packer.pack_array_header(7) + pack(request.id) + pack(request.parameters)
+    ending = _ending(request)
+    piece = packer.pack_array_header(7 + len(ending)) + pack(request.id) + pack(request.parameters)
     piece += packer.pack_array_header(len(request.inputs))
     for tensor in request.inputs:
         piece += packer.pack_array_header(4) + pack(tensor.name) + pack(tensor.datatype) + pack(tensor.shape)
@@ -55,7 +58,7 @@ def body_template(request: InferRequest) -> list[bytes]:
         piece = b""
     piece += pack([_output_row(output) for output in request.outputs])
     piece += pack(request.correlation_id) + pack(request.sequence_flags) + pack(request.timeout_us)
-    pieces.append(piece)
+    pieces.append(piece + b"".join(map(pack, ending)))
     return pieces
 
 
@@ -90,10 +93,21 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     request.sequence_flags = sequence_flags
     request.timeout_us = timeout_us
     if more:
-        request.traceparent = text(more[0])
-        request.tracestate = text(more[1]) if len(more) > 1 else ""
-        request.wants_moments = True
+        try:
+            _unpack_ending(request, *more)
+        except TypeError as error:  # more of it than there is
+            raise MalformedMessage(f"not a request body: {error}") from error
     return request
+
+
+def _unpack_ending(
+    request: InferRequest, traceparent: Any, tracestate: Any = "", wants_moments: Any = False, priority: Any = 0
+) -> None:
+    if type(wants_moments) is not bool or type(priority) is not int:
+        raise MalformedMessage("not a request body: wrong types")
+    request.traceparent, request.tracestate = text(traceparent), text(tracestate)
+    request.wants_moments = wants_moments or bool(traceparent)
+    request.priority = priority
 
 
 def _output_row(output: RequestedOutput) -> str | tuple[str, ClientRef]:

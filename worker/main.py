@@ -28,6 +28,7 @@ from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
 from worker.drains import Drains
+from worker.ensembles.backend import EnsembleBackend
 from worker.execution_turns import execution_turns
 from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl, check_startup_models
@@ -81,8 +82,9 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
     service = WorkerService(bus, publisher, worker_id, devices, gpus)
     inner_calls = InnerCalls(bus, worker_id, background)
+    repository = ModelRepository(list(settings.model_repositories), settings.model_config_name)
     loader = ModelLoader(
-        ModelRepository(list(settings.model_repositories), settings.model_config_name),
+        repository,
         not settings.disable_auto_complete_config,
         worker_id,
         service.finished,
@@ -90,6 +92,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         client_memory,
         retries=settings.model_load_retry_count,
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
+        ensembles=EnsembleBackend(repository, inner_calls, loop),
     )
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     control = ModelControl(

@@ -40,6 +40,9 @@ logger = logging.getLogger("weir.worker")
 READERS_PATIENCE_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
 
+GIVEN_UP = "the request was given up"
+"""The answer to a request that is cancelled, or whose content has gone: nobody should hear it."""
+
 _STOP = object()
 _NONE_TRACED: Mapping[int, Moments] = {}
 
@@ -231,7 +234,7 @@ class ModelInstance:
                 # A null row is a copy of a request of this batch, whose last row is never null.
                 self._client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
             except StalePayload:
-                results[position] = Result(error=WeirError(ErrorCode.CANCELLED, "the request was given up"))
+                results[position] = Result(error=WeirError(ErrorCode.CANCELLED, GIVEN_UP))
                 self._statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
                 continue
             except WeirError as error:

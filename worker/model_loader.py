@@ -25,6 +25,7 @@ from worker.backend import Backend, ModelVersion
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
 from worker.config_support import check_supported
+from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
 from worker.execution_turns import ExecutionTurns
 from worker.served_version import ServedVersion
 
@@ -73,8 +74,10 @@ class ModelLoader:
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
         retries: int = 0,
         turns: ExecutionTurns | None = None,
+        ensembles: EnsembleBackend | None = None,
     ) -> None:
         self.repository = repository
+        self._ensembles = ensembles
         self._metrics = metrics or MetricsConfig()
         self._client_memory = client_memory
         self._auto_complete = auto_complete
@@ -113,6 +116,13 @@ class ModelLoader:
         try:
             backend, result.config = self._configure(found, source, versions[0])
             result.labels = read_output_labels(found, result.config)
+            if isinstance(backend, EnsembleBackend):
+                result.labels = backend.labels(result.config) | result.labels
+        except UnfitEnsemble as problem:
+            result.reason = _reason(problem)
+            result.error = invalid(f"load failed for model '{found.name}': {problem.message}\n")
+            logger.error("failed to load model '%s': %s", found.name, problem.message)
+            return result
         except Exception as error:  # noqa: BLE001 - a backend may fail in any way, and the others must load
             reason = _reason(error)
             result.records = {number: VersionRecord(ModelState.UNAVAILABLE, reason) for number in versions}
@@ -123,6 +133,10 @@ class ModelLoader:
         return result
 
     def _configure(self, found: FoundModel, source: ConfigSource, first_version: int) -> tuple[Backend, ModelConfig]:
+        if source.config.ensemble_scheduling is not None and self._ensembles is not None:
+            config = settle_config(source, None, gpu_ids=())
+            check_supported(config)
+            return self._ensembles, self._ensembles.settle(config)
         backend = backend_for(source.config)
         described: DescribedModel | ModelConfig | None = None
         if self._auto_complete:

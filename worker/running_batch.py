@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from schemas.messages import BatchMessage
 
@@ -14,13 +14,15 @@ class RunningBatch:
     The event loop makes and cancels it, any thread may ask.
     """
 
-    __slots__ = ("cancelled", "message", "received_ns")
+    __slots__ = ("cancelled", "message", "on_cancel", "received_ns")
 
     def __init__(self, message: BatchMessage) -> None:
         self.message = message
         self.received_ns = time.monotonic_ns()
         self.cancelled: frozenset[int] = frozenset()
         """Positions of entries whose callers have given up."""
+        self.on_cancel: Callable[[], None] | None = None
+        """Called in the event loop when there are more of those."""
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> None:
         """The callers of these requests have given up."""
@@ -28,3 +30,5 @@ class RunningBatch:
         self.cancelled |= {
             position for position, entry in enumerate(self.message.entries) if (entry.gateway, entry.key) in wanted
         }
+        if self.on_cancel is not None:
+            self.on_cancel()

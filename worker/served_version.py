@@ -10,6 +10,8 @@ from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, LoadedModel, ModelVersion
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
+from worker.ensembles.backend import EnsembleModel
+from worker.ensembles.instance import EnsembleInstance
 from worker.execution_turns import ExecutionTurns
 from worker.instance_plan import planned_instances
 from worker.latencies import observer_for
@@ -19,6 +21,9 @@ from worker.reshape import Reshaper
 from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
 from worker.warmup import warm_up_samples
+
+AnyInstance = ModelInstance | EnsembleInstance
+"""What runs batches: a model's instance in a thread of its own, or the coordinator of an ensemble."""
 
 
 class ServedVersion:
@@ -47,9 +52,17 @@ class ServedVersion:
         self.statistics = ModelStatistics(latencies=observer_for(model.config, metrics))
         self._first_instance = load_number * MAX_INSTANCES if model.config.sequence_batching else 0
         self._load_mark = load_mark
-        self.instances: list[ModelInstance] = []
+        self.instances: list[AnyInstance] = []
         self._passive: list[ModelInstance] = []
         self._loaded: LoadedModel = backend.load(model)
+        if isinstance(self._loaded, EnsembleModel):
+            calls, plan = self._loaded.calls, self._loaded.plan
+            coordinator = EnsembleInstance(
+                model, plan, f"{arena_name}_0", self.statistics, calls, on_finished, client_memory
+            )
+            self.instances.append(coordinator)
+            self._load_duration_s = time.monotonic() - begun_s
+            return
         reshaper = Reshaper(model.config)
         controls = SequenceControls(model.config)
         try:
@@ -89,7 +102,7 @@ class ServedVersion:
             load=self._load_mark,
         )
 
-    def instance(self, number: int) -> ModelInstance | None:
+    def instance(self, number: int) -> AnyInstance | None:
         """The instance that a scheduler means by `number`; None where the state it counts on went with another load."""
         number -= self._first_instance
         if 0 <= number < len(self.instances):

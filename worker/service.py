@@ -35,10 +35,10 @@ from schemas.statistics import pack_counters
 from schemas.wire import MalformedMessage
 from worker.batch_execution import FinishedBatch
 from worker.device_metrics import DevicePoller
-from worker.model_instance import ModelInstance
+from worker.ensembles.instance import EnsembleInstance
 from worker.model_loader import LoadedResult
 from worker.running_batch import RunningBatch
-from worker.served_version import ServedVersion
+from worker.served_version import AnyInstance, ServedVersion
 
 logger = logging.getLogger("weir.worker")
 
@@ -68,7 +68,7 @@ class WorkerService:
         self._registry = RegistryWriter(bus, worker_id)
         self._loop = asyncio.get_running_loop()
         self.models: dict[str, LoadedResult] = {}
-        self._arenas: dict[str, ModelInstance] = {}
+        self._arenas: dict[str, AnyInstance] = {}
         # (scheduler, batch id) of what instances have been given: put in by the loop, taken out by their threads.
         self._held: dict[tuple[str, int], RunningBatch] = {}
         self._publisher = publisher
@@ -129,6 +129,7 @@ class WorkerService:
                 await self._bus.flush()
                 await asyncio.sleep(_DRAIN_SETTLE_S)
                 self._draining = True
+                self._hand_back()
                 if self._held:
                     await self._idle.wait()
         except TimeoutError:
@@ -144,6 +145,12 @@ class WorkerService:
             for result in self.models.values():
                 for served in result.served.values():
                     await asyncio.to_thread(served.unload)
+
+    def _hand_back(self) -> None:
+        """Ensembles can't go on where no batches come any more: their steps may need this worker's own models."""
+        for instance in list(self._arenas.values()):
+            if isinstance(instance, EnsembleInstance):
+                instance.hand_back()
 
     def _record(self, settled: bool = False, draining: bool = False) -> WorkerRecord:
         return WorkerRecord(self.worker_id, os.getpid(), settled, draining, time.time_ns(), self._gpus)
