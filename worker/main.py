@@ -29,6 +29,7 @@ from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
 from worker.drains import Drains
 from worker.ensembles.backend import EnsembleBackend
+from worker.ensembles.following import EnsembleFollower
 from worker.execution_turns import execution_turns
 from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl, check_startup_models
@@ -83,6 +84,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     service = WorkerService(bus, publisher, worker_id, devices, gpus)
     inner_calls = InnerCalls(bus, worker_id, background)
     repository = ModelRepository(list(settings.model_repositories), settings.model_config_name)
+    ensembles = EnsembleBackend(repository, inner_calls, loop)
     loader = ModelLoader(
         repository,
         not settings.disable_auto_complete_config,
@@ -92,7 +94,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         client_memory,
         retries=settings.model_load_retry_count,
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
-        ensembles=EnsembleBackend(repository, inner_calls, loop),
+        ensembles=ensembles,
     )
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     control = ModelControl(
@@ -104,6 +106,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         settings.model_control_mode,
         settings.load_model,
         settings.model_load_thread_count,
+        EnsembleFollower(inner_calls, ensembles.circle),
     )
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)

@@ -19,16 +19,19 @@ from nats.errors import Error as NatsError
 
 from bus.desired_models import DesiredModels
 from bus.model_files import ModelFiles
+from repository.dependencies import composing_models
 from repository.fingerprint import Fingerprint, fingerprint
 from repository.layout import FoundModel
 from schemas.desired import DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError, invalid
-from schemas.registry import ModelRecord, ModelState, VersionRecord
+from schemas.registry import ModelState, VersionRecord
 from worker.controlled_model import ControlledModel
 from worker.drains import Drains
+from worker.ensembles.following import EnsembleFollower, Verdict
 from worker.model_loader import LoadedResult, ModelLoader, poll_failure
+from worker.model_records import ModelRecords, RecordHost
 from worker.override_folder import OverrideFolder
-from worker.served_version import ServedVersion
+from worker.unloading import Unloading, UnloadingHost
 
 logger = logging.getLogger("weir.worker")
 
@@ -36,23 +39,11 @@ MAX_WAITING_OPERATIONS = 16
 """Operations on one model that may wait for each other; beyond it, those that a later one supersedes are passed over."""
 
 
-class Host(Protocol):
+class Host(RecordHost, UnloadingHost, Protocol):
     """The worker's shell, as the control uses it."""
 
     def install(self, result: LoadedResult) -> None:
         """From now on batches for the model go to these versions."""
-
-    def uninstall(self, name: str) -> None:
-        """The model is no longer there."""
-
-    def let_go(self, served: ServedVersion) -> None:
-        """Finishes what the version holds and unloads it. Blocking."""
-
-    async def write_model(self, record: ModelRecord) -> None:
-        """Tells the registry of a model."""
-
-    async def remove_model(self, name: str) -> None:
-        """Tells the registry that the model is not there."""
 
 
 class ModelControl:
@@ -68,10 +59,17 @@ class ModelControl:
         mode: str,
         startup: tuple[str, ...] = (),
         threads: int = 4,
+        ensembles: EnsembleFollower | None = None,
     ) -> None:
         check_startup_models(mode, startup)
         self._host = host
         self._loader = loader
+        self._records = ModelRecords(host)
+        self._unloading = Unloading(host, loader.repository, drains, self._records, self._end)
+        self._ensembles = ensembles
+        self._reconsidered: set[str] = set()  # ensembles whose turn for that has not come yet
+        if ensembles is not None:
+            ensembles.on_change = self._on_ensemble_change
         self._desired = desired
         self._files = files
         self._drains = drains
@@ -165,6 +163,8 @@ class ModelControl:
                 return
             if entry.wanted.load:
                 await self._load(model, entry.wanted, entry.revision)
+                if self._ensembles is not None and not model.is_serving:
+                    self._ensembles.forget(model.name)  # whoever asked for it was told that it can't be
             else:
                 await self._unload(model, entry.revision)
 
@@ -184,13 +184,13 @@ class ModelControl:
                 logger.error("failed to load '%s': it is in no repository", name)
             else:
                 await self._load_found(model, found, None, 0)
-            await self._tell(model)
+            await self._records.tell(model)
 
     async def _load_if_changed(self, found: FoundModel) -> None:
         async with self._turn(found.name) as model:
             if model.seen != await asyncio.to_thread(_look, found):
                 await self._load_found(model, found, None, 0)
-                await self._tell(model)
+                await self._records.tell(model)
 
     async def _leave(self, name: str) -> None:
         async with self._turn(name) as model:
@@ -241,7 +241,7 @@ class ModelControl:
         if folder is not None:
             await asyncio.to_thread(folder.remove)
         model.revision = max(model.revision, revision)
-        await self._tell(model)
+        await self._records.tell(model)
 
     async def _is_unchanged(self, model: ControlledModel, found: FoundModel) -> bool:
         """Whether the model serves what is on disk."""
@@ -259,14 +259,18 @@ class ModelControl:
     ) -> bool:
         """Loads what was found and swaps it in; returns whether that worked. `folder` is the model's from then on."""
         model.seen = await asyncio.to_thread(_look, found)
+        if self._ensembles is not None:
+            await self._prepare_ensemble(self._ensembles, found, override, revision)
         if not model.served:
             loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
-            await self._write(replace(model.record(), versions=loading, reason=""))
+            await self._records.write(replace(model.record(), versions=loading, reason=""))
         # What is being unloaded may be gone when the load is done: then nothing of it can be taken over.
         serving = None if model.retiring else model.result
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(self._pool, self._loader.load, found, override, serving)
         model.error = result.error
+        if self._ensembles is not None:
+            self._ensembles.tried(model.name)
         if result.error is not None:
             model.reject(result)
             return False
@@ -277,10 +281,67 @@ class ModelControl:
         model.in_force = revision
         self._host.install(result)
         old_folder, model.folder = model.folder, folder
-        self._end(self._let_go(model, replaced, old_folder))
+        self._end(self._unloading.let_go(model, replaced, old_folder))
         if model.retiring:
             self._drain(model)
         return True
+
+    # Ensembles
+
+    async def _prepare_ensemble(
+        self, ensembles: EnsembleFollower, found: FoundModel, override: str | None, revision: int
+    ) -> None:
+        """Sees to it that the models of an ensemble are loaded before it is, as far as that is this worker's to do."""
+        config = await asyncio.to_thread(ensembles.read, found, override)
+        if config is None:
+            ensembles.forget(found.name)
+            return
+        await ensembles.follow(found.name, config, override)
+        await asyncio.gather(*(self._bring(name, revision) for name in composing_models(config)))
+
+    async def _bring(self, name: str, revision: int) -> None:
+        entry = self._desired.get(name)
+        if entry is not None and not entry.wanted.load and entry.revision > revision:
+            return  # somebody has unloaded it since the ensemble was asked for
+        async with self._turn(name) as model:
+            if self._mode != "explicit" or model.is_serving:
+                return  # what was to be loaded has been, now that it is our turn
+            try:
+                found = await asyncio.to_thread(self._loader.repository.find, name)
+            except WeirError:
+                return  # another worker may have it
+            await self._load_found(model, found, None, 0)
+            await self._records.tell(model)
+
+    def _on_ensemble_change(self, name: str) -> None:
+        model = self._models.get(name)
+        if (
+            self._ensembles is not None
+            and model is not None
+            and name not in self._reconsidered
+            and self._ensembles.verdict(name, model.is_serving) is not Verdict.KEEP
+        ):
+            self._reconsidered.add(name)
+            self._later(self._reconsider(self._ensembles, name))
+
+    async def _reconsider(self, ensembles: EnsembleFollower, name: str) -> None:
+        """The models of an ensemble have changed."""
+        async with self._turn(name) as model:
+            self._reconsidered.discard(name)  # what changes from now on is a reason of its own
+            verdict = ensembles.verdict(name, model.is_serving)
+            if verdict is Verdict.WITHDRAW:
+                logger.warning("'%s' is unloaded: not all of the models that it is made of are there", name)
+                ensembles.withdrawn(name)
+                model.retire()
+                await self._records.tell(model)
+                self._drain(model)
+            elif verdict is Verdict.LOAD and model.folder is None:
+                try:
+                    found = await asyncio.to_thread(self._loader.repository.find, name)
+                except WeirError:
+                    return
+                await self._load_found(model, found, ensembles.override(name), model.in_force)
+                await self._records.tell(model)
 
     # Unloading
 
@@ -288,12 +349,14 @@ class ModelControl:
         model.revision = max(model.revision, revision)
         model.error = None
         model.seen = None
+        if self._ensembles is not None:
+            self._ensembles.forget(model.name)
         model.retire()
         if model.retiring:
-            await self._tell(model)
+            await self._records.tell(model)
             self._drain(model)
         else:
-            await self._end_unload(model)
+            await self._unloading.conclude(model)
 
     def _drain(self, model: ControlledModel) -> None:
         if model.draining is not None:
@@ -301,60 +364,8 @@ class ModelControl:
         model.draining = self._later(self._let_drain(model))
 
     async def _let_drain(self, model: ControlledModel) -> None:
-        """Unloads the retiring versions once nobody needs them."""
-        numbers = set(model.retiring)
-        await self._drains.wait(model.name, numbers)
-        # From here on no batch comes for them, and what is done is not undone by a load in between.
-        model.draining = None
-        gone = [model.served.pop(number) for number in sorted(numbers) if number in model.served]
-        folder = None
-        if not model.served:
-            self._host.uninstall(model.name)
-            model.result, model.is_override = None, False
-            folder, model.folder = model.folder, None
-        await asyncio.shield(self._end(self._let_go(model, gone, folder)))
-        model.gone(numbers)
-        await self._end_unload(model)
+        await self._unloading.drain(model)
         self._drop_if_blank(model)
-
-    async def _end_unload(self, model: ControlledModel) -> None:
-        if not model.served and await self._is_nowhere(model):
-            model.past.clear()
-        await self._tell(model)
-
-    async def _is_nowhere(self, model: ControlledModel) -> bool:
-        """Whether the model was here only by a load request's files, or has left the repository."""
-        try:
-            await asyncio.to_thread(self._loader.repository.find, model.name)
-        except WeirError:
-            return True
-        return model.is_leaving
-
-    async def _let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
-        for served in gone:
-            await asyncio.to_thread(self._host.let_go, served)
-            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
-        if folder is not None:
-            await asyncio.to_thread(folder.remove)
-
-    # What others are told
-
-    async def _tell(self, model: ControlledModel) -> None:
-        record = model.record()
-        await self._write(record)
-        if not record.versions and not record.reason:
-            # It is not here at all: whoever asked is answered by now, and nobody else need know.
-            await self._try(self._host.remove_model(model.name), model.name)
-
-    async def _write(self, record: ModelRecord) -> None:
-        await self._try(self._host.write_model(record), record.name)
-
-    async def _try(self, change: Coroutine[Any, Any, None], name: str) -> None:
-        try:
-            await change
-        except (NatsError, OSError, TimeoutError) as error:
-            # The broker is away: the registry is written again when it is back.
-            logger.warning("'%s': the registry could not be told: %s: %s", name, type(error).__name__, error)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._keep(work, self._operations)

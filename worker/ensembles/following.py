@@ -1,0 +1,119 @@
+"""`EnsembleFollower`: which ensembles this worker has or waits for, and what a change of their models means for them.
+
+An ensemble whose models have gone is taken out, and comes back with them; one whose models were loaded anew with another
+configuration is checked again. The registry tells, so it makes no difference which worker has those models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from repository.dependencies import composing_models
+from repository.layout import FoundModel
+from repository.loading import read_config
+from schemas.errors import WeirError
+from schemas.model_config import ModelConfig
+from worker.inner_calls import InnerCalls
+
+_Signature = tuple[tuple[str, tuple[int, ...], ModelConfig], ...]
+
+
+class Verdict(Enum):
+    """What is to be done about an ensemble."""
+
+    KEEP = auto()
+    LOAD = auto()
+    WITHDRAW = auto()
+
+
+class _Followed:
+    __slots__ = ("config", "override", "signature")
+
+    def __init__(self, config: ModelConfig, override: str | None) -> None:
+        self.config = config
+        self.override = override
+        self.signature: _Signature | None = None
+
+
+class EnsembleFollower:
+    """See the module. `on_change(name)` is called in the event loop when `verdict` may have something new to say."""
+
+    def __init__(self, calls: InnerCalls, circle: Callable[[ModelConfig], str]) -> None:
+        self._calls = calls
+        self._circle = circle
+        self._followed: dict[str, _Followed] = {}
+        self.on_change: Callable[[str], None] = lambda _name: None
+        calls.registry.on_model_change(self._on_model_change)
+
+    def read(self, found: FoundModel, override: str | None) -> ModelConfig | None:
+        """The configuration of what was found, if it is an ensemble's that can be; blocking."""
+        try:
+            if override is None and (not found.config_file or not _speaks_of_ensembles(found)):
+                return None
+            config = read_config(found, override).config
+        except (WeirError, OSError):
+            return None  # loading it tells what is wrong
+        return None if config.ensemble_scheduling is None or self._circle(config) else config
+
+    async def follow(self, name: str, config: ModelConfig, override: str | None) -> None:
+        """From now on this ensemble is wanted here."""
+        followed = self._followed.get(name)
+        if followed is None or (followed.config, followed.override) != (config, override):
+            self._followed[name] = _Followed(config, override)
+        await self._calls.open()
+
+    def forget(self, name: str) -> None:
+        """The model is no ensemble, or not wanted any more."""
+        self._followed.pop(name, None)
+
+    def tried(self, name: str) -> None:
+        """The ensemble was loaded, or could not be: with its models as they are now, nothing else would come of it."""
+        followed = self._followed.get(name)
+        if followed is not None:
+            followed.signature = self._signature(followed.config)
+
+    def verdict(self, name: str, is_serving: bool) -> Verdict:
+        """What is to be done about the ensemble now."""
+        followed = self._followed.get(name)
+        if followed is None:
+            return Verdict.KEEP
+        signature = self._signature(followed.config)
+        if signature is None:
+            return Verdict.WITHDRAW if is_serving else Verdict.KEEP
+        return Verdict.KEEP if signature == followed.signature else Verdict.LOAD
+
+    def withdrawn(self, name: str) -> None:
+        """The ensemble has been taken out, and waits for its models."""
+        followed = self._followed.get(name)
+        if followed is not None:
+            followed.signature = None
+
+    def override(self, name: str) -> str | None:
+        """The configuration that stands in for that on disk, if any."""
+        followed = self._followed.get(name)
+        return None if followed is None else followed.override
+
+    def _on_model_change(self, name: str) -> None:
+        for ensemble, followed in list(self._followed.items()):
+            if name in composing_models(followed.config):
+                self.on_change(ensemble)
+
+    def _signature(self, config: ModelConfig) -> _Signature | None:
+        """The models it is made of as they are served, None where not all of them are."""
+        found: list[tuple[str, tuple[int, ...], ModelConfig]] = []
+        for name in composing_models(config):
+            served = self._calls.catalog.served_model(name)
+            if served is None:
+                return None
+            found.append((name, tuple(served.versions), served.config))
+        versions = {name: numbers for name, numbers, _ in found}
+        for step in config.ensemble_scheduling.step if config.ensemble_scheduling else ():
+            if step.model_version >= 0 and step.model_version not in versions[step.model_name]:
+                return None
+        return tuple(found)
+
+
+def _speaks_of_ensembles(found: FoundModel) -> bool:
+    """Spares nearly all models from being read twice."""
+    return b"ensemble" in (found.path / found.config_file).read_bytes()

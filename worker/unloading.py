@@ -1,0 +1,84 @@
+"""`Unloading`: from versions that are to go to versions that are gone; what is queued for them runs first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from repository.layout import ModelRepository
+from schemas.errors import WeirError
+from worker.controlled_model import ControlledModel
+from worker.drains import Drains
+from worker.model_records import ModelRecords
+from worker.override_folder import OverrideFolder
+from worker.served_version import ServedVersion
+
+logger = logging.getLogger("weir.worker")
+
+
+class UnloadingHost(Protocol):
+    """The worker's shell, as far as it holds models."""
+
+    def uninstall(self, name: str) -> None:
+        """The model is no longer there."""
+
+    def let_go(self, served: ServedVersion) -> None:
+        """Finishes what the version holds and unloads it. Blocking."""
+
+
+class Unloading:
+    """See the module. `keep` makes a task of what must be ended even where whoever waits for it is cancelled."""
+
+    def __init__(
+        self,
+        host: UnloadingHost,
+        repository: ModelRepository,
+        drains: Drains,
+        records: ModelRecords,
+        keep: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._host = host
+        self._repository = repository
+        self._drains = drains
+        self._records = records
+        self._keep = keep
+
+    async def drain(self, model: ControlledModel) -> None:
+        """Unloads the retiring versions once nobody needs them."""
+        numbers = set(model.retiring)
+        await self._drains.wait(model.name, numbers)
+        # From here on no batch comes for them, and what is done is not undone by a load in between.
+        model.draining = None
+        gone = [model.served.pop(number) for number in sorted(numbers) if number in model.served]
+        folder = None
+        if not model.served:
+            self._host.uninstall(model.name)
+            model.result, model.is_override = None, False
+            folder, model.folder = model.folder, None
+        await asyncio.shield(self._keep(self.let_go(model, gone, folder)))
+        model.gone(numbers)
+        await self.conclude(model)
+
+    async def conclude(self, model: ControlledModel) -> None:
+        """Everything that was to go has gone."""
+        if not model.served and await self._is_nowhere(model):
+            model.past.clear()
+        await self._records.tell(model)
+
+    async def let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
+        """Unloads these versions, and removes what a load request had brought."""
+        for served in gone:
+            await asyncio.to_thread(self._host.let_go, served)
+            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
+        if folder is not None:
+            await asyncio.to_thread(folder.remove)
+
+    async def _is_nowhere(self, model: ControlledModel) -> bool:
+        """Whether the model was here only by a load request's files, or has left the repository."""
+        try:
+            await asyncio.to_thread(self._repository.find, model.name)
+        except WeirError:
+            return True
+        return model.is_leaving
