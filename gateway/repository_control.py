@@ -24,7 +24,7 @@ from repository.paths import check_model_name
 from schemas.desired import MAX_FILES, DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.model_config import ModelConfig
-from schemas.registry import ModelRecord
+from schemas.registry import ModelRecord, ModelState
 
 logger = logging.getLogger("weir.gateway")
 
@@ -33,6 +33,11 @@ OPERATION_TIMEOUT_S = 1800.0
 
 MAX_OPERATIONS = 256
 """Loads and unloads that one gateway waits for."""
+
+DEPENDENTS_PATIENCE_S = 10.0
+"""How long the models of an ensemble that is unloaded with them are kept for its running requests."""
+
+_GONE_POLL_S = 0.02
 
 UNLOAD_DEPENDENTS = "unload_dependents"
 
@@ -85,10 +90,23 @@ class RepositoryControl:
         dependents: list[str] = []
         if with_dependents and config is not None:
             explicit = [entry.name for entry in self._desired.all() if entry.explicit and entry.wanted.load]
-            dependents = left_over(config, self._configs(), explicit)
+            dependents = left_over(config, self._configs(in_use=True), explicit)
         await self._run(name, self._unload(name))
+        if dependents:
+            await self._await_gone(name)
         for dependent in dependents:
             await self._run(dependent, self._unload(dependent))
+
+    async def _await_gone(self, name: str) -> None:
+        """Returns when nothing runs in the ensemble any more, or soon: its requests still need the models it is made of."""
+        gone = time.monotonic() + DEPENDENTS_PATIENCE_S
+        while time.monotonic() < gone and any(
+            version.state == ModelState.UNLOADING
+            for worker in self._live_workers()
+            if (record := self._record(worker, name)) is not None
+            for version in record.versions.values()
+        ):
+            await asyncio.sleep(_GONE_POLL_S)
 
     def _check_mode(self) -> None:
         if not self._is_explicit:
@@ -216,8 +234,15 @@ class RepositoryControl:
     def _config(self, name: str) -> ModelConfig | None:
         return next((config for config in self._configs() if config.name == name), None)
 
-    def _configs(self) -> list[ModelConfig]:
-        records = [record for view in self._registry.workers.values() for record in view.models.values()]
+    def _configs(self, in_use: bool = False) -> list[ModelConfig]:
+        """The configurations of all models, or with `in_use` of those that are not being unloaded."""
+        records = [
+            record
+            for view in self._registry.workers.values()
+            for record in view.models.values()
+            if not in_use
+            or any(row.state in (ModelState.READY, ModelState.LOADING) for row in record.versions.values())
+        ]
         return [ModelConfig.model_validate(record.config) for record in records if record.config is not None]
 
     def _on_model_change(self, name: str) -> None:

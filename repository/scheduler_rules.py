@@ -153,17 +153,32 @@ def check_ensemble(config: ModelConfig) -> None:
 
 
 def _check_dataflow(config: ModelConfig, scheduling: EnsembleScheduling) -> None:
+    name = config.name
     written = {tensor.name for tensor in config.input}
     for index, step in enumerate(scheduling.step):
         for tensor in step.output_map.values():
             if tensor in written:
-                message = f"ensemble tensor '{tensor}' is written more than once in ensemble '{config.name}'"
+                message = (
+                    f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble '{name}' "
+                    f"step {index}"
+                )
                 raise ConfigProblem(f"ensemble_scheduling.step[{index}].output_map", message)
             written.add(tensor)
+    taken = {tensor for step in scheduling.step for tensor in step.input_map.values()}
+    # The quotation mark that is missing is missing in Triton, too.
     for index, output in enumerate(config.output):
         if output.name not in written:
-            message = f"output '{output.name}' for ensemble '{config.name}' is not written"
+            message = f"ensemble output '{output.name}' for ensemble {name}' is not used"
             raise ConfigProblem(f"output[{index}].name", message)
+    for index, given in enumerate(config.input):
+        if given.name not in taken and given.name not in config.output_by_name:
+            message = f"ensemble input '{given.name}' for ensemble {name}' is not used"
+            raise ConfigProblem(f"input[{index}].name", message)
+    for index, step in enumerate(scheduling.step):
+        for tensor in step.output_map.values():
+            if tensor not in taken and tensor not in config.output_by_name:
+                message = f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+                raise ConfigProblem(f"ensemble_scheduling.step[{index}].output_map", message)
     _check_reachable(config, scheduling)
 
 

@@ -24,7 +24,8 @@ class EnsembleBatcher(Batcher):
         """See `Batcher`."""
         if full_only and len(self) < MAX_REQUESTS:
             return None
-        queue, batch, size_bytes = self._queue, [], 0
+        queue, size_bytes = self._queue, 0
+        batch: list[QueuedRequest] = []
         while queue and len(batch) < MAX_REQUESTS:
             request = queue.popleft()
             if request.cancelled:

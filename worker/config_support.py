@@ -63,6 +63,7 @@ LIMITS = (
     FieldLimit("sequence_batching.state", REFUSED, "implicit state of sequences is not kept yet"),
     FieldLimit("sequence_batching.iterative_sequence", REFUSED, "requests are not rescheduled yet"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
+    FieldLimit("ensemble_scheduling.step.model_namespace", IGNORED, "models have no namespaces yet"),
     FieldLimit("instance_group.secondary_devices", REFUSED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("instance_group.profile", REFUSED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),

@@ -129,7 +129,7 @@ class EnsembleBackend:
             for number, version in view.models[name].versions.items()
             if version.state is ModelState.UNAVAILABLE
         ]
-        return ComposingModel(failure="".join(failures))
+        return ComposingModel(failure="".join(failures).removesuffix("\n"))
 
 
 def _decoupled(composing: dict[str, ComposingModel]) -> set[str]:

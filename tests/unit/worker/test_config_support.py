@@ -50,7 +50,7 @@ SNIPPETS = {
     "sequence_batching.state": 'sequence_batching { state { input_name: "A" output_name: "B" } }',
     "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
     "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
-    "ensemble_scheduling": 'ensemble_scheduling { step { model_name: "a" } }',
+    "ensemble_scheduling.step.model_namespace": 'ensemble_scheduling { step { model_namespace: "a" } }',
     "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
     "instance_group.profile": 'instance_group { profile: "1" }',
     "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',
