@@ -86,6 +86,21 @@ def _write_classes(root: Path) -> None:
 CHAIN: list[Step] = [("step", {"IN": "X"}, {"OUT": "M"}), ("step", {"IN": "M"}, {"OUT": "Y", "TOLD": "T"})]
 
 
+def write_ledger_ensembles(root: Path) -> None:
+    """Ensembles of two steps each that can be asked what `ledger` asks."""
+    write_identity(root, "fast_step", "INT64", "dynamic_batching { }")
+    write_slow(root, "slow_step")
+    steps: list[Step] = [("fast_step", {"IN": "IN"}, {"OUT": "M"}), ("fast_step", {"IN": "M"}, {"OUT": "OUT"})]
+    write_ensemble(root, "fast", {"IN": ("INT64", [-1])}, {"OUT": ("INT64", [-1])}, steps, 8)
+    delay = {"DELAY_MS": "DELAY_MS"}
+    steps = [
+        ("slow_step", {"VALUE": "VALUE", **delay}, {"VALUE_OUT": "M"}),
+        ("slow_step", {"VALUE": "M", **delay}, {"VALUE_OUT": "VALUE_OUT", "BATCH": "BATCH"}),
+    ]
+    inputs: Tensors = {"VALUE": ("INT64", [1]), "DELAY_MS": ("FP32", [1])}
+    write_ensemble(root, "slow", inputs, {"VALUE_OUT": ("INT64", [1]), "BATCH": ("INT32", [1])}, steps, 8)
+
+
 def write_ensembles(root: Path) -> None:
     """One ensemble for each thing that they can be asked."""
     write_ensemble(root, "chain", NUMBERS, {**OUT, "T": ("BYTES", [1]), "M": ("INT32", [-1])}, CHAIN, 8)

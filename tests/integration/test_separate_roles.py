@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from asking import http_inputs
 from endpoints import Endpoints
+from ensembles import write_ledger_ensembles
 from ledger import Ledger
 from model_zoo import write_slow, write_small_zoo
 from serving import clean_environment, segments_of, wait_until
@@ -125,6 +126,31 @@ def test_two_workers_share_the_load_and_one_may_die(start: Start, tmp_path: Path
     assert (ledger.unanswered, ledger.faults) == (0, [])
     assert recovery < 1.0, "the other worker goes on"
     assert served.is_ready()
+
+
+@pytest.mark.timeout(120)
+def test_a_coordinator_of_ensembles_may_die(start: Start, tmp_path: Path) -> None:
+    """Both models of the ledger are ensembles: what a dead worker coordinated, and steps that it ran, are done again."""
+    write_ledger_ensembles(tmp_path / "models")
+    start("scheduler")
+    workers = [start.worker() for _ in range(2)]
+    served = start.gateway()
+    wait_until(served.is_ready)
+    ledger = Ledger(served, delay_ms=5.0)
+    with ledger.sending():
+        wait_until(lambda: len(ledger.entries) > 200)
+        moment = time.monotonic()
+        workers[0].end(signal.SIGKILL)
+        recovery = ledger.wait_for_answers(moment)
+        wait_until(lambda: len(ledger.entries) > 400)
+        start.worker()
+        so_far = len(ledger.entries)
+        wait_until(lambda: len(ledger.entries) > so_far + 100)
+        assert workers[1].end() == 0, "one that is told to stop hands on what it coordinates"
+        so_far = len(ledger.entries)
+        wait_until(lambda: len(ledger.entries) > so_far + 100)
+    print(ledger.summary("kill -9 of one of two coordinators", 1, [recovery]))
+    assert (ledger.unanswered, ledger.faults) == (0, [])
 
 
 async def _executions_by_worker(nats_url: str, workers: int) -> list[int]:
