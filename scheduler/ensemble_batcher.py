@@ -21,9 +21,7 @@ class EnsembleBatcher(Batcher):
         super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
 
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
-        """See `Batcher`."""
-        if full_only and len(self) < MAX_REQUESTS:
-            return None
+        """See `Batcher`: nothing is gained by waiting until the coordinator has ended what it has."""
         queue, size_bytes = self._queue, 0
         batch: list[QueuedRequest] = []
         while queue and len(batch) < MAX_REQUESTS:

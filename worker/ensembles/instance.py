@@ -1,7 +1,8 @@
 """`EnsembleInstance`: the coordinator of an ensemble on this worker; it lives in the event loop and has no thread.
 
-Its requests come in batches as any model's. It holds no slot: each batch is released at once, so that the next one
-comes, and ends with the last of its answers. A coordinator that dies is a lost batch, which is done again elsewhere.
+Its requests come in batches as any model's, and run side by side, as many as come. Schedulers send an instance two
+batches at most: so a batch is released when the next one has come (which a lone request is spared), and ends with the last
+of its answers. A coordinator that dies is a lost batch, which is done again elsewhere.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class EnsembleInstance:
         self.reader = PayloadReader()
         self._on_finished = on_finished
         self._open: set[_OpenBatch] = set()
+        self._unreleased: _OpenBatch | None = None
 
     @property
     def slots_held(self) -> int:
@@ -78,9 +80,11 @@ class EnsembleInstance:
 
     def submit(self, batch: RunningBatch) -> None:
         """Runs the batch beside those submitted before."""
-        opened = _OpenBatch(self, batch)
-        self._open.add(opened)
-        opened.begin()
+        before, self._unreleased = self._unreleased, _OpenBatch(self, batch)
+        if before is not None:
+            before.release()
+        self._open.add(self._unreleased)
+        self._unreleased.begin()
 
     def release(self, segment: str, slot: int, generation: int) -> None:
         """Nothing lies in its memory."""
@@ -100,6 +104,8 @@ class EnsembleInstance:
     def closed(self, opened: _OpenBatch) -> None:
         """The batch has ended."""
         self._open.discard(opened)
+        if opened is self._unreleased:
+            self._unreleased = None
 
 
 class _OpenBatch:
@@ -120,10 +126,12 @@ class _OpenBatch:
         for position, entry in enumerate(message.entries):
             opened = self._requests[position] = _OpenRequest(self, position, entry)
             opened.begin()
-        if self._requests:
-            took_us = (time.monotonic_ns() - self.running.received_ns) // 1000
-            done = Done(message.batch_id, BatchOutcome.RELEASED, took_us)
-            self.instance.publish(FinishedBatch(message.scheduler, done, []))
+
+    def release(self) -> None:
+        message = self.running.message
+        took_us = (time.monotonic_ns() - self.running.received_ns) // 1000
+        done = Done(message.batch_id, BatchOutcome.RELEASED, took_us)
+        self.instance.publish(FinishedBatch(message.scheduler, done, []))
 
     def answer(self, position: int, gateway: str, row: tuple[Any, ...], is_final: bool) -> None:
         """An answer to the request at this position."""
