@@ -161,8 +161,8 @@ _BOUNDS = [
         "clients' GPU allocations open in a worker",
         "the oldest is closed",
     ),
-    ("gateway.repository_control", "MAX_OPERATIONS", "loads and unloads a gateway waits for", "503"),
-    ("gateway.repository_control", "OPERATION_TIMEOUT_S", "wait for a load or unload", "503; it goes on"),
+    ("calls.model_operations", "MAX_OPERATIONS", "loads and unloads a role waits for", "503"),
+    ("calls.model_operations", "OPERATION_TIMEOUT_S", "wait for a load or unload", "503; it goes on"),
     ("schemas.desired", "MAX_FILES", "files of one load request", "400"),
     (
         "worker.model_control",

@@ -19,6 +19,7 @@ from bus.settings import SharedSettings
 from calls.cache_config import CacheConfig
 from calls.catalog import Catalog
 from calls.inference import Inference
+from calls.model_operations import ModelOperations
 from calls.payload_store import PayloadStore
 from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
@@ -101,10 +102,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     catalog.ask_whether_unwanted(desired.is_unwanted)
     repository = RepositoryControl(
         RepositoryIndex(bus, gateway_id, registry),
-        registry,
+        ModelOperations(registry, desired, ModelFiles(bus), settings.model_control_mode),
         desired,
-        ModelFiles(bus),
-        settings.model_control_mode,
     )
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     doors = Doors(
