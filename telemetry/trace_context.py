@@ -44,6 +44,19 @@ def exported_context(traceparent: str, tracestate: str) -> str:
     return json.dumps(context, separators=(",", ":"))
 
 
+def context_of(exported: str) -> tuple[str, str]:
+    """(traceparent, tracestate) of what `exported_context` made; "" where there is none, or it makes no sense."""
+    if not exported:
+        return "", ""
+    try:
+        context = json.loads(exported)
+        traceparent, tracestate = context["traceparent"], context.get("tracestate", "")
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return "", ""
+    is_whole = isinstance(traceparent, str) and isinstance(tracestate, str) and parse_traceparent(traceparent)
+    return (traceparent, tracestate[:MAX_TRACESTATE]) if is_whole else ("", "")
+
+
 def new_trace_id() -> int:
     """A trace id nobody else has."""
     return int.from_bytes(os.urandom(16)) or 1

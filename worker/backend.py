@@ -6,6 +6,7 @@ version, then `create_instance` once for each instance, in the thread in which t
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,14 +21,32 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 
 
+class CallConnection(Protocol):
+    """The calls of one process of a model."""
+
+    def close(self) -> None:
+        """The process has ended: what it waits for is given up. For any thread."""
+
+
+class ProcessCalls(Protocol):
+    """Serves what the processes of models ask of their worker: other models, changes of the repository."""
+
+    def connect(self, end: socket.socket, memory_fd: int, name: str) -> CallConnection:
+        """Serves what comes at `end`, with large tensors in `memory_fd`; both are its own from now on. For any thread."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """One version of a model to be loaded. `model_directory` holds the numbered version folders."""
+    """One version of a model to be loaded. `model_directory` holds the numbered version folders.
+
+    `calls` is how processes of its own ask other models, None where they can't.
+    """
 
     name: str
     version: int
     model_directory: Path
     config: ModelConfig
+    calls: ProcessCalls | None = None
 
     @property
     def directory(self) -> Path:

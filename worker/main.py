@@ -18,11 +18,13 @@ from bus.model_files import ModelFiles
 from bus.payloads import remove_dead_segments
 from bus.settings import follow_log
 from bus.thread_publisher import ThreadPublisher
+from calls.model_operations import ModelOperations
 from repository.layout import ModelRepository
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from worker.backends.python_calls import PythonCalls
 from worker.client_memory import ClientMemoryAccess
 from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
@@ -85,6 +87,9 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     inner_calls = InnerCalls(bus, worker_id, background)
     repository = ModelRepository(list(settings.model_repositories), settings.model_config_name)
     ensembles = EnsembleBackend(repository, inner_calls, loop)
+    desired, drains = DesiredModels(bus), Drains(bus, worker_id)
+    inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
+    operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), settings.model_control_mode)
     loader = ModelLoader(
         repository,
         not settings.disable_auto_complete_config,
@@ -95,8 +100,8 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         retries=settings.model_load_retry_count,
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
         ensembles=ensembles,
+        process_calls=PythonCalls(inner_calls, operations),
     )
-    desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     control = ModelControl(
         service,
         loader,

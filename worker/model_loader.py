@@ -21,7 +21,7 @@ from schemas.errors import ErrorCode, WeirError, internal, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import UNLOADED, ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
-from worker.backend import Backend, ModelVersion
+from worker.backend import Backend, ModelVersion, ProcessCalls
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
 from worker.config_support import check_supported
@@ -61,7 +61,7 @@ class ModelLoader:
 
     A version that fails to load is tried `retries` times more. `metrics` says what is observed of the models beyond what
     is always counted, `client_memory` what they may do with memory that clients share, `turns` when instances may
-    execute (None: always).
+    execute (None: always), `process_calls` how processes of models ask other models.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class ModelLoader:
         retries: int = 0,
         turns: ExecutionTurns | None = None,
         ensembles: EnsembleBackend | None = None,
+        process_calls: ProcessCalls | None = None,
     ) -> None:
+        self._process_calls = process_calls
         self.repository = repository
         self._ensembles = ensembles
         self._metrics = metrics or MetricsConfig()
@@ -159,7 +161,7 @@ class ModelLoader:
         if serving is not None and _is_same(serving, result, number):
             served = serving.served[number]
         else:
-            model = ModelVersion(found.name, number, found.path, config)
+            model = ModelVersion(found.name, number, found.path, config, self._process_calls)
             try:
                 served = self._try_to_load(backend, model, _load_mark(result, number))
             except Exception as error:  # noqa: BLE001 - as above

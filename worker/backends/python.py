@@ -55,7 +55,7 @@ class _PythonModel:
             "model_version": str(model.version),
             "model_name": model.name,
         }
-        process = PythonProcess(model.model_directory, model.version, _filename(model.config), args)
+        process = PythonProcess(model.model_directory, model.version, _filename(model.config), args, model.calls)
         process.start(START_TIMEOUT_S)
         return _PythonInstance(process, device.name)
 

@@ -37,11 +37,12 @@ class QuestionFailed(Exception):
 
 
 class PythonChild:
-    """One child process and the files shared with it: two channels, a lifeline, inputs, outputs, responses.
+    """One child process and the files shared with it: three channels, a lifeline, inputs, outputs, responses, calls.
 
     The process starts with the object. `ask` and `close` belong to one thread; `kill` may be called by any. `inputs_fd`
     and `outputs_fd` are the memories of the two directions. On `response_channel` the process asks, and `responses_fd` is
-    the memory of what it sends there. Raises OSError when the process can't be started.
+    the memory of what it sends there; `call_end` is the end of the channel of its calls, and `calls_fd` the memory of
+    their large tensors. Raises OSError when the process can't be started.
     """
 
     def __init__(self, model_dir: Path, version: int, model_filename: str) -> None:
@@ -62,6 +63,11 @@ class PythonChild:
             theirs.callback(other_response_end.close)
             self.responses_fd = create_memory("weir-python-responses")
             ours.callback(os.close, self.responses_fd)
+            self.call_end, other_call_end = socket.socketpair()
+            ours.callback(self.call_end.close)
+            theirs.callback(other_call_end.close)
+            self.calls_fd = create_memory("weir-python-calls")
+            ours.callback(os.close, self.calls_fd)
             fds = (
                 other_end.fileno(),
                 lifeline,
@@ -69,6 +75,8 @@ class PythonChild:
                 self.outputs_fd,
                 other_response_end.fileno(),
                 self.responses_fd,
+                other_call_end.fileno(),
+                self.calls_fd,
             )
             where = (str(model_dir.resolve()), str(version), model_filename)
             self._process = _spawner.submit(_spawn, fds, where).result()

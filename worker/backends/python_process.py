@@ -7,6 +7,7 @@ Tensors of more than 64 KiB are never sent: they lie in memory both processes ha
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from schemas.errors import WeirError, internal
 from schemas.tensors import PayloadRef, Reference
 from telemetry.log_settings import LogSettings
 from telemetry.logs import current_settings
+from worker.backend import CallConnection, ProcessCalls
 from worker.backends.python_child import ProcessDied, PythonChild, QuestionFailed
 from worker.backends.python_messages import NoSink, PythonRequest, PythonResponse, ResponseSink, unpack_response
 from worker.backends.python_responses import ResponseReader
@@ -31,15 +33,25 @@ class PythonProcess:
     `model_dir` is the model's folder in the repository, `version` the name of the version's folder in it. `args` are
     what the model's `initialize` gets, all strings: `model_config` (JSON), `model_instance_kind`,
     `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. The model's log
-    follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew.
+    follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
+    serves what the model asks of other models; without it nobody does.
     """
 
-    def __init__(self, model_dir: Path, version: int, model_filename: str, args: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        version: int,
+        model_filename: str,
+        args: dict[str, str],
+        calls: ProcessCalls | None = None,
+    ) -> None:
         self._where = (model_dir, version, model_filename)
         self._args = args
         self._child: PythonChild | None = None
         self._responses: ResponseReader | None = None
         self._told_log: LogSettings | None = None
+        self._calls = calls
+        self._connection: CallConnection | None = None
 
     @property
     def pid(self) -> int | None:
@@ -60,6 +72,11 @@ class PythonProcess:
         child = self._child = PythonChild(*self._where)
         self._inputs = MemoryWriter(child.inputs_fd)
         self._outputs = MemoryReader(child.outputs_fd)
+        if self._calls is None:
+            child.call_end.close()
+        else:
+            name = self._args.get("model_instance_name", "")
+            self._connection = self._calls.connect(child.call_end.dup(), os.dup(child.calls_fd), name)
         try:
             self._tell_log(child)
             _ask_to_load(child, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
@@ -144,6 +161,9 @@ class PythonProcess:
     def _close(self, timeout_s: float = 0.0) -> None:
         child, self._child = self._child, None
         responses, self._responses = self._responses, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
         if responses is not None:
             responses.close()
         if child is not None:
@@ -183,6 +203,7 @@ def auto_complete(
     WeirError (INTERNAL) with the model's own error.
     """
     child = PythonChild(model_dir, version, model_filename)
+    child.call_end.close()
     try:
         completed = _ask_to_load(child, Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s)
     finally:

@@ -1,9 +1,10 @@
 """How a worker and the process of a Python model talk: msgpack arrays over a socket pair, each after its length.
 
-Two channels join them, each with one side that asks and one that answers every question with DONE or FAILED. On the
-first the worker asks: to load the model, to run a batch. On the second the process does, whenever the model has a
-response to send or wants to know something, from whichever thread and however many batches are open; until the worker
-has answered, the model waits, so nothing piles up between them.
+Three channels join them. On the first the worker asks, to load the model or to run a batch, and on the second the
+process does, whenever the model has a response to send or wants to know something, from whichever thread and however
+many batches are open: every question is answered with DONE or FAILED before the next one, so nothing piles up. On the
+third the model asks for what takes its time, other models' answers and changes of the repository: any number of calls
+are under way there at once, each under a number that the process gives it.
 Both ends import this file, so that neither can drift from the other.
 """
 
@@ -19,7 +20,8 @@ import msgpack
 INLINE_LIMIT = 64 * 1024
 """Tensors of more bytes than this travel in shared memory."""
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
+"""What stands before each message: its bytes."""
 
 
 class Kind(IntEnum):
@@ -47,10 +49,26 @@ class Kind(IntEnum):
     """number of the run, why: what it has not answered yet has failed. Done: None."""
     LOG = 20
     """log settings, by their names. Done: None."""
+    CALL = 30
+    """number of the call, whether it may have several responses, the request. Answered with ANSWER."""
+    GIVE_UP = 31
+    """number of the call: its responses are wanted no more. No answer."""
+    RELEASE = 32
+    """tensors of answers that have been read, each (segment, slot, generation). No answer."""
+    LOAD = 33
+    """number of the call, model, its configuration or None, files by path. DONE with the number, FAILED with it."""
+    UNLOAD = 34
+    """number of the call, model, whether with its dependents. As LOAD."""
+    IS_MODEL_READY = 35
+    """number of the call, model, version. DONE with the number and whether it is."""
+    TAKEN = 36
+    """number of the call: the memory in which its large tensors lay may be used again."""
+    ANSWER = 37
+    """number of the call, response, whether it is the last."""
 
 
 class Channel:
-    """One end of the socket pair. Used by one thread at a time."""
+    """One end of the socket pair. Used by one thread at a time, or by one that sends and another that receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -71,14 +89,14 @@ class Channel:
         Raises OSError when the other end is gone, TypeError, ValueError or OverflowError for what can't be packed.
         """
         payload = self._pack(message)
-        self._socket.sendall(_LENGTH.pack(len(payload)) + payload)
+        self._socket.sendall(LENGTH.pack(len(payload)) + payload)
 
     def receive(self) -> Any:
         """The next message, as a tuple. Raises EOFError or OSError when the other end is gone, TimeoutError."""
-        self._fill(_LENGTH.size)
-        (length,) = _LENGTH.unpack_from(self._buffer, self._start)
-        self._fill(_LENGTH.size + length)
-        body = self._start + _LENGTH.size
+        self._fill(LENGTH.size)
+        (length,) = LENGTH.unpack_from(self._buffer, self._start)
+        self._fill(LENGTH.size + length)
+        body = self._start + LENGTH.size
         self._start = body + length
         return msgpack.unpackb(self._view[body : self._start], use_list=False)
 

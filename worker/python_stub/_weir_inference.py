@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from queue import SimpleQueue
 from typing import Any, NoReturn
 
+from _weir_calls import OnResponse, current_calls
 from _weir_channel import Kind
 from _weir_errors import TritonModelException
-from _weir_response import Parameters, check_parameters
+from _weir_preferred_memory import PreferredMemory
+from _weir_response import InferenceResponse, Parameters, check_parameters
+from _weir_response_iterator import ResponseIterator
 from _weir_response_sender import InferenceResponseSender, ResponseChannel
 from _weir_tensor import Tensor
 from _weir_trace import InferenceTrace
@@ -17,8 +21,10 @@ from _weir_trace import InferenceTrace
 class InferenceRequest:
     """A request handed to a model's `execute`, or one that a model makes for another model.
 
-    Raises TritonModelException for a correlation id that is neither int nor str and for parameters that are not
-    bool, int or str.
+    `requested_output_names` empty are all outputs, `model_version` -1 the latest, `timeout` microseconds. The responses'
+    tensors lie in host memory whatever memory is preferred. With `trace=request.trace()` the asked model's request
+    continues the trace. Raises TypeError for arguments of other types, TritonModelException for a correlation id that is
+    neither int nor str and for parameters that are not bool, int or str.
     """
 
     __slots__ = (
@@ -47,23 +53,49 @@ class InferenceRequest:
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
-        preferred_memory: Any = None,
-        trace: Any = None,
+        preferred_memory: PreferredMemory | None = None,
+        trace: InferenceTrace | None = None,
         parameters: Parameters | None = None,
     ) -> None:
+        trace = InferenceTrace() if trace is None else trace
+        if not (
+            isinstance(request_id, str)
+            and isinstance(inputs, Sequence)
+            and all(tensor is None or isinstance(tensor, Tensor) for tensor in inputs)
+            and isinstance(requested_output_names, (Sequence, Set))
+            and all(isinstance(name, str) for name in requested_output_names)
+            and isinstance(model_name, str)
+            and isinstance(model_version, int)
+            and _is_number(flags, 32)
+            and _is_number(timeout, 64)
+            and (preferred_memory is None or isinstance(preferred_memory, PreferredMemory))
+            and isinstance(trace, InferenceTrace)
+        ):
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+                "    1. InferenceRequest(request_id: str = '', correlation_id: object = 0, inputs: List[Tensor], "
+                "requested_output_names: List[str], model_name: str, model_version: int = -1, flags: int = 0, "
+                "timeout: int = 0, preferred_memory: PreferredMemory, trace: InferenceTrace, parameters: object = None)"
+            )
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
+        if isinstance(correlation_id, int) and not _is_number(correlation_id, 64):
+            raise TritonModelException("Correlation ID must be an integer of 64 bits without a sign, or a string")
+        if None in inputs:
+            raise TritonModelException(
+                f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
+            )
         check_parameters(parameters, (bool, int, str))
         self._id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
-        self._outputs = list(requested_output_names)
+        self._outputs = list(dict.fromkeys(requested_output_names))
         self._flags = flags
         self._timeout = timeout
         self._parameters = parameters or {}
         self._channel: ResponseChannel | None = None
         self._sender: InferenceResponseSender | None = None
-        self._trace = trace if isinstance(trace, InferenceTrace) else InferenceTrace()
+        self._trace = trace
         self.model_name = model_name
         self.model_version = model_version
 
@@ -165,16 +197,68 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> NoReturn:
         """Rescheduling is not supported yet."""
-        _not_yet("request rescheduling is")
+        raise TritonModelException("request rescheduling is not supported yet")
 
-    def exec(self, decoupled: bool = False) -> NoReturn:
-        """Calls to other models are not supported yet."""
-        _not_yet("calls to other models are")
+    def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
+        """Asks the model for a response and waits for it; with `decoupled` returns the iterator of its responses.
 
-    def async_exec(self, decoupled: bool = False) -> NoReturn:
-        """Calls to other models are not supported yet."""
-        _not_yet("calls to other models are")
+        What goes wrong with the request is told by a response that is an error. Raises TritonModelException outside of
+        `execute`, from `initialize` and `finalize`, and for what can't be sent.
+        """
+        if decoupled:
+            return self._started_iterator()
+        answered: SimpleQueue[InferenceResponse] = SimpleQueue()
+        self._start(False, lambda response, _is_final: answered.put(response))
+        return answered.get()
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """As `exec`, as an awaitable; cancelling it gives the request up.
+
+        To be called in a coroutine: raises RuntimeError where no event loop runs.
+        """
+        import asyncio  # a third of the start-up time, which few models need
+
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        if decoupled:
+            future.set_result(self._started_iterator())
+            return future
+
+        def settle(response: InferenceResponse) -> None:
+            if not future.done():
+                future.set_result(response)
+
+        def on_response(response: InferenceResponse, _is_final: bool) -> None:
+            try:
+                loop.call_soon_threadsafe(settle, response)
+            except RuntimeError:
+                pass  # the loop has ended, and nobody waits in it
+
+        number = self._start(False, on_response)
+        future.add_done_callback(lambda done: done.cancelled() and current_calls().give_up(number))
+        return future
+
+    def _started_iterator(self) -> ResponseIterator:
+        responses = ResponseIterator()
+        responses.started(self._start(True, responses.receiver()))
+        return responses
+
+    def _start(self, is_decoupled: bool, on_response: OnResponse) -> int:
+        if self._channel is not None:
+            raise TritonModelException("a request that was received can't be executed: make a new one of its inputs")
+        facts = (
+            self.model_name,
+            self.model_version,
+            self._id,
+            self._correlation_id,
+            self._flags,
+            self._timeout,
+            self._parameters,
+            self._outputs,
+            self._trace.get_context() or "",
+        )
+        return current_calls().start(facts, self._inputs, is_decoupled, on_response)
 
 
-def _not_yet(what: str) -> NoReturn:
-    raise TritonModelException(f"{what} not supported yet")
+def _is_number(value: Any, bits: int) -> bool:
+    return isinstance(value, int) and 0 <= value < 1 << bits

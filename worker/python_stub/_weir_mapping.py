@@ -10,14 +10,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import re
 import weakref
 from typing import Any
 
 import numpy as np
+from _weir_segments import Segments
 
-_SEGMENT_NAME = re.compile(r"weir-[A-Za-z0-9_.-]+")
-_SEGMENT_FOLDER = "/dev/shm/"  # noqa: S108  # where Linux keeps POSIX shared memory
 _MADV_POPULATE_WRITE = 23
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
@@ -72,7 +70,7 @@ class InputMemory:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._segments: dict[str, int] = {}
+        self._segments = Segments()
         self._mappings: list[weakref.ref[PrivateMapping]] = []
 
     def array(self, place: tuple[Any, ...]) -> np.ndarray:
@@ -84,7 +82,7 @@ class InputMemory:
             offset, size = place
             return self._map(self._fd, offset, size)
         segment, offset, size = place
-        return self._map(self._open(segment), offset, size)
+        return self._map(self._segments.open(segment), offset, size)
 
     def detach(self) -> None:
         """Ends a batch: inputs the model still holds become its own, before their memory is used again."""
@@ -102,19 +100,3 @@ class InputMemory:
         mapping = PrivateMapping(fd, offset - lead, lead + size)
         self._mappings.append(weakref.ref(mapping))
         return np.asarray(mapping)[lead:]
-
-    def _open(self, segment: str) -> int:
-        fd = self._segments.get(segment)
-        if fd is not None and os.fstat(fd).st_nlink:
-            return fd
-        if not _SEGMENT_NAME.fullmatch(segment):
-            raise ValueError("not a shared-memory segment of this server")
-        self._forget_removed()
-        fd = os.open(_SEGMENT_FOLDER + segment, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._segments[segment] = fd
-        return fd
-
-    def _forget_removed(self) -> None:
-        for segment, fd in list(self._segments.items()):
-            if not os.fstat(fd).st_nlink:
-                os.close(self._segments.pop(segment))

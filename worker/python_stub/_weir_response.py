@@ -53,13 +53,19 @@ class InferenceResponse:
         """The response parameters as JSON."""
         return json.dumps(self._parameters or {})
 
+    def size_bytes(self) -> int:
+        """Bytes of the outputs' content."""
+        return sum(tensor.size_bytes() for tensor in self._outputs)
+
     def packed_parameters(self) -> Parameters | None:
         """The response parameters as they travel."""
         return self._parameters
 
 
 def check_parameters(parameters: Parameters | None, types: tuple[type, ...]) -> None:
-    """Raises TritonModelException for keys that are not str and values of other types than these."""
+    """Raises TritonModelException for what is no dictionary, keys that are not str, values of other types than these."""
+    if parameters is not None and not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
     for key, value in (parameters or {}).items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")

@@ -75,6 +75,10 @@ class Tensor:
         """The tensor's dimensions, the batch dimension included."""
         return list(self._shape)
 
+    def size_bytes(self) -> int:
+        """Bytes of the content, as far as that is known without looking at strings."""
+        return len(self._content) if self._array is None else self._array.nbytes
+
     def is_cpu(self) -> bool:
         """Whether the content lies in host memory: always."""
         return True
@@ -99,7 +103,12 @@ class Tensor:
         return content.view(dtype).reshape(self._shape)
 
     def content(self, limit: int) -> bytes | np.ndarray:
-        """The content as it travels: bytes, or (numbers of more than `limit` bytes) a C-contiguous uint8 array."""
+        """The content as it travels: bytes, or (where it has more than `limit` bytes) perhaps a C-contiguous uint8 array.
+
+        What was received and never looked at is passed on as it came. Raises ValueError as `as_numpy` does.
+        """
+        if self._array is None and self._datatype == "BYTES":
+            return self._content
         array = self.as_numpy()
         if self._datatype == "BYTES":
             return serialize_byte_tensor(array)

@@ -1,7 +1,7 @@
 """Runs one instance of a Python model.
 
     stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
-            <model folder> <version> <model file name>
+            <call channel fd> <call memory fd> <model folder> <version> <model file name>
 
 It promises that a model finds its own modules before anybody else's, that nothing a model prints or raises disturbs the
 channel to the worker, and that the process never outlives the worker.
@@ -27,6 +27,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, _HERE)
 
 import triton_python_backend_utils as pb_utils  # noqa: E402  # found beside this file only while its folder is on the path
+from _weir_calls import Calls  # noqa: E402
 from _weir_channel import Channel, Kind  # noqa: E402
 from _weir_coroutines import Coroutines  # noqa: E402
 from _weir_mapping import InputMemory  # noqa: E402
@@ -52,12 +53,14 @@ class Stub:
         inputs: InputMemory,
         outputs: MemoryWriter,
         responses: ResponseChannel,
+        calls: Calls,
     ) -> None:
         self._folder, self._version, self._filename = where
         self._channel = channel
         self._inputs = inputs
         self._packer = ResponsePacker(outputs)
         self._responses = responses
+        self._calls = calls
         self._coroutines = Coroutines()
         self._model: Any = None
         self._instance_name = ""
@@ -130,9 +133,11 @@ class Stub:
         model = self._load()()
         if not hasattr(model, "execute"):
             raise _ModelFault("TritonPythonModel has no method 'execute'")
+        self._calls.controls_models = True
         if hasattr(model, "initialize"):
             self._coroutines.awaited(model.initialize(arguments))
         self._model = model
+        self._calls.is_allowed = True
 
     def _auto_complete(self, config: str) -> str:
         model = self._load()
@@ -155,6 +160,7 @@ class Stub:
         return ready
 
     def _finalize(self) -> None:
+        self._calls.is_allowed = self._calls.controls_models = False
         if hasattr(self._model, "finalize"):
             self._coroutines.awaited(self._model.finalize())
 
@@ -263,23 +269,25 @@ def _end_with_worker(lifeline_fd: int) -> None:
 
 def main() -> None:
     """Serves one model until told to stop."""
-    fds = [int(argument) for argument in sys.argv[1:7]]
-    channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd = fds
+    fds = [int(argument) for argument in sys.argv[1:9]]
+    channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, calls_fd = fds
     _end_with_worker(lifeline_fd)
     faulthandler.enable()
     for fd in fds:
         os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=channel_fd))
     response_channel = Channel(socket.socket(fileno=response_channel_fd))
+    call_channel = Channel(socket.socket(fileno=call_channel_fd))
     # A process the model forks must not keep the channels open after this one has died.
-    os.register_at_fork(after_in_child=channel.close)
-    os.register_at_fork(after_in_child=response_channel.close)
+    for open_channel in (channel, response_channel, call_channel):
+        os.register_at_fork(after_in_child=open_channel.close)
     # Compiled files would appear in the model repository, whose changes mean something.
     sys.dont_write_bytecode = True
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     responses = ResponseChannel(response_channel, MemoryWriter(responses_fd))
-    Stub(sys.argv[7:10], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses).serve()
+    calls = Calls.current = Calls(call_channel, MemoryWriter(calls_fd))
+    Stub(sys.argv[9:12], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, calls).serve()
 
 
 if __name__ == "__main__":

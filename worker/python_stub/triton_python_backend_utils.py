@@ -15,7 +15,10 @@ from _weir_errors import TritonError, TritonModelException
 from _weir_inference import InferenceRequest
 from _weir_logger import Logger
 from _weir_model_config import ModelConfig
+from _weir_model_control import is_model_ready, load_model, unload_model
+from _weir_preferred_memory import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU, PreferredMemory
 from _weir_response import InferenceResponse
+from _weir_response_iterator import ResponseIterator
 from _weir_response_sender import FINAL, InferenceResponseSender
 from _weir_tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
 from _weir_trace import InferenceTrace
@@ -35,6 +38,8 @@ __all__ = [
     "Logger",
     "MetricFamily",
     "ModelConfig",
+    "PreferredMemory",
+    "ResponseIterator",
     "Tensor",
     "TritonError",
     "TritonModelException",
@@ -61,6 +66,8 @@ for _public in (
     InferenceTrace,
     Logger,
     ModelConfig,
+    PreferredMemory,
+    ResponseIterator,
     Tensor,
     TritonError,
     TritonModelException,
@@ -72,8 +79,6 @@ TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
 TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL
 TRITONSERVER_REQUEST_RELEASE_ALL = 1
 TRITONSERVER_REQUEST_RELEASE_RESCHEDULE = 2
-TRITONSERVER_MEMORY_CPU = 0
-TRITONSERVER_MEMORY_GPU = 2
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
@@ -138,21 +143,6 @@ class MetricFamily:
 
     def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
         raise TritonModelException("custom metrics are not supported yet")
-
-
-def load_model(name: str, config: str = "", files: dict[str, bytes] | None = None) -> None:
-    """Loading models from a model is not supported yet."""
-    raise TritonModelException("loading a model from a model is not supported yet")
-
-
-def unload_model(name: str, unload_dependents: bool = False) -> None:
-    """Unloading models from a model is not supported yet."""
-    raise TritonModelException("unloading a model from a model is not supported yet")
-
-
-def is_model_ready(name: str, version: str = "") -> bool:
-    """Asking for the state of a model from a model is not supported yet."""
-    raise TritonModelException("asking for the state of a model from a model is not supported yet")
 
 
 def _entry(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:

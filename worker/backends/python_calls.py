@@ -1,0 +1,227 @@
+"""`PythonCalls`: what Python models ask of their worker: answers of other models, and changes of the repository.
+
+A model's process may have any number of calls under way, from its threads and coroutines, during `execute` and after it.
+Each process has a connection, read and written in the worker's event loop: so a model may ask one that is served by the
+same worker while its own instance's thread waits for it in `execute`. Requests go the way of a client's, through the asked
+model's queue (`worker.inner_calls`). What a process asked for is given up when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, cast
+
+import msgpack
+
+from calls.model_operations import ModelOperations
+from calls.pending import Pending
+from schemas.errors import WeirError, unavailable
+from schemas.requests import InferResponse
+from schemas.tensors import PayloadRef
+from worker.backends.python_call_messages import checked_model, pack_error, pack_response, refused, unpack_request
+from worker.inner_calls import InnerCalls
+from worker.python_stub._weir_channel import LENGTH, Kind
+from worker.python_stub._weir_memory import MemoryReader
+
+logger = logging.getLogger("weir.worker")
+
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+"""Responses of decoupled models that a process has not read; a call that brings more is given up."""
+
+
+class PythonCalls:
+    """See the module. One for a worker, made in its event loop; see `worker.backend.ProcessCalls`."""
+
+    def __init__(self, inner: InnerCalls, operations: ModelOperations) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[Any]] = set()
+        self.inner = inner
+        self.operations = operations
+
+    def connect(self, end: socket.socket, memory_fd: int, name: str) -> PythonConnection:
+        """See ProcessCalls; `name` is the instance's, for the log."""
+        connection = PythonConnection(self, self._loop, memory_fd, name)
+        self._loop.call_soon_threadsafe(self._open, connection, end)
+        return connection
+
+    def _open(self, connection: PythonConnection, end: socket.socket) -> None:
+        end.setblocking(False)
+        opening = self._loop.create_task(_connected(self._loop, connection, end))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, connection: PythonConnection, end: socket.socket) -> None:
+    try:
+        await loop.create_unix_connection(lambda: connection, sock=end)
+    except OSError:  # the process has ended already
+        end.close()
+        connection.connection_lost(None)
+
+
+class PythonConnection(asyncio.Protocol):
+    """The calls of one process. All in the event loop, but for `close`."""
+
+    def __init__(self, calls: PythonCalls, loop: asyncio.AbstractEventLoop, memory_fd: int, name: str) -> None:
+        self._inner = calls.inner
+        self._operations = calls.operations
+        self._loop = loop
+        self._memory_fd = memory_fd
+        self._memory = MemoryReader(memory_fd)
+        self._name = name
+        self._buffer = bytearray()
+        self._pending: dict[int, Pending] = {}
+        self._lent: dict[tuple[str, int, int], PayloadRef] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: asyncio.Transport | None = None
+        self._is_closed = False
+
+    def close(self) -> None:
+        """See CallConnection."""
+        try:
+            self._loop.call_soon_threadsafe(self._close)
+        except RuntimeError:
+            pass  # the worker itself has ended
+
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = cast(asyncio.Transport, transport)
+        if self._is_closed:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gives up what the process waited for; operations on the repository go on."""
+        self._is_closed = True
+        self._transport = None
+        for pending in self._pending.values():
+            self._inner.abandon(pending)
+        self._pending.clear()
+        for ref in self._lent.values():
+            self._inner.release(ref)
+        self._lent.clear()
+        os.close(self._memory_fd)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._buffer += data
+        if self._inner.is_open:
+            self._take()
+        elif self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+            self._start(self._open_first())
+
+    async def _open_first(self) -> None:
+        await self._inner.open()
+        self._take()
+        if self._transport is not None and not self._is_closed:
+            self._transport.resume_reading()
+
+    def _take(self) -> None:
+        buffer, start = self._buffer, 0
+        while not self._is_closed and len(buffer) >= start + LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, start)
+            end = start + LENGTH.size + length
+            if len(buffer) < end:
+                break
+            with memoryview(buffer) as whole, whole[start + LENGTH.size : end] as message:
+                try:
+                    kind, *arguments = msgpack.unpackb(message, use_list=False)
+                except (ValueError, TypeError, msgpack.UnpackException):
+                    kind, arguments = None, []
+            start = end
+            try:
+                self._handle(kind, *arguments)
+            except (ValueError, TypeError, KeyError) as error:
+                # Not what this end's own code there would say: it can't be relied on any more.
+                logger.error("%s: what its process asks makes no sense (%s): it is answered no more", self._name, error)
+                self._close()
+        del buffer[:start]
+
+    def _handle(self, kind: int | None, *arguments: Any) -> None:
+        if kind == Kind.CALL:
+            self._call(*arguments)
+        elif kind == Kind.RELEASE:
+            for place in arguments[0]:
+                ref = self._lent.pop(tuple(place), None)
+                if ref is not None:
+                    self._inner.release(ref)
+        elif kind == Kind.GIVE_UP:
+            pending = self._pending.pop(arguments[0], None)
+            if pending is not None:
+                self._inner.abandon(pending)
+        elif kind == Kind.LOAD:
+            number, name, config, files = arguments
+            self._start(self._told(number, self._operations.load(name, config, files)))
+        elif kind == Kind.UNLOAD:
+            number, name, with_dependents = arguments
+            self._start(self._told(number, self._operations.unload(name, with_dependents)))
+        elif kind == Kind.IS_MODEL_READY:
+            number, name, version = arguments
+            try:
+                self._send(Kind.DONE, number, self._inner.catalog.is_ready(name, version))
+            except WeirError as error:
+                self._send(Kind.FAILED, number, self._refusal(error))
+        else:
+            raise ValueError(f"there is no question {kind}")
+
+    # Requests
+
+    def _call(self, number: int, is_decoupled: bool, row: tuple[Any, ...]) -> None:
+        request, lies_in_memory = unpack_request(row, self._memory)
+        try:
+            checked_model(self._inner.catalog, request, is_decoupled)
+            self._pending[number] = self._inner.submit(request, partial(self._answered, number))
+        except WeirError as error:
+            self._send(Kind.ANSWER, number, pack_error(refused(request.model_name, error)), True)
+        if lies_in_memory:
+            self._send(Kind.TAKEN, number)
+
+    def _answered(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+        pending = self._pending.pop(number, None) if is_final else self._pending.get(number)
+        if pending is None or self._transport is None:
+            return
+        if isinstance(outcome, WeirError):
+            packed = pack_error(outcome)
+        else:
+            packed, refs = pack_response(outcome)
+            for ref in refs:
+                self._lent[ref[:3]] = ref
+        self._send(Kind.ANSWER, number, packed, is_final)
+        if not is_final and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            del self._pending[number]
+            self._inner.abandon(pending)
+            slow = unavailable("the responses came faster than they were read, and the rest of them was given up")
+            self._send(Kind.ANSWER, number, pack_error(slow), True)
+
+    # The repository
+
+    async def _told(self, number: int, operation: Coroutine[Any, Any, None]) -> None:
+        try:
+            await operation
+        except WeirError as error:
+            self._send(Kind.FAILED, number, self._refusal(error))
+        else:
+            self._send(Kind.DONE, number, None)
+
+    def _refusal(self, error: WeirError) -> str:
+        return f"Failed to process the request for model '{self._name}', message: {error.message}"
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _send(self, *message: Any) -> None:
+        if self._transport is not None:
+            payload = msgpack.packb(message)
+            self._transport.write(LENGTH.pack(len(payload)) + payload)

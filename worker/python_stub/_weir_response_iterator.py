@@ -1,0 +1,151 @@
+"""`ResponseIterator`: the responses of a decoupled model to a request of another model, one after another."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+from _weir_calls import OnResponse, current_calls
+from _weir_errors import TritonError, TritonModelException
+from _weir_response import InferenceResponse
+
+MAX_UNREAD_BYTES = 256 * 1024 * 1024
+"""Responses that wait for the model to ask for them; a call that gets further ahead is given up."""
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Responses that are kept for a second iteration; where they are more, there is none."""
+
+
+class ResponseIterator:
+    """Iterates over responses as they come, with `for` and with `async for`, in any thread.
+
+    The last may have no outputs. Once all have been read, a new iteration begins with the first again, unless they were
+    too large to be kept. Without a reader the request goes on, and so it does when the iterator is dropped; `cancel`
+    ends it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._unread: deque[InferenceResponse] = deque()
+        self._unread_bytes = 0
+        self._kept: list[InferenceResponse] | None = []
+        self._kept_bytes = 0
+        self._position: int | None = None  # in what is kept, where that is read again
+        self._is_complete = False
+        self._sleepers: list[tuple[Any, Any]] = []
+        self._number: int | None = None
+
+    def receiver(self) -> OnResponse:
+        """What is to be told of the responses; it does not keep the iterator alive."""
+        reference = weakref.ref(self)
+
+        def receive(response: InferenceResponse, is_final: bool) -> None:
+            responses = reference()
+            if responses is not None:
+                responses._receive(response, is_final)
+
+        return receive
+
+    def started(self, number: int) -> None:
+        """The request was sent as this call."""
+        self._number = number
+
+    def __iter__(self) -> ResponseIterator:
+        with self._changed:
+            if self._is_complete and not self._unread:
+                if self._kept is None:
+                    raise TritonModelException("the responses were too large to be kept for another iteration")
+                self._position = 0
+        return self
+
+    def __next__(self) -> InferenceResponse:
+        with self._changed:
+            while (response := self._taken()) is None:
+                self._changed.wait()
+        if isinstance(response, InferenceResponse):
+            return response
+        raise StopIteration("Iteration is done for the responses.")
+
+    def __aiter__(self) -> ResponseIterator:
+        return self.__iter__()
+
+    async def __anext__(self) -> InferenceResponse:
+        import asyncio
+
+        while True:
+            with self._changed:
+                response = self._taken()
+                if response is None:
+                    loop = asyncio.get_running_loop()
+                    woken = loop.create_future()
+                    self._sleepers.append((loop, woken))
+            if isinstance(response, InferenceResponse):
+                return response
+            if response is not None:
+                raise StopAsyncIteration
+            await woken
+
+    def cancel(self) -> None:
+        """Gives the request up: the model it was sent to is told, and after what has come the iteration ends."""
+        if self._number is not None:
+            current_calls().give_up(self._number)
+        with self._changed:
+            self._end()
+
+    def __del__(self) -> None:
+        number = getattr(self, "_number", None)
+        if number is not None and not self._is_complete:
+            current_calls().ignore(number)
+
+    def _taken(self) -> InferenceResponse | bool | None:
+        """The next response, False after the last, None while it has not come."""
+        if self._position is not None and self._kept is not None and self._position < len(self._kept):
+            self._position += 1
+            return self._kept[self._position - 1]
+        if not self._unread:
+            return False if self._is_complete else None
+        response = self._unread.popleft()
+        size_bytes = response.size_bytes()
+        self._unread_bytes -= size_bytes
+        self._kept_bytes += size_bytes
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self._kept = None
+        if self._kept is not None:
+            self._kept.append(response)
+        return response
+
+    def _receive(self, response: InferenceResponse, is_final: bool) -> None:
+        with self._changed:
+            if self._is_complete:
+                return
+            self._unread_bytes += response.size_bytes()
+            is_flooded = self._unread_bytes > MAX_UNREAD_BYTES
+            if is_flooded:
+                text = "the responses came faster than they were read, and the rest of them was given up"
+                response = InferenceResponse(error=TritonError(text, TritonError.UNAVAILABLE))
+            self._unread.append(response)
+            if is_final or is_flooded:
+                self._end()
+            self._wake()
+        if is_flooded and self._number is not None:
+            current_calls().give_up(self._number)
+
+    def _end(self) -> None:
+        self._is_complete = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        for loop, woken in self._sleepers:
+            try:
+                loop.call_soon_threadsafe(_settle, woken)
+            except RuntimeError:
+                pass  # the loop has ended, and nobody waits in it
+        self._sleepers.clear()
+
+
+def _settle(woken: Any) -> None:
+    if not woken.done():
+        woken.set_result(None)
