@@ -32,7 +32,13 @@ class ProcessCalls(Protocol):
     """Serves what the processes of models ask of their worker: other models, changes of the repository."""
 
     def connect(self, end: socket.socket, memory_fd: int, name: str) -> CallConnection:
-        """Serves what comes at `end`, with large tensors in `memory_fd`; both are its own from now on. For any thread."""
+        """Serves what comes at `end`, with large tensors in `memory_fd`; both are its own from now on. For any thread.
+
+        `name` is the instance's.
+        """
+
+    def is_asking(self, name: str) -> bool:
+        """Whether the process of an instance of this name waits for other models. In the event loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class ModelInstance:
         self._reader = PayloadReader()
         self._lasting_s = 0.0
         self.arena_name = arena_name
+        self.name = device.name
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
 

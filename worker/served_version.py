@@ -106,9 +106,21 @@ class ServedVersion:
         """The instance that a scheduler means by `number`; None where the state it counts on went with another load."""
         number -= self._first_instance
         if 0 <= number < len(self.instances):
-            return self.instances[number]
+            return self.instances[number] if self._first_instance else self._not_asking(number)
         # After a reload there may be fewer than the scheduler knew of when it sent the batch.
         return None if self._first_instance or not self.instances else self.instances[number % len(self.instances)]
+
+    def _not_asking(self, number: int) -> ModelInstance:
+        """The instance of this number; while its process waits for other models, the next that does not, if there is one.
+
+        What it waits for may be this very request: a model may ask itself, as long as it has an instance left.
+        """
+        calls = self.model.calls
+        if calls is not None and len(self.instances) > 1:
+            for instance in (*self.instances[number:], *self.instances[:number]):
+                if not calls.is_asking(instance.name):
+                    return instance
+        return self.instances[number]
 
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from calls.catalog import Catalog
+from schemas import request_errors
 from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError
 from schemas.requests import InferRequest, InferResponse, RequestedOutput
@@ -54,8 +55,10 @@ def unpack_request(row: tuple[Any, ...], memory: MemoryReader) -> tuple[InferReq
     return request, lies_in_memory
 
 
-def checked_model(catalog: Catalog, request: InferRequest, is_decoupled: bool) -> None:
-    """Raises WeirError for a model that is not ready, or is decoupled and was not asked as such."""
+def check_call(catalog: Catalog, request: InferRequest, is_decoupled: bool) -> None:
+    """Raises WeirError for a model that is not ready, or is decoupled and was not asked as such; and for an input that is
+    given twice, which is found here before the model is looked at.
+    """
     name = request.model_name
     try:
         model = catalog.resolve(name, request.model_version)
@@ -69,6 +72,11 @@ def checked_model(catalog: Catalog, request: InferRequest, is_decoupled: bool) -
             "decoupled transaction policy. Please use 'decoupled=True' argument to the 'exec' or 'async_exec' calls for "
             "decoupled models.'",
         )
+    names: set[str] = set()
+    for tensor in request.inputs:
+        if tensor.name in names:
+            raise request_errors.refused(request.id, f"input '{tensor.name}' already exists in request")
+        names.add(tensor.name)
 
 
 def refused(model: str, error: WeirError) -> WeirError:

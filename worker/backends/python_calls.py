@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, cast
@@ -23,7 +24,7 @@ from calls.pending import Pending
 from schemas.errors import WeirError, unavailable
 from schemas.requests import InferResponse
 from schemas.tensors import PayloadRef
-from worker.backends.python_call_messages import checked_model, pack_error, pack_response, refused, unpack_request
+from worker.backends.python_call_messages import check_call, pack_error, pack_response, refused, unpack_request
 from worker.inner_calls import InnerCalls
 from worker.python_stub._weir_channel import LENGTH, Kind
 from worker.python_stub._weir_memory import MemoryReader
@@ -42,12 +43,18 @@ class PythonCalls:
         self._opening: set[asyncio.Task[Any]] = set()
         self.inner = inner
         self.operations = operations
+        self.under_way: Counter[str] = Counter()
+        """Requests of instances, by their names, that have no last response yet."""
 
     def connect(self, end: socket.socket, memory_fd: int, name: str) -> PythonConnection:
-        """See ProcessCalls; `name` is the instance's, for the log."""
+        """See ProcessCalls."""
         connection = PythonConnection(self, self._loop, memory_fd, name)
         self._loop.call_soon_threadsafe(self._open, connection, end)
         return connection
+
+    def is_asking(self, name: str) -> bool:
+        """See ProcessCalls."""
+        return self.under_way[name] > 0
 
     def _open(self, connection: PythonConnection, end: socket.socket) -> None:
         end.setblocking(False)
@@ -69,6 +76,7 @@ class PythonConnection(asyncio.Protocol):
 
     def __init__(self, calls: PythonCalls, loop: asyncio.AbstractEventLoop, memory_fd: int, name: str) -> None:
         self._inner = calls.inner
+        self._under_way = calls.under_way
         self._operations = calls.operations
         self._loop = loop
         self._memory_fd = memory_fd
@@ -103,9 +111,8 @@ class PythonConnection(asyncio.Protocol):
         """Gives up what the process waited for; operations on the repository go on."""
         self._is_closed = True
         self._transport = None
-        for pending in self._pending.values():
-            self._inner.abandon(pending)
-        self._pending.clear()
+        for number in list(self._pending):
+            self._give_up(number)
         for ref in self._lent.values():
             self._inner.release(ref)
         self._lent.clear()
@@ -156,9 +163,7 @@ class PythonConnection(asyncio.Protocol):
                 if ref is not None:
                     self._inner.release(ref)
         elif kind == Kind.GIVE_UP:
-            pending = self._pending.pop(arguments[0], None)
-            if pending is not None:
-                self._inner.abandon(pending)
+            self._give_up(arguments[0])
         elif kind == Kind.LOAD:
             number, name, config, files = arguments
             self._start(self._told(number, self._operations.load(name, config, files)))
@@ -179,17 +184,18 @@ class PythonConnection(asyncio.Protocol):
     def _call(self, number: int, is_decoupled: bool, row: tuple[Any, ...]) -> None:
         request, lies_in_memory = unpack_request(row, self._memory)
         try:
-            checked_model(self._inner.catalog, request, is_decoupled)
+            check_call(self._inner.catalog, request, is_decoupled)
             self._pending[number] = self._inner.submit(request, partial(self._answered, number))
+            self._under_way[self._name] += 1
         except WeirError as error:
             self._send(Kind.ANSWER, number, pack_error(refused(request.model_name, error)), True)
         if lies_in_memory:
             self._send(Kind.TAKEN, number)
 
     def _answered(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        pending = self._pending.pop(number, None) if is_final else self._pending.get(number)
-        if pending is None or self._transport is None:
-            return
+        if is_final:
+            del self._pending[number]
+            self._under_way[self._name] -= 1
         if isinstance(outcome, WeirError):
             packed = pack_error(outcome)
         else:
@@ -197,11 +203,17 @@ class PythonConnection(asyncio.Protocol):
             for ref in refs:
                 self._lent[ref[:3]] = ref
         self._send(Kind.ANSWER, number, packed, is_final)
-        if not is_final and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            del self._pending[number]
-            self._inner.abandon(pending)
+        unsent_bytes = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if not is_final and unsent_bytes > MAX_UNSENT_BYTES:
+            self._give_up(number)
             slow = unavailable("the responses came faster than they were read, and the rest of them was given up")
             self._send(Kind.ANSWER, number, pack_error(slow), True)
+
+    def _give_up(self, number: int) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._under_way[self._name] -= 1
+            self._inner.abandon(pending)
 
     # The repository
 
