@@ -175,3 +175,11 @@ class Tracing:
         self._file.close()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close, _LAST_EXPORT_S)
+
+
+class PassedTraces(Tracing):
+    """For who asks in the course of another request: nothing is traced anew, and what belongs to a trace goes on in it."""
+
+    def begin(self, request: InferRequest, model: str, is_traced: bool | None = None) -> Trace | None:
+        """No trace; the request keeps the place in one that it has."""
+        return None

@@ -19,6 +19,7 @@ from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from calls.pending import OnAnswer, Pending
+from calls.tracing import PassedTraces
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
 
@@ -86,7 +87,9 @@ class InnerCalls:
 
     async def _open(self) -> None:
         self._payloads = PayloadStore(PayloadArena(f"{self._worker_id}_asks"), self.registry.all_share_memory)
-        inference = Inference(self._bus, self._worker_id, self.catalog, self._payloads, keeps_references=True)
+        inference = Inference(
+            self._bus, self._worker_id, self.catalog, self._payloads, tracing=PassedTraces(), keeps_references=True
+        )
         await inference.start(self._background)
         await self.registry.start(self._background)
         self._expiry = self._background.create_task(self._expire())

@@ -176,6 +176,16 @@ class TestOneResponse:
         """
         assert run(server, script) == b"""('me', 'nine', 3, 5000000, '{"a": 1, "b": true}')"""
 
+    def test_a_trace_goes_on_in_the_asked_model(self, server: Server) -> None:
+        script = f"""
+            sees = np.array(["return request.trace().get_context()"], np.object_)
+            place = pb.InferenceTrace('{{"traceparent":"00-{"ab" * 16}-{"cd" * 8}-01"}}')
+            own = await asks("script", SCRIPT=sees, _trace=request.trace()).async_exec()
+            return told(await asks("script", SCRIPT=sees, _trace=place).async_exec()), told(own)
+        """
+        context = f"""'{{"traceparent":"00-{"ab" * 16}-{"cd" * 8}-01"}}'"""
+        assert run(server, script) == ({"TOLD": [context.encode()]}, {"TOLD": [b"None"]})
+
     def test_sequences(self, server: Server) -> None:
         script = """
             sums = []

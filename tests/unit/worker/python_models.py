@@ -13,6 +13,7 @@ import numpy as np
 
 from schemas.errors import WeirError
 from schemas.tensors import Tensor
+from worker.backend import ProcessCalls
 from worker.backends.python_process import PythonProcess, PythonResponse
 
 IDENTITY = """
@@ -56,7 +57,9 @@ class Models:
         return folder
 
     @contextmanager
-    def running(self, source: str, config: dict | None = None, **files: str) -> Iterator[PythonProcess]:
+    def running(
+        self, source: str, config: dict | None = None, calls: ProcessCalls | None = None, **files: str
+    ) -> Iterator[PythonProcess]:
         folder = self.write(source, **files)
         args = {
             "model_config": json.dumps(config or {}),
@@ -67,7 +70,7 @@ class Models:
             "model_version": "1",
             "model_name": "m",
         }
-        process = PythonProcess(folder, 1, "model.py", args)
+        process = PythonProcess(folder, 1, "model.py", args, calls)
         try:
             process.start(30)
             yield process
