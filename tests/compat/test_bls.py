@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import signal
-import textwrap
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,22 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import http_inputs
-from model_zoo import write_python_model
+from bls_models import MODELS, run, write_models
 from serving import Server, wait_until
 
-MODELS = ("script", "same", "relay", "repeat", "sum")
-OPTIONAL = """
-input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] optional: true },
-       { name: "WORDS" data_type: TYPE_STRING dims: [-1] optional: true }]
-output [{ name: "IN_OUT" data_type: TYPE_FP32 dims: [-1] }, { name: "WORDS_OUT" data_type: TYPE_STRING dims: [-1] }]
-"""
-SEQUENCES = """
-sequence_batching { max_sequence_idle_microseconds: 60000000 control_input [
-  { name: "START" control [{ kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] }] },
-  { name: "END" control [{ kind: CONTROL_SEQUENCE_END int32_false_true: [0, 1] }] },
-  { name: "READY" control [{ kind: CONTROL_SEQUENCE_READY int32_false_true: [0, 1] }] },
-  { name: "CORRID" control [{ kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 }] }] }
-"""
 DOUBLES = """
 import triton_python_backend_utils as pb_utils
 
@@ -49,33 +34,6 @@ NOT_READY = (
 )
 
 
-def write_models(root: Path) -> None:
-    """`spare` is there to be loaded."""
-    two = "instance_group [{ count: 2 kind: KIND_CPU }]"
-    write_python_model(root, "script", "scripted", {"SCRIPT": ("BYTES", [1])}, {"TOLD": ("BYTES", [1])}, 0, two)
-    write_python_model(root, "same", "identity", {}, {}, 0, OPTIONAL)
-    for name in ("relay", "spare"):
-        write_python_model(root, name, "forward", {"IN": ("FP32", [-1])}, {"IN_OUT": ("FP32", [-1])})
-    write_python_model(
-        root,
-        "repeat",
-        "repeat",
-        {"IN": ("INT32", [-1]), "DELAY": ("UINT32", [-1]), "WAIT": ("UINT32", [1])},
-        {"OUT": ("INT32", [1]), "IDX": ("UINT32", [1])},
-        0,
-        "model_transaction_policy { decoupled: true }",
-    )
-    write_python_model(
-        root,
-        "sum",
-        "accumulate",
-        {"INPUT": ("INT32", [1])},
-        {"OUTPUT": ("INT32", [1]), "INSTANCE": ("BYTES", [1])},
-        4,
-        SEQUENCES,
-    )
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("bls")
@@ -87,17 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert started.stop() == 0
     finally:
         started.close()
-
-
-def run(server: Server, script: str) -> Any:
-    """What the script returned in model `script`; the text of what it raised."""
-    source = np.array([textwrap.dedent(script)], np.object_)
-    with server.http() as client:
-        told = client.infer("script", http_inputs({"SCRIPT": source})).as_numpy("TOLD")[0].decode()
-    try:
-        return ast.literal_eval(told)
-    except (SyntaxError, ValueError):
-        return told
 
 
 class TestOneResponse:

@@ -6,6 +6,8 @@ raised.
 """
 
 import asyncio
+import runpy
+import tempfile
 import textwrap
 import threading
 
@@ -34,8 +36,11 @@ class TritonPythonModel:
         script = pb_utils.get_input_tensor_by_name(request, "SCRIPT").as_numpy()[0].decode()
         scope = {"pb": pb_utils, "np": np, "asyncio": asyncio, "threading": threading, "asks": asks, "told": told}
         try:
-            exec("async def script(request):\n" + textwrap.indent(textwrap.dedent(script), "    "), scope)
-            text = repr(await scope["script"](request))
+            with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+                file.write("async def script(request):\n" + textwrap.indent(textwrap.dedent(script), "    "))
+                file.flush()
+                module = runpy.run_path(file.name, scope)
+            text = repr(await module["script"](request))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
         return pb_utils.InferenceResponse([pb_utils.Tensor("TOLD", np.array([text], np.object_))])

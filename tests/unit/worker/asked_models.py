@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from calls.pending import OnAnswer
 from schemas.errors import WeirError, not_found
@@ -94,3 +96,10 @@ def answer(question: Question, *answers: InferResponse | WeirError | None) -> No
     """Gives these answers, the last of them as such."""
     for place, given in enumerate(answers, 1):
         question.on_answer(given, place == len(answers))
+
+
+@pytest.fixture
+def asked() -> Iterator[AskedModels]:
+    made = AskedModels()
+    yield made
+    made.close()

@@ -184,6 +184,64 @@ class TestMessages:
             pb_utils.MetricFamily("a", "b")
 
 
+class TestRequestsOfModels:
+    def test_names_of_outputs_count_once(self) -> None:
+        request = pb_utils.InferenceRequest(requested_output_names=["B", "A", "B"])
+        assert request.requested_output_names() == ["B", "A"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"request_id": 1},
+            {"inputs": [1]},
+            {"inputs": 1},
+            {"requested_output_names": [1]},
+            {"model_name": 3},
+            {"model_version": "1"},
+            {"flags": -1},
+            {"timeout": -1},
+            {"preferred_memory": 3},
+            {"trace": 3},
+        ],
+    )
+    def test_other_types(self, wrong: dict) -> None:
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            pb_utils.InferenceRequest(**wrong)
+
+    @pytest.mark.parametrize(
+        ("wrong", "text"),
+        [
+            ({"correlation_id": 1.5}, "Correlation ID must be integer or string"),
+            ({"correlation_id": -1}, "Correlation ID must be an integer of 64 bits without a sign, or a string"),
+            (
+                {"parameters": {"a": 1.5}},
+                "Expect parameters values to have type bool/int/str, found type <class 'float'>",
+            ),
+            ({"parameters": {1: 1}}, "Expect parameters keys to have type str, found type <class 'int'>"),
+            ({"parameters": [1]}, "Expect parameters to have type dict, found type <class 'list'>"),
+            (
+                {"inputs": [None], "model_name": "m", "request_id": "r"},
+                "Input tensor for request with id 'r' and model name 'm' should not be empty.",
+            ),
+        ],
+    )
+    def test_wrong_values(self, wrong: dict, text: str) -> None:
+        with pytest.raises(pb_utils.TritonModelException) as caught:
+            pb_utils.InferenceRequest(**wrong)
+        assert str(caught.value) == text
+
+    def test_preferred_memory(self) -> None:
+        memory = pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_GPU, 0)
+        pb_utils.InferenceRequest(preferred_memory=memory)
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            pb_utils.PreferredMemory(1)
+
+    def test_outside_of_a_server(self) -> None:
+        for attempt in (pb_utils.InferenceRequest().exec, lambda: pb_utils.load_model("m")):
+            with pytest.raises(pb_utils.TritonModelException, match="there is no server to ask"):
+                attempt()
+
+
 class TestModelConfig:
     def test_entries_by_name(self) -> None:
         assert pb_utils.get_input_config_by_name(CONFIG, "A") == CONFIG["input"][0]
