@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from _weir_call_limits import MAX_FILES_BYTES
 from _weir_calls import current_calls
 from _weir_channel import Kind
 from _weir_errors import TritonModelException
-
-MAX_FILES_BYTES = 128 * 1024 * 1024
-"""Files that one load may bring."""
 
 _FILE = "file:"
 

@@ -7,15 +7,10 @@ import weakref
 from collections import deque
 from typing import Any
 
+from _weir_call_limits import MAX_KEPT_BYTES, MAX_UNREAD_BYTES
 from _weir_calls import OnResponse, current_calls
 from _weir_errors import TritonError, TritonModelException
 from _weir_response import InferenceResponse
-
-MAX_UNREAD_BYTES = 256 * 1024 * 1024
-"""Responses that wait for the model to ask for them; a call that gets further ahead is given up."""
-
-MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Responses that are kept for a second iteration; where they are more, there is none."""
 
 
 class ResponseIterator:
