@@ -29,8 +29,10 @@ def unpack_request(row: tuple[Any, ...], memory: MemoryReader) -> tuple[InferReq
     texts = (name, request_id, trace, *outputs)
     if not all(type(text) is str for text in texts) or not all(type(n) is int for n in (version, flags, timeout_us)):
         raise TypeError("a request of other types")
-    if not isinstance(correlation_id, (int, str)) or not isinstance(parameters, dict):
+    if not isinstance(correlation_id, (int, str)) or not all(type(key) is str for key in parameters):
         raise TypeError("a request of other types")
+    if not all(isinstance(value, (bool, int, str)) for value in parameters.values()):
+        raise TypeError("parameters of other types")
     lies_in_memory = False
     tensors: list[Tensor] = []
     for tensor_name, datatype, shape, content in inputs:

@@ -148,7 +148,7 @@ class PythonConnection(asyncio.Protocol):
             start = end
             try:
                 self._handle(kind, *arguments)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
                 # Not what this end's own code there would say: it can't be relied on any more.
                 logger.error("%s: what its process asks makes no sense (%s): it is answered no more", self._name, error)
                 self._close()
@@ -166,12 +166,15 @@ class PythonConnection(asyncio.Protocol):
             self._give_up(arguments[0])
         elif kind == Kind.LOAD:
             number, name, config, files = arguments
+            _check_texts(name, config or "", *files)
             self._start(self._told(number, self._operations.load(name, config, files)))
         elif kind == Kind.UNLOAD:
             number, name, with_dependents = arguments
+            _check_texts(name)
             self._start(self._told(number, self._operations.unload(name, with_dependents)))
         elif kind == Kind.IS_MODEL_READY:
             number, name, version = arguments
+            _check_texts(name, version)
             try:
                 self._send(Kind.DONE, number, self._inner.catalog.is_ready(name, version))
             except WeirError as error:
@@ -237,3 +240,8 @@ class PythonConnection(asyncio.Protocol):
         if self._transport is not None:
             payload = msgpack.packb(message)
             self._transport.write(LENGTH.pack(len(payload)) + payload)
+
+
+def _check_texts(*texts: Any) -> None:
+    if not all(type(text) is str for text in texts):
+        raise TypeError("a text is of another type")

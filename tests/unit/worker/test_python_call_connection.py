@@ -57,7 +57,11 @@ class TestConnection:
                 [Kind.CALL, 1, False, ["m", -1, "", 0, 0, 0, {}, [], "", [["A", "FP32", [1], [0, 1 << 40]]]]]
             ),
             msgpack.packb([Kind.DONE, 1]),
+            msgpack.packb([Kind.CALL, 1, False, ["m", -1, "", 0, 0, 0, {"p": [1]}, [], "", []]]),
+            msgpack.packb([Kind.CALL, 1, False, ["m", -1, "", 0, 0, 0, [1], [], "", []]]),
             msgpack.packb([Kind.LOAD, 1, "m"]),
+            msgpack.packb([Kind.LOAD, 1, 3, None, {}]),
+            msgpack.packb([Kind.IS_MODEL_READY, 1, "m", 3]),
         ],
     )
     def test_what_makes_no_sense_ends_it(self, asked: AskedModels, peer: Peer, message: bytes) -> None:
