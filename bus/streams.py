@@ -26,6 +26,10 @@ from schemas.errors import unavailable
 logger = logging.getLogger("weir.bus")
 
 LIVE_MAX_BYTES = 512 << 20
+STATES_MAX_BYTES = 512 << 20
+STATES_TTL_S = 3600.0
+"""How long a checkpoint is kept of a sequence whose end nobody has told."""
+
 MAX_UNACKED_FRAMES = 8192
 _ACK_WAIT_S = 600.0
 
@@ -87,11 +91,18 @@ async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None
         )
 
 
-async def _ensure_bucket(bus: Bus, bucket: str) -> None:
+async def ensure_states_bucket(bus: Bus) -> None:
+    """Makes the bucket of the states of sequences unless it exists. Safe to call from several workers at once."""
+    await _ensure_bucket(bus, subjects.STATES_BUCKET, STATES_TTL_S, STATES_MAX_BYTES)
+
+
+async def _ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_bytes: int | None = None) -> None:
     try:
         await bus.jetstream.stream_info(f"KV_{bucket}")
     except NotFoundError:
-        await bus.jetstream.create_key_value(KeyValueConfig(bucket=bucket, history=1, storage=StorageType.MEMORY))
+        await bus.jetstream.create_key_value(
+            KeyValueConfig(bucket=bucket, history=1, storage=StorageType.MEMORY, ttl=ttl_s, max_bytes=max_bytes)
+        )
 
 
 async def _ensure_stream(bus: Bus, config: StreamConfig) -> None:

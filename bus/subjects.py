@@ -212,6 +212,29 @@ def desired_subject(key: str) -> str:
 REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"
 
 
+STATES_BUCKET = "sequence-states"
+STATES_STREAM = f"KV_{STATES_BUCKET}"
+"""Checkpoints of the states of sequences."""
+
+STATES_PURGE = f"$JS.API.STREAM.PURGE.{STATES_STREAM}"
+"""Asks the broker to remove checkpoints."""
+
+
+def sequence_key(model: str, version: int, scheduler: str, run: int) -> str:
+    """What tells a sequence from all others, also from those of the same id: the run that its scheduler numbered."""
+    return f"{token(model)}.{version}.{scheduler}.{run}"
+
+
+def sequence_state(key: str, place: int, piece: int) -> str:
+    """Where a piece of one of a sequence's two checkpoints is written."""
+    return f"$KV.{STATES_BUCKET}.{key}.{place}.{piece}"
+
+
+def sequence_states_of(key: str) -> str:
+    """All that is written of a sequence's state."""
+    return f"$KV.{STATES_BUCKET}.{key}.>"
+
+
 def settings_key(kind: str, model: str = "") -> str:
     """Key of settings of one kind: those of a model, or ("") those that are nobody's own."""
     return f"{kind}.{token(model)}" if model else kind

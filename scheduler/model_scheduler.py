@@ -11,7 +11,7 @@ Promises, whatever order events come in:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
 
@@ -95,10 +95,11 @@ class ModelScheduler:
         if known is None:
             self._versions[version] = self._scheduler_for(version, config, strategy)
             self._latest = max(self._served() or self._versions.values(), key=_version)
-        elif isinstance(known, VersionScheduler) and (
-            config != self._configs[version] or strategy is not self._strategies[version]
-        ):
-            known.use(batcher_for(config, strategy))
+        elif isinstance(known, VersionScheduler):
+            if config != self._configs[version] or strategy is not self._strategies[version]:
+                known.use(batcher_for(config, strategy))
+        elif config != self._configs[version] and config.sequence_batching is not None:
+            known.use_config(config)
         self._configs[version] = config
         self._strategies[version] = strategy
         self._versions[version].is_decoupled = config.is_decoupled
@@ -216,7 +217,7 @@ class ModelScheduler:
                 version.drop_cancelled(requests)
                 over += requests
             else:
-                failures += version.drop_cancelled()
+                failures += version.drop_cancelled(requests)
                 running = set(version.running())
                 over += [request for request in requests if request not in running]
         return self._forget((over, failures))
@@ -262,10 +263,12 @@ class ModelScheduler:
                 wake_at_us = version_us
         return batches, wake_at_us
 
-    def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended:
+    def complete(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
+    ) -> Ended:
         """A worker has ended a batch, or its instance is free while the batch goes on."""
         for version in self._versions.values():
-            ended = version.complete(now_us, batch_id, outcome, busy_us)
+            ended = version.complete(now_us, batch_id, outcome, busy_us, rescheduled)
             if ended is not None:
                 return self._forget(ended)
         return NOTHING_ENDED

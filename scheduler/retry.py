@@ -20,6 +20,10 @@ class RetryPolicy:
     def __init__(self, max_attempts: int = MAX_ATTEMPTS) -> None:
         self._max_attempts = max_attempts
 
+    def is_given_up(self, request: QueuedRequest) -> bool:
+        """Whether the request was lost too often."""
+        return request.attempts >= self._max_attempts
+
     def after_loss(self, batch: Iterable[QueuedRequest]) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
         """(requests to do again, requests to give up), each in the order of the batch; cancelled ones are in neither."""
         again: list[QueuedRequest] = []
@@ -30,5 +34,5 @@ class RetryPolicy:
             request.attempts += 1
             if request.attempts >= _ALONE_FROM_ATTEMPT:
                 request.run_alone()
-            (given_up if request.attempts >= self._max_attempts else again).append(request)
+            (given_up if self.is_given_up(request) else again).append(request)
         return again, given_up

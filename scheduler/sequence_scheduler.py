@@ -3,20 +3,26 @@
 In the place of a `VersionScheduler` where the configuration has `sequence_batching`. Promises, besides its promises:
 - the requests of a sequence run on one instance, one after another, in the order they came;
 - a sequence whose instance is lost ends: each of its requests is answered with an error that names it, and what comes
-  for it later is refused as not started. It never goes on with a state that is not its own.
+  for it later is refused as not started. It never goes on with a state that is not its own;
+- where states are checkpointed, it goes on elsewhere instead: from its last checkpoint, after what ran since has run
+  again for nobody.
 
 Strategies, as in Triton: *direct* binds a sequence to one row of its instance's batch (rows of idle sequences are filled
-with null rows), *oldest* forms batches of the oldest requests of an instance's sequences. Times are microseconds.
+with null rows), *oldest* forms batches of the oldest requests of an instance's sequences. With `iterative_sequence` a
+request is a whole sequence, and runs again for as long as its model reschedules it. Times are microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import count
 
 from scheduler.patience import Patience
 from scheduler.queued_request import QueuedRequest
-from scheduler.sequences import Sequence, SequenceTable, SlottedInstance
+from scheduler.retry import RetryPolicy
+from scheduler.sequence import Sequence as StatefulSequence
+from scheduler.sequence import SlottedInstance
+from scheduler.sequences import SequenceTable
 from scheduler.version_scheduler import (
     NOTHING_ENDED,
     UNAVAILABLE_TIMEOUT_US,
@@ -25,8 +31,8 @@ from scheduler.version_scheduler import (
     Failure,
     cancelled_among,
 )
-from schemas.errors import ErrorCode, WeirError, invalid, unavailable
-from schemas.messages import BatchOutcome
+from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.messages import NOBODY, BatchOutcome
 from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
@@ -44,25 +50,34 @@ class SequenceScheduler:
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
     ) -> None:
+        self.version = version
+        self._table = SequenceTable(0, 0)
+        self.use_config(config)
+        self._patience = Patience(unavailable_timeout_us)
+        self._retry = RetryPolicy()
+        self._next_batch_id = next_batch_id or count(1).__next__
+        self._own_ids = count(1)
+        self._in_flight: dict[int, tuple[Batch, list[StatefulSequence]]] = {}
+        self.is_decoupled = config.is_decoupled  # what may have been seen in part is never done again here
+        self.failures = {"REJECTED": 0, "CANCELED": 0}
+        self.is_given_up = False
+
+    def use_config(self, config: ModelConfig) -> None:
+        """From now on the version is configured like this. Instances keep the slots they came with."""
         batching = config.sequence_batching
         assert batching is not None  # noqa: S101 - that is what this class is chosen for
-        self.version = version
         self._model = config.name
         self._max_batch_size = max(1, config.max_batch_size)
         self._oldest = batching.oldest
         self._direct = batching.direct
+        self._is_iterative = batching.iterative_sequence
+        slots = self._max_batch_size
         if self._oldest is not None:
             slots = self._oldest.max_candidate_sequences or self._max_batch_size
             self._preferred = frozenset(self._oldest.preferred_batch_size or (self._max_batch_size,))
-        else:
-            slots = self._max_batch_size
-        self._table = SequenceTable(slots, batching.max_sequence_idle_microseconds)
-        self._patience = Patience(unavailable_timeout_us)
-        self._next_batch_id = next_batch_id or count(1).__next__
-        self._in_flight: dict[int, tuple[Batch, list[Sequence]]] = {}
-        self.is_decoupled = config.is_decoupled  # nothing is ever done again here, so it changes nothing
-        self.failures = {"REJECTED": 0, "CANCELED": 0}
-        self.is_given_up = False
+        self._table.slots_per_instance = slots
+        self._table.idle_us = batching.max_sequence_idle_microseconds
+        self._table.checkpoint_every = config.checkpoint_every
 
     @property
     def waiting(self) -> int:
@@ -122,17 +137,20 @@ class SequenceScheduler:
         """Takes the requests of sequences that have not begun out of the queue; those that have are bound to stay."""
         return self._table.drain_backlog()
 
-    def drop_cancelled(self) -> list[Failure]:
+    def drop_cancelled(self, cancelled: Iterable[QueuedRequest]) -> list[Failure]:
         """A cancelled request takes the rest of its sequence with it: what would follow makes no sense without it."""
-        ended = [batch_sequence for batch_sequence in self._table.sequences() if self._is_cancelled(batch_sequence)]
         failures: list[Failure] = []
-        for sequence in ended:
+        for request in cancelled:
+            sequence = self._table.find(request)
+            if sequence is None:
+                continue
             self._table.forget(sequence)
             rest = [request for request in sequence.queue if not request.cancelled]
-            cancelled = len(sequence.queue) - len(rest)
+            self.failures["CANCELED"] += len(sequence.queue) - len(rest)
             sequence.queue.clear()
-            self.failures["CANCELED"] += cancelled
-            error = WeirError(ErrorCode.CANCELLED, f"the sequence {sequence.id} was cancelled by an earlier request")
+            error = WeirError(
+                ErrorCode.CANCELLED, f"the sequence {_name(sequence)} was cancelled by an earlier request"
+            )
             failures += [Failure(request, error) for request in rest]
         return failures
 
@@ -140,9 +158,7 @@ class SequenceScheduler:
         """See `VersionScheduler`."""
         wake_at_us = self._table.settle(now_us)
         batches: list[Batch] = []
-        for instance in self._table.instances.values():
-            if instance.batch_id or not instance.ready:
-                continue
+        for instance in list(self._table.runnable):
             chosen, due_us = self._choose(instance, now_us)
             if chosen:
                 batches.append(self._batch(instance, chosen))
@@ -150,11 +166,13 @@ class SequenceScheduler:
                 wake_at_us = due_us
         return batches, wake_at_us
 
-    def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
+    def complete(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
+    ) -> Ended | None:
         """See `VersionScheduler`; an instance that did not answer has lost the state of all its sequences.
 
         One that is released while its batch goes on gets no other: the next request of a sequence comes after the last
-        answer to the one before.
+        answer to the one before. `rescheduled` are the rows of the batch whose requests run again.
         """
         if outcome == BatchOutcome.RELEASED:
             return NOTHING_ENDED if batch_id in self._in_flight else None
@@ -164,12 +182,22 @@ class SequenceScheduler:
         batch, sequences = known
         instance = batch.instance
         assert isinstance(instance, SlottedInstance)  # noqa: S101 - no others are sent here
-        instance.batch_id = 0
-        for sequence in sequences:
+        if outcome != BatchOutcome.ANSWERED:
+            return self._instance_lost(now_us, instance, batch.requests, sequences)
+        again = _requests_at(batch, rescheduled) if rescheduled and self._is_iterative else ()
+        answered: list[QueuedRequest] = []
+        failures: list[Failure] = []
+        for request, sequence in zip(batch.requests, sequences, strict=True):
+            sequence.progress.ended(request)
+            if request in again and not request.cancelled:
+                failures += self._run_again(now_us, request, sequence)
+                continue
+            if request.gateway != NOBODY:
+                answered.append(request)
+                self.failures["CANCELED"] += request in again
             self._table.ran(sequence, now_us)
-        if outcome == BatchOutcome.ANSWERED:
-            return batch.requests, ()
-        return self._lost(batch.requests, self._table.evict(instance))
+        self._table.is_free(instance)
+        return answered, failures
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """Nobody knows whether these batches ran, so nobody knows the state of their sequences: those end."""
@@ -185,7 +213,7 @@ class SequenceScheduler:
     def set_instances(self, worker: str, instances: int, first: int = 0) -> list[Failure]:
         """`worker` holds so many instances now, from number `first` on, which another load of the version changes.
 
-        What runs on others may end, their sequences can't go on.
+        What runs on others may end, their sequences can't go on there.
         """
         failures = list(self._lost((), self._table.set_instances(worker, range(first, first + instances)))[1])
         if self.instance_count:
@@ -200,56 +228,116 @@ class SequenceScheduler:
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """See `VersionScheduler`."""
-        is_over = self.instance_count == 0 and (self.is_given_up or self._patience.is_over(now_us))
-        return self.drain() if is_over else []
+        return self.drain() if self._is_deserted(now_us) else []
 
     def overdue(self, now_us: int) -> list[Failure]:
-        """Ends sequences that have waited for a slot for longer than a request of theirs allows (`timeout`)."""
-        failures: list[Failure] = []
-        for sequence in self._table.backlog():
-            if any(r.timeout_us and now_us - r.enqueued_us >= r.timeout_us for r in sequence.queue):
-                self._table.forget(sequence)
-                error = unavailable("timeout of the corresponding sequence has been expired")
-                failures += [Failure(request, error) for request in sequence.queue]
+        """Ends sequences that have waited for a slot for longer than a request of theirs allows (`timeout`).
+
+        And those that wait for another slot when there will be none.
+        """
+        error = unavailable("timeout of the corresponding sequence has been expired")
+        failures = [Failure(request, error) for sequence in self._table.overdue(now_us) for request in sequence.queue]
         self.failures["REJECTED"] += len(failures)
+        if self._is_deserted(now_us):
+            failures += self._lost((), self._table.drain_returning())[1]
         return failures
+
+    def _is_deserted(self, now_us: int) -> bool:
+        return self.instance_count == 0 and (self.is_given_up or self._patience.is_over(now_us))
 
     def _refusal(self, request: QueuedRequest) -> WeirError | None:
         flags = request.sequence_flags
+        if self._is_iterative:
+            if not request.correlation_id:
+                # Below zero, where no caller's id is.
+                flags = SEQUENCE_START
+                id = -next(self._own_ids)
+                request.terms = request.terms._replace(correlation_id=id, sequence_flags=flags)
+            flags |= SEQUENCE_END
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
             return None
         if self._table.is_lost(request.correlation_id):
             return self._state_lost(request)
+        return self._not_started(request)
+
+    def _not_started(self, request: QueuedRequest) -> WeirError:
         return invalid(
-            f"inference request for sequence {request.correlation_id} to model '{self._model}' must specify the START "
+            f"inference request for sequence {_name(request)} to model '{self._model}' must specify the START "
             "flag on the first request of the sequence"
         )
 
-    def _is_cancelled(self, sequence: Sequence) -> bool:
-        return any(request.cancelled for request in sequence.queue)
+    def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:
+        """Its model has rescheduled the request. Returns it where its sequence has gone meanwhile."""
+        idle_us = now_us - sequence.last_us
+        if not sequence.is_over and sequence.instance is not None and idle_us < self._table.idle_us:
+            request.terms = request.terms._replace(sequence_flags=0)
+            sequence.last_us = now_us
+            self._table.put_back(sequence, request)
+            return []
+        error = self._state_lost(request) if sequence.is_over else self._not_started(request)
+        if sequence.is_over:
+            return [Failure(request, error)]
+        self._table.forget(sequence)
+        rest = [*sequence.queue]
+        sequence.queue.clear()
+        return [Failure(request, error), *(Failure(other, self._not_started(other)) for other in rest)]
 
-    def _lost(self, running: Iterable[QueuedRequest], sequences: Iterable[Sequence]) -> Ended:
+    def _instance_lost(
+        self,
+        now_us: int,
+        instance: SlottedInstance,
+        requests: Sequence[QueuedRequest],
+        sequences: Sequence[StatefulSequence],
+    ) -> Ended:
+        """What becomes of the requests that ran there, and of all its sequences."""
+        over: list[QueuedRequest] = []
+        given_up: list[QueuedRequest] = []
+        for request, sequence in zip(requests, sequences, strict=True):
+            sequence.running = None
+            if sequence.is_over or self.is_decoupled or not sequence.progress.can_move:
+                over.append(request)
+                continue
+            again, _ = self._retry.after_loss([request])
+            if not again:
+                given_up.append(request)
+                self._table.forget(sequence)
+                over += sequence.queue
+                sequence.queue.clear()
+            elif request.gateway != NOBODY:
+                self._table.put_back(sequence, request)
+        lost = self._lost(
+            [request for request in (*over, *given_up) if request.gateway != NOBODY], self._table.evict(instance)
+        )
+        self._table.is_free(instance)
+        self._table.rest(instance, now_us)
+        return lost
+
+    def _lost(self, running: Iterable[QueuedRequest], sequences: Iterable[StatefulSequence]) -> Ended:
         over = list(running)
         for sequence in sequences:
             over += sequence.queue
             sequence.queue.clear()
-        failures = [Failure(request, self._state_lost(request)) for request in over if not request.cancelled]
+        failures = [Failure(request, self._loss(request)) for request in over if not request.cancelled]
         cancelled = [request for request in over if request.cancelled]
         self.failures["CANCELED"] += len(cancelled)
         return cancelled, failures
 
+    def _loss(self, request: QueuedRequest) -> WeirError:
+        if self._retry.is_given_up(request):
+            return internal(f"the model's worker died {request.attempts} times while running this request")
+        return self._state_lost(request)
+
     def _state_lost(self, request: QueuedRequest) -> WeirError:
         return unavailable(
-            f"the state of sequence {request.correlation_id} of model '{self._model}' was lost with its instance: "
+            f"the state of sequence {_name(request)} of model '{self._model}' was lost with its instance: "
             "start the sequence again"
         )
 
     # Which requests run together
 
-    def _choose(self, instance: SlottedInstance, now_us: int) -> tuple[list[Sequence], int]:
+    def _choose(self, instance: SlottedInstance, now_us: int) -> tuple[list[StatefulSequence], int]:
         """The sequences whose next requests run now on the idle instance; none, and when to look again."""
-        shape_key = next(iter(instance.ready)).queue[0].shape_key
-        alike = [s for s in instance.ready if s.queue[0].shape_key == shape_key][: self._max_batch_size]
+        alike = instance.first_alike(self._max_batch_size)
         oldest_us = min(sequence.queue[0].enqueued_us for sequence in alike)
         if self._oldest is None:
             wanted = (self._direct.minimum_slot_utilization if self._direct else 0.0) * len(instance.slots)
@@ -261,15 +349,32 @@ class SequenceScheduler:
         fitting = [size for size in self._preferred if size <= len(alike)]
         return (alike[: max(fitting)], 0) if fitting else ([], due_us)
 
-    def _batch(self, instance: SlottedInstance, chosen: list[Sequence]) -> Batch:
+    def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:
         if self._oldest is None:
             chosen = sorted(chosen, key=lambda sequence: sequence.slot)
         slots = [sequence.slot for sequence in chosen]
-        requests = [self._table.take(sequence) for sequence in chosen]
-        batch = Batch(self._next_batch_id(), self.version, instance, requests)
+        taken = [self._table.take(sequence) for sequence in chosen]
+        batch = Batch(self._next_batch_id(), self.version, instance, [request for request, _ in taken])
+        batch.places = [place for _, place in taken]
         if self._oldest is None and self._max_batch_size > 1:
             # A model may keep its states by row: each sequence stays at the row of its slot.
             batch.null_rows = [row for row in range(slots[-1]) if row not in slots]
-        instance.batch_id = batch.id
+        self._table.began(instance, batch.id)
         self._in_flight[batch.id] = (batch, chosen)
         return batch
+
+
+def _requests_at(batch: Batch, rows: Iterable[int]) -> list[QueuedRequest]:
+    """The requests that stand at these rows of the batch, null rows counted."""
+    found: list[QueuedRequest] = []
+    for row in rows:
+        index = row - sum(null_row < row for null_row in batch.null_rows)
+        if row not in batch.null_rows and 0 <= index < len(batch.requests):
+            found.append(batch.requests[index])
+    return found
+
+
+def _name(of: QueuedRequest | StatefulSequence) -> int | str:
+    """The id as a caller may read it: that of an iterative sequence was not given by one."""
+    id = of.correlation_id if isinstance(of, QueuedRequest) else of.id
+    return abs(id) if isinstance(id, int) else id

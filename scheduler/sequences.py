@@ -1,106 +1,104 @@
-"""Sequences, and the slots of instances that hold them: who keeps the state of whom.
+"""`SequenceTable`: the sequences of a version, and the slots of instances that hold them: who keeps the state of whom.
 
-A sequence is all requests with one correlation id between START and END. It is bound to one slot of one instance from
-the moment it gets it, for that is where its state is, and gives it back after its last request. A sequence that finds no
-free slot waits in a backlog, first come, first served. Source: Triton's sequence batcher.
+A sequence is bound to one slot of one instance from the moment it gets it, for that is where its state is, and gives it
+back after its last request. One that finds no free slot waits in a backlog, first come, first served; one that has lost
+its slot and can go on elsewhere waits before all others. Source: Triton's sequence batcher.
+
+Thousands of sequences are live at once, so what is done for each request looks at no others than its own.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from itertools import count
 
-from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest
-
-CorrelationId = int | str
+from scheduler.sequence import CorrelationId, Sequence, SlottedInstance
+from scheduler.sequence_progress import ReplayMemory, SequenceProgress
+from schemas.messages import SequencePlace
+from schemas.requests import SEQUENCE_START
 
 MAX_LOST = 10_000
 """Sequences that ended with their instances, and are remembered for the sake of what is still sent for them."""
 
-
-class Sequence:
-    """One sequence: the requests that wait (`queue`), and the slot it has (`instance` None: it waits for one).
-
-    `is_busy` while one of its requests runs; `is_closed` once its END has come: no more requests are its own.
-    """
-
-    __slots__ = ("id", "instance", "is_busy", "is_closed", "last_us", "queue", "slot")
-
-    def __init__(self, id: CorrelationId) -> None:
-        self.id = id
-        self.queue: deque[QueuedRequest] = deque()
-        self.instance: SlottedInstance | None = None
-        self.slot = 0
-        self.is_busy = False
-        self.is_closed = False
-        self.last_us = 0
-
-    def __repr__(self) -> str:
-        return f"Sequence({self.id!r}, waiting={len(self.queue)})"
-
-
-class SlottedInstance(Instance):
-    """An instance with slots for sequences: `slots` and the numbers of the `free` ones, lowest first.
-
-    `ready` are the sequences with a request that could run now, in the order in which they came to be so; `batch_id` is
-    the batch it runs, 0 when it is idle.
-    """
-
-    __slots__ = ("batch_id", "free", "ready", "slots")
-
-    def __init__(self, worker: str, number: int, slots: int) -> None:
-        super().__init__(worker, number)
-        self.slots: list[Sequence | None] = [None] * slots
-        self.free = list(range(slots))
-        self.ready: dict[Sequence, None] = {}
-        self.batch_id = 0
-
-    def sequences(self) -> Iterator[Sequence]:
-        """Those it holds."""
-        return (sequence for sequence in self.slots if sequence is not None)
+REST_US = 1_000_000
+"""How long an instance that has lost its sequences, but not gone with its worker, gets no others."""
 
 
 class SequenceTable:
-    """All sequences of one model version and all slots for them. Times are microseconds.
+    """See the module. Times are microseconds.
 
     `slots_per_instance` is how many sequences an instance holds; `idle_us` how long a slot is kept for a sequence of
-    which nothing comes.
+    which nothing comes; `checkpoint_every` after how many requests a sequence's state is checkpointed, 0 for never.
     """
 
-    def __init__(self, slots_per_instance: int, idle_us: int) -> None:
-        self._slots_per_instance = slots_per_instance
-        self._idle_us = idle_us
+    def __init__(self, slots_per_instance: int, idle_us: int, checkpoint_every: int = 0) -> None:
+        self.slots_per_instance = slots_per_instance
+        self.idle_us = idle_us
+        self.checkpoint_every = checkpoint_every
+        self._memory = ReplayMemory()
         self._open: dict[CorrelationId, Sequence] = {}
         self._backlog: dict[Sequence, None] = {}
+        self._returning: dict[Sequence, None] = {}  # have begun, lost their slots, and can go on in others
         self._idle: dict[Sequence, None] = {}  # in the order in which they became idle
         self._lost: dict[CorrelationId, None] = {}  # ended with their instances, and their callers may not know
+        self._deadlines: list[tuple[int, int, Sequence]] = []  # of requests that came for sequences without a slot
+        self._order = count()
+        self._runs = count(1)
+        # Instances by the number of their free slots, most first; entries that are not true any more are passed over.
+        self._offers: list[tuple[int, int, SlottedInstance]] = []
+        self._resting: dict[SlottedInstance, int] = {}
         self.instances: dict[tuple[str, int], SlottedInstance] = {}
+        self.runnable: dict[SlottedInstance, None] = {}  # idle, and with a sequence that is ready
         self.waiting = 0  # requests in the queues of all sequences
 
     def set_instances(self, worker: str, numbers: range) -> list[Sequence]:
-        """`worker` has these instances now; returns the sequences that lost their slots, which are forgotten."""
+        """`worker` has these instances now; returns the sequences that lost their slots and can't go on."""
         for number in numbers:
             if (worker, number) not in self.instances:
-                self.instances[worker, number] = SlottedInstance(worker, number, self._slots_per_instance)
+                instance = SlottedInstance(worker, number, self.slots_per_instance, next(self._order))
+                self.instances[worker, number] = instance
+                self._offer(instance)
         gone = [key for key in self.instances if key[0] == worker and key[1] not in numbers]
-        return [sequence for key in gone for sequence in self.evict(self.instances.pop(key))]
+        lost: list[Sequence] = []
+        for key in gone:
+            instance = self.instances.pop(key)
+            instance.present = False
+            self._resting.pop(instance, None)
+            lost += self.evict(instance)
+        return lost
 
     def evict(self, instance: SlottedInstance) -> list[Sequence]:
-        """Forgets every sequence of the instance; its slots are free."""
-        evicted = list(instance.sequences())
-        for sequence in evicted:
+        """The instance has lost its states: its slots are free. Returns the sequences that can't go on elsewhere."""
+        lost: list[Sequence] = []
+        for sequence in list(instance.sequences()):
+            if sequence.progress.can_move:
+                self._leave_slot(sequence)
+                if sequence.queue and sequence.running is None:
+                    self._returning[sequence] = None
+                continue
             if not sequence.is_closed:
                 self._lost[sequence.id] = None
+            lost.append(sequence)
             self.forget(sequence)
         while len(self._lost) > MAX_LOST:
             del self._lost[next(iter(self._lost))]
-        return evicted
+        return lost
+
+    def rest(self, instance: SlottedInstance, now_us: int) -> None:
+        """The instance could not be asked: it gets no sequences for a while."""
+        if instance.present:
+            instance.is_resting = True
+            self._resting[instance] = now_us + REST_US
 
     def is_lost(self, id: CorrelationId) -> bool:
         """Whether a sequence of this id lost its instance and was not started again since."""
         return id in self._lost
+
+    def find(self, request: QueuedRequest) -> Sequence | None:
+        """The sequence that the request, which has not ended, belongs to."""
+        sequence = self._open.get(request.correlation_id)
+        return sequence if sequence is not None and sequence.holds(request) else None
 
     def add(self, request: QueuedRequest, starts: bool, ends: bool) -> bool:
         """Takes a request into its sequence; False where that was not started (and this does not start it)."""
@@ -109,7 +107,8 @@ class SequenceTable:
             return False
         if sequence is None:
             self._lost.pop(request.correlation_id, None)
-            sequence = self._open[request.correlation_id] = Sequence(request.correlation_id)
+            progress = SequenceProgress(self.checkpoint_every, self._memory)
+            sequence = self._open[request.correlation_id] = Sequence(request.correlation_id, progress)
             self._backlog[sequence] = None
         self._idle.pop(sequence, None)
         sequence.queue.append(request)
@@ -117,68 +116,118 @@ class SequenceTable:
         sequence.last_us = request.enqueued_us
         # A new sequence of the same id, whose predecessor still has requests to run, goes on in its slot after them.
         sequence.is_closed = ends
-        if sequence.instance is not None and not sequence.is_busy:
-            sequence.instance.ready[sequence] = None
+        if sequence.running is None:
+            self._wants_to_run(sequence)
+        if sequence.instance is None and request.timeout_us:
+            self._note_deadline(request.enqueued_us + request.timeout_us, sequence)
         return True
+
+    def put_back(self, sequence: Sequence, request: QueuedRequest) -> None:
+        """The request, which was taken, is to run before the others of its sequence: again, or as its next step."""
+        sequence.running = None
+        sequence.queue.appendleft(request)
+        self.waiting += 1
+        self._wants_to_run(sequence)
 
     def settle(self, now_us: int) -> int | None:
         """Frees slots that were idle for too long, gives free ones to the backlog; when to call again (None: no need)."""
         wake_at_us: int | None = None
-        for sequence in list(self._idle):
-            due_us = sequence.last_us + self._idle_us
-            if due_us > now_us:
-                wake_at_us = due_us
+        while self._idle:
+            sequence = next(iter(self._idle))
+            wake_at_us = sequence.last_us + self.idle_us
+            if wake_at_us > now_us:
                 break
             self.forget(sequence)
-        while self._backlog and self.instances:
-            instance = max(self.instances.values(), key=lambda instance: len(instance.free))
-            if not instance.free:
-                break
-            sequence = next(iter(self._backlog))
-            del self._backlog[sequence]
-            slot = heappop(instance.free)
-            instance.slots[slot] = sequence
-            sequence.instance, sequence.slot = instance, slot
-            instance.ready[sequence] = None
+            wake_at_us = None
+        for instance, until_us in list(self._resting.items()):
+            if until_us > now_us:
+                wake_at_us = until_us if wake_at_us is None else min(wake_at_us, until_us)
+                continue
+            del self._resting[instance]
+            instance.is_resting = False
+            self._offer(instance)
+        for waiting in (self._returning, self._backlog):
+            while waiting:
+                roomiest = self._roomiest()
+                if roomiest is None:
+                    return wake_at_us
+                sequence = next(iter(waiting))
+                del waiting[sequence]
+                self._bind(sequence, roomiest)
         return wake_at_us
 
-    def take(self, sequence: Sequence) -> QueuedRequest:
-        """The sequence's next request, which runs from now on. After its last one the slot is free at once."""
-        request = sequence.queue.popleft()
-        self.waiting -= 1
+    def take(self, sequence: Sequence) -> tuple[QueuedRequest, SequencePlace]:
+        """The sequence's next request, which runs from now on, and where it stands; it is ready."""
         assert sequence.instance is not None  # noqa: S101 - only sequences with a slot are ready
-        del sequence.instance.ready[sequence]
-        sequence.is_busy = True
-        if sequence.is_closed and not sequence.queue:
-            self.forget(sequence)
-        return request
+        sequence.instance.make_unready(sequence)
+        request = sequence.next_request
+        if request is sequence.queue[0]:
+            sequence.queue.popleft()
+            self.waiting -= 1
+        if request.sequence_flags & SEQUENCE_START and request is not sequence.progress.next_replay:
+            sequence.progress.begin(next(self._runs))
+        sequence.running = request
+        return request, sequence.progress.place(sequence.slot, request.sequence_flags)
 
     def ran(self, sequence: Sequence, now_us: int) -> None:
-        """The request that was taken has ended."""
-        sequence.is_busy = False
-        if sequence.instance is None:
+        """The request that was taken has ended. After its last one the slot is free."""
+        sequence.running = None
+        if sequence.is_over:
             return
         if sequence.queue:
-            sequence.instance.ready[sequence] = None
+            self._wants_to_run(sequence)
+        elif sequence.is_closed:
+            self.forget(sequence)
         else:
             sequence.last_us = now_us
             self._idle[sequence] = None
 
+    def began(self, instance: SlottedInstance, batch_id: int) -> None:
+        """The instance runs a batch."""
+        instance.batch_id = batch_id
+        self.runnable.pop(instance, None)
+
+    def is_free(self, instance: SlottedInstance) -> None:
+        """The instance's batch has ended."""
+        instance.batch_id = 0
+        if instance.ready and instance.present:
+            self.runnable[instance] = None
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence is over: what comes for its id belongs to another. Its queue is the caller's to answer."""
+        sequence.is_over = True
+        sequence.progress.forget()
         self.waiting -= len(sequence.queue)
         if self._open.get(sequence.id) is sequence:
             del self._open[sequence.id]
         self._backlog.pop(sequence, None)
+        self._returning.pop(sequence, None)
         self._idle.pop(sequence, None)
         self._leave_slot(sequence)
 
     def drain_backlog(self) -> list[QueuedRequest]:
-        """Forgets the sequences that have no slot; their requests, in order."""
+        """Forgets the sequences that have not begun; their requests, in order."""
         waiting = list(self._backlog)
         for sequence in waiting:
             self.forget(sequence)
         return [request for sequence in waiting for request in sequence.queue]
+
+    def drain_returning(self) -> list[Sequence]:
+        """Forgets the sequences that have begun and wait for another slot."""
+        waiting = list(self._returning)
+        for sequence in waiting:
+            self.forget(sequence)
+        return waiting
+
+    def overdue(self, now_us: int) -> list[Sequence]:
+        """Forgets and returns the sequences that have waited for a slot for longer than a request of theirs allows."""
+        found: list[Sequence] = []
+        while self._deadlines and self._deadlines[0][0] <= now_us:
+            sequence = heappop(self._deadlines)[2]
+            if sequence in self._backlog:
+                self.forget(sequence)
+                found.append(sequence)
+        return found
 
     def holds(self, worker: str) -> bool:
         """Whether an instance of `worker` has a sequence."""
@@ -186,19 +235,56 @@ class SequenceTable:
             next(instance.sequences(), None) is not None for (of, _), instance in self.instances.items() if of == worker
         )
 
-    def backlog(self) -> list[Sequence]:
-        """The sequences without a slot, first come first."""
-        return list(self._backlog)
+    def _wants_to_run(self, sequence: Sequence) -> None:
+        """A request of the sequence waits, and none of it runs."""
+        instance = sequence.instance
+        if instance is not None:
+            instance.make_ready(sequence)
+            if not instance.batch_id:
+                self.runnable[instance] = None
+        elif sequence not in self._backlog:
+            self._idle.pop(sequence, None)
+            self._returning[sequence] = None
 
-    def sequences(self) -> list[Sequence]:
-        """Every sequence that has a slot or waits for one."""
-        held = [sequence for instance in self.instances.values() for sequence in instance.sequences()]
-        return [*held, *self._backlog]
+    def _bind(self, sequence: Sequence, instance: SlottedInstance) -> None:
+        slot = heappop(instance.free)
+        instance.slots[slot] = sequence
+        sequence.instance, sequence.slot = instance, slot
+        sequence.progress.move()
+        self._offer(instance)
+        self._wants_to_run(sequence)
 
     def _leave_slot(self, sequence: Sequence) -> None:
         instance = sequence.instance
         if instance is not None:
             instance.slots[sequence.slot] = None
             heappush(instance.free, sequence.slot)
-            instance.ready.pop(sequence, None)
+            instance.make_unready(sequence)
+            if not instance.ready:
+                self.runnable.pop(instance, None)
             sequence.instance = None
+            self._offer(instance)
+
+    def _offer(self, instance: SlottedInstance) -> None:
+        """The number of its free slots has changed."""
+        if not (instance.free and instance.present) or instance.is_resting:
+            return
+        heappush(self._offers, (-len(instance.free), instance.index, instance))
+        if len(self._offers) > 4 * len(self.instances) + 64:
+            self._offers = [(-len(each.free), each.index, each) for each in self.instances.values()]
+            heapify(self._offers)
+
+    def _roomiest(self) -> SlottedInstance | None:
+        """The instance with the most free slots, if any has one."""
+        while self._offers:
+            free, _, instance = self._offers[0]
+            if free and -free == len(instance.free) and instance.present and not instance.is_resting:
+                return instance
+            heappop(self._offers)
+        return None
+
+    def _note_deadline(self, deadline_us: int, sequence: Sequence) -> None:
+        heappush(self._deadlines, (deadline_us, next(self._order), sequence))
+        if len(self._deadlines) > 2 * self.waiting + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._backlog]
+            heapify(self._deadlines)

@@ -32,7 +32,7 @@ from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import Batch, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
-from schemas.frames import pack_batch_rows, unpack_done_rows, unpack_frame_rows
+from schemas.frames import Row, pack_batch_rows, unpack_done_rows, unpack_frame_rows
 from schemas.messages import NOBODY, BatchOutcome, pack_answers, pack_error, unpack_cancel
 from schemas.registry import Heartbeat
 from schemas.wire import MalformedMessage
@@ -172,12 +172,12 @@ class SchedulerService:
             self._dropped("", error)
             return
         now_us = _now_us()
-        for batch_id, outcome, busy_us, _ in dones:
+        for batch_id, outcome, busy_us, rescheduled in dones:
             owned = self._batches.get(batch_id)
             if owned is not None:
                 if outcome != BatchOutcome.RELEASED:
                     del self._batches[batch_id]
-                ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us)
+                ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled)
                 if outcome == BatchOutcome.UNANSWERED:
                     owned.counters.redone_batches += 1
                 self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED else 0)
@@ -336,7 +336,9 @@ class SchedulerService:
 
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         requests, instance = batch.requests, batch.instance
-        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
+        rows: list[Row] = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
+        if batch.places:
+            rows = [(*row, place) for row, place in zip(rows, batch.places, strict=True)]
         for row in batch.null_rows:
             rows.insert(row, (NOBODY, 0, 0, requests[0].body, 0))
         acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]

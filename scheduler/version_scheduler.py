@@ -18,7 +18,7 @@ from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from schemas.errors import WeirError, internal, unavailable
-from schemas.messages import BatchOutcome
+from schemas.messages import BatchOutcome, SequencePlace
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 
@@ -32,11 +32,11 @@ class Batch:
     """Requests that run together: of this version, on this instance.
 
     `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
-    each sequence at the row of its slot. `released`: the instance has taken on another since, while answers of this
-    batch are still to come.
+    each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `released`: the
+    instance has taken on another since, while answers of this batch are still to come.
     """
 
-    __slots__ = ("id", "instance", "null_rows", "released", "requests", "version")
+    __slots__ = ("id", "instance", "null_rows", "places", "released", "requests", "version")
 
     def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
         self.id = id
@@ -44,6 +44,7 @@ class Batch:
         self.instance = instance
         self.requests = requests
         self.null_rows: Sequence[int] = ()
+        self.places: Sequence[SequencePlace] = ()
         self.released = False
 
 
@@ -197,7 +198,9 @@ class VersionScheduler:
         wake_us = min(ready_us, batcher.next_timeout_us)
         return batches, None if wake_us == NEVER_US else wake_us
 
-    def complete(self, now_us: int, batch_id: int, outcome: int, busy_us: int) -> Ended | None:
+    def complete(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, _rescheduled: Sequence[int] = ()
+    ) -> Ended | None:
         """A batch has ended, or its instance is free; None if it is none of this version's."""
         batch = self._in_flight.get(batch_id)
         if batch is None:

@@ -57,19 +57,27 @@ class Part(NamedTuple):
 
 
 NOBODY = ""
-"""In the place of the gateway of a null row: a copy of another row's request, which fills a batch and is not answered."""
+"""In the place of the gateway of a row that is not answered.
+
+Without a `place` it is a null row, a copy of another row's request that fills the batch. With one, it is a request that
+was answered before and runs again, to bring its sequence's state to where it was.
+"""
 
 
 class SequencePlace(NamedTuple):
     """Where a request of a sequence stands: the `slot` of its instance that keeps the sequence's state.
 
     `number` is how many requests of the sequence ran before it. `restore`: the state is not in the slot, but was
-    checkpointed after that many requests.
+    checkpointed after that many requests. `run` numbers the sequence among all that its scheduler has known, so that one
+    that is started again is another. `flags` are the START and END with which the request runs, whatever its body says:
+    one that is rescheduled has none.
     """
 
     slot: int
     number: int
     restore: bool
+    run: int = 0
+    flags: int = 0
 
 
 class BatchEntry(NamedTuple):
@@ -161,10 +169,11 @@ def _entry(gateway: str, key: int, queued_us: int, body: bytes, deadline_ms: int
     return BatchEntry(gateway, key, queued_us, body, deadline_ms, None if place is None else _place(*place))
 
 
-def _place(slot: int, number: int, restore: bool) -> SequencePlace:
-    if not (type(slot) is type(number) is int and type(restore) is bool and slot >= 0 and number >= 0):
+def _place(slot: int, number: int, restore: bool, run: int = 0, flags: int = 0) -> SequencePlace:
+    integers = type(slot) is type(number) is type(run) is type(flags) is int
+    if not (integers and type(restore) is bool and min(slot, number, run, flags) >= 0):
         raise TypeError("not a place in a sequence")
-    return SequencePlace(slot, number, restore)
+    return SequencePlace(slot, number, restore, run, flags)
 
 
 Run = tuple[str, int]

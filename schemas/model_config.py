@@ -19,6 +19,9 @@ from schemas.config_message import ConfigMessage, DataType, Int32, Int64, UInt32
 from schemas.execution_config import InstanceGroup, OptimizationPolicy
 from schemas.scheduling_config import DynamicBatching, EnsembleScheduling, SequenceBatching
 
+CHECKPOINT_EVERY = "weir_checkpoint_every"
+"""The parameter that has the states of sequences checkpointed; Triton's configuration has no field for it."""
+
 
 class Reshape(ConfigMessage):
     """`ModelTensorReshape`: the shape the model itself sees, without the batch dimension; [] is a scalar."""
@@ -254,6 +257,12 @@ class ModelConfig(ConfigMessage):
     def caches_responses(self) -> bool:
         """Whether answers may come from the response cache."""
         return self.response_cache is not None and self.response_cache.enable
+
+    @property
+    def checkpoint_every(self) -> int:
+        """After how many requests the state of a sequence is checkpointed, 0 for never: `weir_checkpoint_every`."""
+        text = self.parameter(CHECKPOINT_EVERY)
+        return int(text) if text.isascii() and text.isdigit() else 0
 
     def parameter(self, name: str, default: str = "") -> str:
         """The text of a backend parameter."""

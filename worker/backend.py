@@ -122,13 +122,16 @@ class InstanceDied(Exception):
 class Result:
     """One request's outcome: outputs and response parameters, or an error.
 
-    `is_model_response` says that the error is what the model answered to this request, not a failure to run it.
+    `is_model_response` says that the error is what the model answered to this request, not a failure to run it. `states`
+    are the request's rows of the outputs that its sequence's next request takes in, of a backend that keeps implicit
+    states; their memory stays as it is.
     """
 
     outputs: Sequence[Tensor] = ()
     parameters: dict[str, object] | None = None
     error: WeirError | None = None
     is_model_response: bool = False
+    states: Sequence[Tensor] = ()
 
 
 class Instance(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bus.payloads import PayloadReader
+from bus.thread_publisher import Outgoing
 from schemas.errors import ErrorCode, WeirError
 from schemas.messages import NOBODY, BatchEntry, BatchOutcome, Done, Moments, Run, pack_answers, pack_end
 from schemas.requests import InferRequest
@@ -27,13 +28,14 @@ from worker.trace_moments import moments_of
 class FinishedBatch(NamedTuple):
     """What is to be published of a batch: (gateway, answers message) each, its end for its scheduler, and acks.
 
-    `done` is None while the batch goes on.
+    `done` is None while the batch goes on. `first` are messages that leave before the answers.
     """
 
     scheduler: str
     done: Done | None
     answers: list[tuple[str, bytes]]
     acks: Sequence[str] = ()
+    first: Sequence[Outgoing] = ()
 
 
 class OpenBatches:

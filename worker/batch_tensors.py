@@ -107,8 +107,9 @@ def split_outputs(
     outputs: Sequence[tuple[str, str, np.ndarray]],
     batching: bool,
     scattered: Mapping[str, Split] = _NONE_SPLIT,
+    wanted_only: bool = True,
 ) -> list[list[Tensor]]:
-    """Each request's rows of the output arrays `(name, datatype, array)`, as views; only those it asked for.
+    """Each request's rows of the output arrays `(name, datatype, array)`, as views; `wanted_only` those it asked for.
 
     Outputs in `scattered` have no rows and are split as it says. Raises WeirError when an output has another number of
     rows than the batch.
@@ -123,7 +124,7 @@ def split_outputs(
         else:
             parts = _rows(name, datatype, array, sizes)
         for request, result, part in zip(requests, results, parts, strict=True):
-            if not request.outputs or any(output.name == name for output in request.outputs):
+            if not wanted_only or not request.outputs or any(output.name == name for output in request.outputs):
                 result.append(part)
     return results
 

@@ -60,8 +60,12 @@ LIMITS = (
     FieldLimit(
         "dynamic_batching.default_queue_policy.allow_timeout_override", IGNORED, "requests don't time out in the queue"
     ),
-    FieldLimit("sequence_batching.state", REFUSED, "implicit state of sequences is not kept yet"),
-    FieldLimit("sequence_batching.iterative_sequence", REFUSED, "requests are not rescheduled yet"),
+    FieldLimit(
+        "sequence_batching.state.use_same_buffer_for_input_output",
+        SILENT,
+        "states lie on the host, where they are kept",
+    ),
+    FieldLimit("sequence_batching.state.use_growable_memory", SILENT, "states lie on the host, where they are kept"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
     FieldLimit("ensemble_scheduling.step.model_namespace", IGNORED, "models have no namespaces yet"),
     FieldLimit("instance_group.secondary_devices", REFUSED, "belongs to TensorRT, which is not served yet"),
@@ -73,12 +77,21 @@ LIMITS = (
 )
 
 
+_KEEP_STATES = ("onnxruntime",)
+"""Backends whose results hold the states of sequences (`worker.backend.Result.states`)."""
+
+
 def check_supported(config: ModelConfig) -> None:
     """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
     if config.is_decoupled and config.backend != "python":
         raise WeirError(
             ErrorCode.UNSUPPORTED,
             f"backend '{config.backend}' answers each request once, so model '{config.name}' can't be decoupled",
+        )
+    if config.sequence_batching is not None and config.sequence_batching.state and config.backend not in _KEEP_STATES:
+        raise WeirError(
+            ErrorCode.UNSUPPORTED,
+            f"backend '{config.backend}' keeps no implicit states, so model '{config.name}' can't have any",
         )
     for limit in LIMITS:
         if limit.effect == SILENT or not any(map(_is_set, values_at(config, limit.path))):

@@ -16,6 +16,7 @@ from bus.desired_models import DesiredModels
 from bus.identity import new_id
 from bus.model_files import ModelFiles
 from bus.payloads import remove_dead_segments
+from bus.sequence_states import SequenceStates
 from bus.settings import follow_log
 from bus.thread_publisher import ThreadPublisher
 from calls.model_operations import ModelOperations
@@ -101,6 +102,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
         ensembles=ensembles,
         process_calls=PythonCalls(inner_calls, operations),
+        checkpoints=SequenceStates(bus),
     )
     control = ModelControl(
         service,

@@ -16,9 +16,19 @@ from itertools import compress
 from typing import Any
 
 from bus.payloads import PayloadReader, StalePayload
+from bus.thread_publisher import Outgoing
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal
-from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
+from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.messages import (
+    NOBODY,
+    BatchEntry,
+    BatchMessage,
+    BatchOutcome,
+    Done,
+    Moments,
+    pack_answers,
+    pack_error,
+)
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker
@@ -28,6 +38,7 @@ from worker.batch_record import record_batch
 from worker.batch_tensors import batch_sizes, has_gone
 from worker.client_memory import ClientMemory, ClientMemoryAccess
 from worker.execution_turns import ExecutionTurn
+from worker.implicit_state import ImplicitStates
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
@@ -65,6 +76,7 @@ class ModelInstance:
         statistics: ModelStatistics,
         reshaper: Reshaper | None,
         controls: SequenceControls | None,
+        states: ImplicitStates | None,
         on_finished: Callable[[FinishedBatch], None],
         client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
         warm_up: Sequence[WarmUpSample] = (),
@@ -77,6 +89,7 @@ class ModelInstance:
         self._statistics = statistics
         self._reshaper = reshaper
         self._controls = controls
+        self._states = states
         self._has_null_rows = model.config.sequence_batching is not None
         self._on_finished = on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -232,6 +245,8 @@ class ModelInstance:
                 request = unpack_body(body, batch.model, batch.version)
                 if has_gone(request, self._reader):
                     raise StalePayload("the request was given up")
+                if entry.place is not None:
+                    _take_place(request, entry, is_reference=ref is not None)
                 # A null row is a copy of a request of this batch, whose last row is never null.
                 self._client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
             except StalePayload:
@@ -254,13 +269,19 @@ class ModelInstance:
                 log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
         outcomes: Sequence[Result | None] = []
         if self._controls is not None:
-            self._controls.add_to(requests, (batch.entries[position].gateway != NOBODY for position in positions))
+            self._controls.add_to(requests, (not _is_null(batch.entries[position]) for position in positions))
+        if self._states is not None:
+            positions, requests = _accepted(self._states, batch, positions, requests, results)
         sizes: list[int] = []
+        first: Sequence[Outgoing] = ()
         if requests:
             sizes = batch_sizes(requests, self._batching)
             execution.begin(positions, sizes, requests)
             try:
                 outcomes = self._outcomes(instance, requests, execution)
+                if self._states is not None:
+                    outcomes = list(outcomes)
+                    first = self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
             except InstanceDied as death:
                 logger.warning("%s: %s; its batch of %d is done again", self._device.name, death, len(requests))
                 busy_us = (time.monotonic_ns() - execution.start_ns) // 1000
@@ -285,7 +306,7 @@ class ModelInstance:
         end_ns = time.monotonic_ns()
         record_batch(self._statistics, running, positions, sizes, outcomes, execution, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
-        return FinishedBatch(batch.scheduler, done, answers, batch.acks)
+        return FinishedBatch(batch.scheduler, done, answers, batch.acks, first)
 
     def _outcomes(
         self, instance: Instance, requests: list[InferRequest], execution: Execution
@@ -294,7 +315,7 @@ class ModelInstance:
             for request in requests:
                 self._reshaper.to_model(request)
         try:
-            results = instance.execute(requests, execution)
+            results = self._run_model(instance, requests, execution)
         except InstanceDied:
             raise
         except WeirError as error:
@@ -308,6 +329,19 @@ class ModelInstance:
             for result in results:
                 if result is not None:
                     self._reshaper.to_client(result)
+        return results
+
+    def _run_model(
+        self, instance: Instance, requests: list[InferRequest], execution: Execution
+    ) -> Sequence[Result | None]:
+        groups = self._states.alike(requests) if self._states is not None else ()
+        if len(groups) < 2:
+            return instance.execute(requests, execution)
+        results: list[Result | None] = [None] * len(requests)
+        for group in groups:
+            outcomes = instance.execute([requests[position] for position in group], execution)
+            for position, outcome in zip(group, outcomes, strict=True):
+                results[position] = outcome
         return results
 
     def _encode(
@@ -325,3 +359,35 @@ class ModelInstance:
             else:
                 answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
         return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
+
+
+def _is_null(entry: BatchEntry) -> bool:
+    """Whether the row is nobody's: a copy of another that fills the batch."""
+    return entry.gateway == NOBODY and entry.place is None
+
+
+def _take_place(request: InferRequest, entry: BatchEntry, is_reference: bool) -> None:
+    """The request is what its place in its sequence says. Raises WeirError for one that can't run again."""
+    place = entry.place
+    assert place is not None  # noqa: S101 - asked by the caller
+    request.sequence_flags = place.flags
+    request.correlation_id = request.correlation_id or place.run
+    if entry.gateway == NOBODY and (is_reference or any(isinstance(tensor.data, tuple) for tensor in request.inputs)):
+        # Its caller has its answer: what lies in shared memory may be anything by now.
+        raise unavailable("a request whose content lay in shared memory can't run again")
+
+
+def _accepted(
+    states: ImplicitStates,
+    batch: BatchMessage,
+    positions: list[int],
+    requests: list[InferRequest],
+    results: list[Result | None],
+) -> tuple[list[int], list[InferRequest]]:
+    """The positions and requests whose states are there; the results of the others tell why not."""
+    refused = states.add_to(batch, [batch.entries[position] for position in positions], requests)
+    for position, error in zip(positions, refused, strict=True):
+        if error is not None:
+            results[position] = Result(error=error)
+    kept = [error is None for error in refused]
+    return list(compress(positions, kept)), list(compress(requests, kept))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import cast
 
+from bus.sequence_states import SequenceStates
 from repository.completion import DescribedModel
 from repository.fingerprint import Files, Fingerprint, fingerprint
 from repository.layout import CONFIG_FILE, FoundModel, ModelRepository, select_versions
@@ -61,7 +62,8 @@ class ModelLoader:
 
     A version that fails to load is tried `retries` times more. `metrics` says what is observed of the models beyond what
     is always counted, `client_memory` what they may do with memory that clients share, `turns` when instances may
-    execute (None: always), `process_calls` how processes of models ask other models.
+    execute (None: always), `process_calls` how processes of models ask other models, `checkpoints` where the states of
+    their sequences are kept for other workers.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ModelLoader:
         turns: ExecutionTurns | None = None,
         ensembles: EnsembleBackend | None = None,
         process_calls: ProcessCalls | None = None,
+        checkpoints: SequenceStates | None = None,
     ) -> None:
         self._process_calls = process_calls
         self.repository = repository
@@ -87,6 +90,7 @@ class ModelLoader:
         self._on_finished = on_finished
         self._retries = retries
         self._turns = turns
+        self._checkpoints = checkpoints
         self._loads = count(1)
 
     def scan(self) -> dict[str, FoundModel]:
@@ -185,6 +189,7 @@ class ModelLoader:
                     load_number,
                     self._turns,
                     load_mark,
+                    self._checkpoints,
                 )
             except Exception as error:
                 attempts += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from bus.sequence_states import SequenceStates
 from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
 from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, LoadedModel, ModelVersion
@@ -13,12 +14,14 @@ from worker.client_memory import ClientMemoryAccess
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.instance import EnsembleInstance
 from worker.execution_turns import ExecutionTurns
+from worker.implicit_state import ImplicitStates
 from worker.instance_plan import planned_instances
 from worker.latencies import observer_for
 from worker.model_instance import ModelInstance
 from worker.rate_limiter import needs_of
 from worker.reshape import Reshaper
 from worker.sequence_controls import SequenceControls
+from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
 from worker.warmup import warm_up_samples
 
@@ -46,6 +49,7 @@ class ServedVersion:
         load_number: int = 0,
         turns: ExecutionTurns | None = None,
         load_mark: str = "",
+        checkpoints: SequenceStates | None = None,
     ) -> None:
         begun_s = time.monotonic()
         self.model = model
@@ -54,6 +58,9 @@ class ServedVersion:
         self._load_mark = load_mark
         self.instances: list[AnyInstance] = []
         self._passive: list[ModelInstance] = []
+        declared = StateDeclarations(model.config, model.model_directory)
+        if declared.checkpoint_every and checkpoints is not None:
+            checkpoints.prepare()
         self._loaded: LoadedModel = backend.load(model)
         if isinstance(self._loaded, EnsembleModel):
             calls, plan = self._loaded.calls, self._loaded.plan
@@ -79,6 +86,7 @@ class ServedVersion:
                     self.statistics,
                     reshaper if reshaper.is_needed else None,
                     controls if controls.is_needed else None,
+                    ImplicitStates(declared, checkpoints) if declared.states else None,
                     on_finished,
                     client_memory,
                     () if group.passive else warm_up,
@@ -110,7 +118,7 @@ class ServedVersion:
         # After a reload there may be fewer than the scheduler knew of when it sent the batch.
         return None if self._first_instance or not self.instances else self.instances[number % len(self.instances)]
 
-    def _not_asking(self, number: int) -> ModelInstance:
+    def _not_asking(self, number: int) -> AnyInstance:
         """The instance of this number; while its process waits for other models, the next that does not, if there is one.
 
         What it waits for may be this very request: a model may ask itself, as long as it has an instance left.
@@ -118,7 +126,7 @@ class ServedVersion:
         calls = self.model.calls
         if calls is not None and len(self.instances) > 1:
             for instance in (*self.instances[number:], *self.instances[:number]):
-                if not calls.is_asking(instance.name):
+                if isinstance(instance, ModelInstance) and not calls.is_asking(instance.name):
                     return instance
         return self.instances[number]
 

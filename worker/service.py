@@ -159,7 +159,8 @@ class WorkerService:
         """An instance has ended a batch, or something of it is to leave at once; called in any thread."""
         # Answers before the end of the batch: a scheduler that hears of the end forgets the requests. And both before
         # the batch leaves the heartbeats: a scheduler takes one that is in neither for lost.
-        messages = [(subjects.reply(gateway), answers) for gateway, answers in batch.answers if gateway != NOBODY]
+        messages = [*batch.first]
+        messages += [(subjects.reply(gateway), answers) for gateway, answers in batch.answers if gateway != NOBODY]
         if batch.done is not None:
             messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
             messages += [(ack, _ACK) for ack in batch.acks]

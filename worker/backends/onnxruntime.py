@@ -63,6 +63,7 @@ class _OnnxModel:
         self._config = model.config
         self._session = _open(model, model.config)
         declared = {tensor.name: _config_type(tensor.type) for tensor in self._session.get_outputs()}
+        self._states = _state_outputs(model.config, declared, {tensor.name for tensor in self._session.get_inputs()})
         self._outputs: list[tuple[str, str]] = []
         for output in model.config.output:
             if output.name not in declared:
@@ -75,17 +76,20 @@ class _OnnxModel:
     def create_instance(self, device: InstanceDevice) -> Instance:
         if device.kind == "KIND_GPU":
             raise invalid(f"instance {device.name} is of kind KIND_GPU but this worker runs ONNX Runtime on the CPU")
-        return _OnnxInstance(self._session, self._outputs, self._config)
+        return _OnnxInstance(self._session, self._outputs, self._states, self._config)
 
     def unload(self) -> None:
         del self._session
 
 
 class _OnnxInstance:
-    def __init__(self, session: Any, outputs: list[tuple[str, str]], config: ModelConfig) -> None:
+    def __init__(
+        self, session: Any, outputs: list[tuple[str, str]], states: list[tuple[str, str]], config: ModelConfig
+    ) -> None:
         self._session = session
         self._outputs = outputs
-        self._names = [name for name, _ in outputs]
+        self._states = states
+        self._datatypes = dict([*outputs, *states])
         self._batching = config.max_batch_size > 0
         self._assembler = BatchAssembler(ragged_inputs(config))
         self._batch_inputs = BatchInputs(config)
@@ -100,12 +104,25 @@ class _OnnxInstance:
             inputs |= self._batch_inputs.of(requests)
         execution.input_ready()
         try:
-            arrays = self._session.run(self._names, inputs)
+            arrays = self._session.run(list(self._datatypes), inputs)
         except RuntimeError as error:  # ONNX Runtime's errors all derive from it
             raise internal(f"onnx runtime error: {error}") from error
         execution.inferred()
-        outputs = [(name, datatype, array) for (name, datatype), array in zip(self._outputs, arrays, strict=True)]
-        return [Result(tensors) for tensors in split_outputs(requests, outputs, self._batching, self._scattered)]
+        if not self._states:
+            outputs = [(name, datatype, array) for (name, datatype), array in zip(self._outputs, arrays, strict=True)]
+            return [Result(tensors) for tensors in split_outputs(requests, outputs, self._batching, self._scattered)]
+        by_name = dict(zip(self._datatypes, arrays, strict=True))
+        outputs, states = (
+            [(name, datatype, by_name[name]) for name, datatype in named] for named in (self._outputs, self._states)
+        )
+        return [
+            Result(tensors, states=of_sequence)
+            for tensors, of_sequence in zip(
+                split_outputs(requests, outputs, self._batching, self._scattered),
+                split_outputs(requests, states, self._batching, wanted_only=False),
+                strict=True,
+            )
+        ]
 
     def close(self) -> None:
         del self._session
@@ -124,6 +141,36 @@ def _check_inputs(config: ModelConfig, session: Any) -> None:
     for name in BatchInputs(config).names:
         if name not in shapes:
             raise invalid(f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(shapes))}")
+
+
+def _state_outputs(config: ModelConfig, outputs: dict[str, str], inputs: set[str]) -> list[tuple[str, str]]:
+    """(name, datatype) of the outputs that are states. Raises WeirError where the graph lacks what sequences need."""
+    batching = config.sequence_batching
+    if batching is None:
+        return []
+    for control_input in batching.control_input:
+        if control_input.name not in inputs:
+            raise internal(
+                f"configuration specified sequence control '{control_input.name}', but model does not provide that input"
+            )
+    found: list[tuple[str, str]] = []
+    for state in batching.state:
+        if state.input_name not in inputs:
+            raise invalid(
+                f"unexpected sequence state input '{state.input_name}', allowed inputs are: {', '.join(sorted(inputs))}"
+            )
+        if state.output_name not in outputs:
+            raise invalid(
+                f"unexpected sequence state output '{state.output_name}', allowed outputs are: "
+                f"{', '.join(sorted(outputs))}"
+            )
+        if outputs[state.output_name] != state.data_type:
+            raise invalid(
+                f"sequence state output '{state.output_name}' of model '{config.name}' is {outputs[state.output_name]}, "
+                f"but the configuration specifies {state.data_type}"
+            )
+        found.append((state.output_name, BY_CONFIG_NAME[state.data_type].name))
+    return found
 
 
 def _open(model: ModelVersion, config: ModelConfig) -> Any:

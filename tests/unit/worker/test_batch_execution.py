@@ -63,6 +63,7 @@ class Scripted:
             self.statistics,
             None,
             None,
+            None,
             self.published.put,
         )
         self.instance.start()
