@@ -10,15 +10,18 @@ from collections.abc import Sequence
 
 from repository.artifacts import ENSEMBLE_PLATFORM
 from repository.problem import ConfigProblem
-from schemas.model_config import ModelConfig
+from schemas.model_config import CHECKPOINT_EVERY, ModelConfig
 from schemas.scheduling_config import (
     DynamicBatching,
     EnsembleScheduling,
+    InitialState,
     QueuePolicy,
     SequenceBatching,
     SequenceControl,
     SequenceState,
 )
+
+MAX_CHECKPOINT_EVERY = 1000
 
 _CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
@@ -76,6 +79,17 @@ def check_sequence_batching(config: ModelConfig, batching: SequenceBatching) -> 
     _check_controls(config, batching)
     for index, state in enumerate(batching.state):
         _check_state(config, f"{path}.state[{index}]", state)
+    _check_state_names(config, batching)
+    _check_checkpoints(config, batching)
+
+
+def _check_state_names(config: ModelConfig, batching: SequenceBatching) -> None:
+    seen: set[str] = set()
+    for index, state in enumerate(batching.state):
+        if state.input_name in seen:
+            message = f"State input name '{state.input_name}' specified more than once."
+            raise ConfigProblem(f"sequence_batching.state[{index}].input_name", message)
+        seen.add(state.input_name)
 
 
 def _check_controls(config: ModelConfig, batching: SequenceBatching) -> None:
@@ -122,13 +136,42 @@ def _check_state(config: ModelConfig, path: str, state: SequenceState) -> None:
     if len(state.initial_state) > 1:
         raise ConfigProblem(f"{path}.initial_state", f"{subject} must have at most 1 initial state for {config.name}")
     for initial in state.initial_state:
-        if any(dim < 1 for dim in initial.dims):
-            raise ConfigProblem(
-                f"{path}.initial_state", f"{subject} must have an initial state of fixed dims for {config.name}"
-            )
-        if initial.data_type != state.data_type:
-            message = f"{subject} must have an initial state of the same 'data_type' for {config.name}"
-            raise ConfigProblem(f"{path}.initial_state", message)
+        problem = _initial_state_problem(state, initial)
+        if problem:
+            raise ConfigProblem(f"{path}.initial_state", problem)
+
+
+def _initial_state_problem(state: SequenceState, initial: InitialState) -> str:
+    """What is wrong with the first value of a state, in Triton's words and in its order; "" for nothing."""
+    name, dims = state.input_name, initial.dims
+    if initial.data_type != state.data_type:
+        return f"The data type used for 'initial_state' field of state '{name}' does not match the state data type."
+    if not initial.name:
+        return f"Field 'name' must be set when using initial_state for state input '{name}'."
+    if len(dims) != len(state.dims):
+        return (
+            f"Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions for state input "
+            f"'{name}'. {len(dims)} != {len(state.dims)}"
+        )
+    for given, declared in zip(dims, state.dims, strict=True):
+        if given < 1:
+            return f"'initial_state' field for state input name '{name}' contains variable dimensions."
+        if declared not in (-1, given):
+            return f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {given} != {declared}"
+    if initial.zero_data is None and not initial.data_file:
+        return f"initial_state setting expects state'{name}' to have initial_state data"
+    return ""
+
+
+def _check_checkpoints(config: ModelConfig, batching: SequenceBatching) -> None:
+    if CHECKPOINT_EVERY not in config.parameters:
+        return
+    path = f'parameters["{CHECKPOINT_EVERY}"]'
+    if not 1 <= config.checkpoint_every <= MAX_CHECKPOINT_EVERY:
+        message = f"'{CHECKPOINT_EVERY}' must be a number in range [1, {MAX_CHECKPOINT_EVERY}] for {config.name}"
+        raise ConfigProblem(path, message)
+    if not batching.state:
+        raise ConfigProblem(path, f"'{CHECKPOINT_EVERY}' needs implicit states, which {config.name} has not")
 
 
 def check_ensemble(config: ModelConfig) -> None:

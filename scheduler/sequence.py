@@ -15,7 +15,7 @@ CorrelationId = int | str
 
 
 class Sequence:
-    """One sequence: the requests that wait (`queue`), the one that is `running`, and its slot (no `instance`: none).
+    """One sequence: the requests that wait (`queue`), the one that is `running`, and its slot (`instance` None: none).
 
     `is_closed` once its END has come: no more requests are its own. `is_over` when it was forgotten.
     """

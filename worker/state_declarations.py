@@ -32,7 +32,7 @@ class DeclaredState:
         dims = initial.dims if initial is not None else [max(1, dim) for dim in state.dims]
         size = prod(dims) * (datatype.size_bytes or len(_EMPTY_STRING))
         content = bytes(size)
-        if initial is not None and initial.data_file:
+        if initial is not None and initial.zero_data is None and initial.data_file:
             content = _read(folder / INITIAL_STATE_FOLDER / initial.data_file, state.input_name, model)
             if len(content) != size and (datatype.size_bytes or len(content) < size):
                 raise invalid(

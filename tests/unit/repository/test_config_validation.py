@@ -27,6 +27,10 @@ def control(**fields):
     return {"sequence_batching": {"control_input": [{"name": "c", "control": [fields]}]}}
 
 
+def initial(**fields):
+    return state(initial_state=[{"name": "z", "data_type": "TYPE_FP32", "dims": [2], "zero_data": True, **fields}])
+
+
 def state(**fields):
     given = {"input_name": "i", "output_name": "o", "data_type": "TYPE_FP32", "dims": [2], **fields}
     return {"sequence_batching": {"state": [given]}}
@@ -64,7 +68,7 @@ VALID = [
     dynamic(preserve_ordering=True, priority_levels=1, default_priority_level=1),
     control(kind="CONTROL_SEQUENCE_READY", bool_false_true=[False, True]),
     control(kind="CONTROL_SEQUENCE_CORRID", data_type="TYPE_STRING"),
-    state(dims=[-1], initial_state=[{"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}]),
+    state(dims=[-1], initial_state=[{"name": "z", "data_type": "TYPE_FP32", "dims": [1], "zero_data": True}]),
     {"sequence_batching": {"direct": {"minimum_slot_utilization": 1.0}}},
     {"sequence_batching": {"oldest": {"preferred_batch_size": [8]}}},
     {"batch_input": [BATCH_INPUT], "batch_output": [{"target_name": ["y"], "source_input": ["x"]}]},
@@ -228,11 +232,29 @@ INVALID = [
     (state(dims=[0]), "sequence_batching.state[0].dims", ">= 1 or -1"),
     (state(initial_state=[{}, {}]), "sequence_batching.state[0].initial_state", "at most 1"),
     (
-        state(initial_state=[{"data_type": "TYPE_FP32", "dims": [-1]}]),
+        initial(dims=[-1]),
         "sequence_batching.state[0].initial_state",
-        "fixed dims",
+        "state input name 'i' contains variable dimensions.",
     ),
-    (state(initial_state=[{"data_type": "TYPE_INT8"}]), "sequence_batching.state[0].initial_state", "same 'data_type'"),
+    (initial(data_type="TYPE_INT8"), "sequence_batching.state[0].initial_state", "does not match the state data type"),
+    (initial(name=""), "sequence_batching.state[0].initial_state", "Field 'name' must be set when using initial_state"),
+    (initial(dims=[2, 1]), "sequence_batching.state[0].initial_state", "for state input 'i'. 2 != 1"),
+    (initial(dims=[3]), "sequence_batching.state[0].initial_state", "doesn't match 'state' dim description. 3 != 2"),
+    (
+        initial(zero_data=None),
+        "sequence_batching.state[0].initial_state",
+        "expects state'i' to have initial_state data",
+    ),
+    (
+        {**state(), "parameters": {"weir_checkpoint_every": {"string_value": "0"}}},
+        'parameters["weir_checkpoint_every"]',
+        "in range [1, 1000]",
+    ),
+    (
+        {"sequence_batching": {}, "parameters": {"weir_checkpoint_every": {"string_value": "1"}}},
+        'parameters["weir_checkpoint_every"]',
+        "needs implicit states",
+    ),
     ({"backend": "", "platform": "ensemble"}, "platform", "ensemble scheduling must be set for ensemble net"),
     ({"ensemble_scheduling": {}}, "ensemble_scheduling", "cannot be set for model 'net'"),
     (ensemble(), "ensemble_scheduling", "must specify 'step' for ensemble 'net'"),

@@ -47,8 +47,12 @@ SNIPPETS = {
     "dynamic_batching.default_queue_policy.allow_timeout_override": (
         "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
     ),
-    "sequence_batching.state": 'sequence_batching { state { input_name: "A" output_name: "B" } }',
-    "sequence_batching.iterative_sequence": "sequence_batching { iterative_sequence: true }",
+    "sequence_batching.state.use_same_buffer_for_input_output": (
+        'backend: "onnxruntime" sequence_batching { state { use_same_buffer_for_input_output: true } }'
+    ),
+    "sequence_batching.state.use_growable_memory": (
+        'backend: "onnxruntime" sequence_batching { state { use_growable_memory: true } }'
+    ),
     "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
     "ensemble_scheduling.step.model_namespace": 'ensemble_scheduling { step { model_namespace: "a" } }',
     "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
@@ -78,6 +82,13 @@ def test_a_limited_field_is_told_at_load(limit: FieldLimit, caplog: pytest.LogCa
 def test_a_plain_configuration_is_served_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     check_supported(ModelConfig(name="m"))
     assert not caplog.records
+
+
+def test_only_some_backends_keep_implicit_states() -> None:
+    text = 'backend: "%s" sequence_batching { state { input_name: "A" output_name: "B" } }'
+    check_supported(parse_config((text % "onnxruntime").encode(), "m/config.pbtxt"))
+    with pytest.raises(WeirError, match="backend 'python' keeps no implicit states"):
+        check_supported(parse_config((text % "python").encode(), "m/config.pbtxt"))
 
 
 def test_values_are_found_in_lists_and_absent_messages_have_none() -> None:
