@@ -157,7 +157,8 @@ def _initial_state_problem(state: SequenceState, initial: InitialState) -> str:
         if given < 1:
             return f"'initial_state' field for state input name '{name}' contains variable dimensions."
         if declared not in (-1, given):
-            return f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description. {given} != {declared}"
+            differs = f"'initial_state' dim for input name '{name}' doesn't match 'state' dim description."
+            return f"{differs} {given} != {declared}"
     if initial.zero_data is None and not initial.data_file:
         return f"initial_state setting expects state'{name}' to have initial_state data"
     return ""

@@ -42,7 +42,8 @@ class RequestNormalizer:
         )
         self._correlation_control = _correlation_control(config)
         sequences = config.sequence_batching
-        self._has_sequences = sequences is not None and not sequences.iterative_sequence
+        self._has_sequences = sequences is not None
+        self._needs_correlation_id = sequences is not None and not sequences.iterative_sequence
 
     def normalize(self, request: InferRequest) -> None:
         """Check `request`, and set its `batch_size` and `shape_key`. Raises WeirError (INVALID_ARG).
@@ -132,7 +133,7 @@ class RequestNormalizer:
             raise self._wrong_inputs(request, inputs)
 
     def _check_sequence(self, request: InferRequest, batch_size: int) -> None:
-        if not request.correlation_id:
+        if self._needs_correlation_id and not request.correlation_id:
             raise refused(
                 request.id,
                 f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bus.payloads import PayloadReader
 from repository.completion import DescribedModel
-from schemas.errors import WeirError
+from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
@@ -118,7 +118,7 @@ class InstanceDied(Exception):
     """The instance can't go on and has answered none of the batch: the batch is to be done again by another."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Result:
     """One request's outcome: outputs and response parameters, or an error.
 
@@ -132,6 +132,18 @@ class Result:
     error: WeirError | None = None
     is_model_response: bool = False
     states: Sequence[Tensor] = ()
+
+
+RESCHEDULED = Result()
+"""In the place of a result: the model wants the request to be run again, which only iterative sequences are."""
+
+
+def not_iterative() -> WeirError:
+    """What a request fails with that a model reschedules whose sequences are not iterative."""
+    return invalid(
+        "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+        "such a flag."
+    )
 
 
 class Instance(Protocol):

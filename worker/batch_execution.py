@@ -18,11 +18,14 @@ from schemas.errors import ErrorCode, WeirError
 from schemas.messages import NOBODY, BatchEntry, BatchOutcome, Done, Moments, Run, pack_answers, pack_end
 from schemas.requests import InferRequest
 from worker.answer_packer import AnswerPacker
-from worker.backend import Execution, Result
+from worker.backend import RESCHEDULED, Execution, Result
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.statistics import ModelStatistics
 from worker.trace_moments import moments_of
+
+MAX_PAUSED = 10_000
+"""Rescheduled requests of an instance whose responses are counted on; those that never run again are forgotten."""
 
 
 class FinishedBatch(NamedTuple):
@@ -65,6 +68,8 @@ class OpenBatches:
         self.publish = publish
         self.deliver = deliver
         self.failures = failures
+        # By the run of a sequence that is to go on: how many responses it had. Its next batch numbers on from there.
+        self._paused: dict[str, int] = {}
         self._changed = threading.Condition()
         self._open: set[BatchExecution] = set()
 
@@ -79,6 +84,16 @@ class OpenBatches:
             self._open.discard(execution)
             self._changed.notify_all()
 
+    def pause(self, run: str, responses: int) -> None:
+        """The request of this run is rescheduled, after so many responses."""
+        self._paused[run] = responses
+        if len(self._paused) > MAX_PAUSED:
+            del self._paused[next(iter(self._paused))]
+
+    def resume(self, run: str) -> int:
+        """How many responses the request of this run had when it was rescheduled."""
+        return self._paused.pop(run, 0)
+
     def wait(self) -> None:
         """Returns when none is open."""
         with self._changed:
@@ -86,12 +101,16 @@ class OpenBatches:
 
 
 class _Stream:
-    """A request that has no last answer: how many responses it had, and when the last of them was sent."""
+    """A request that has no last answer: how many responses it had, and when the last of them was sent.
 
-    __slots__ = ("last_ns", "responses")
+    `run` is what its run is called; only streams have one.
+    """
 
-    def __init__(self, start_ns: int) -> None:
-        self.responses = 0
+    __slots__ = ("last_ns", "responses", "run")
+
+    def __init__(self, start_ns: int, run: str, responses: int) -> None:
+        self.run = run
+        self.responses = responses
         self.last_ns = start_ns
 
 
@@ -105,8 +124,8 @@ class BatchExecution(Execution):
         "_has_returned",
         "_lock",
         "_requests",
+        "_rescheduled",
         "_rows",
-        "_run",
         "_streams",
         "_uncounted",
     )
@@ -122,7 +141,7 @@ class BatchExecution(Execution):
         self._streams: dict[int, _Stream] | None = None
         self._has_returned = False
         self._uncounted = True
-        self._run = ""
+        self._rescheduled: list[int] = []
 
     def begin(self, entries: Sequence[int], rows: Sequence[int], requests: Sequence[InferRequest]) -> None:
         """The instance is given these entries of the batch, with so many rows each, as these requests."""
@@ -179,7 +198,14 @@ class BatchExecution(Execution):
         with self._lock:
             streams = self._open_streams()
             self._has_returned = True
-            answers = self._answers({index: result for index, result in enumerate(results) if result is not None})
+            answers = self._answers(
+                {i: result for i, result in enumerate(results) if result is not None and result is not RESCHEDULED}
+            )
+            for position in [position for position in streams if results[self._entries[position]] is RESCHEDULED]:
+                stream = streams.pop(position)
+                self._rescheduled.append(self._entries[position])
+                if stream.run:
+                    self._batches.pause(stream.run, stream.responses)
             self._count_execution()
             if streams:
                 self._batches.add(self)
@@ -187,14 +213,27 @@ class BatchExecution(Execution):
 
     def _open_streams(self) -> dict[int, _Stream]:
         if self._streams is None:
-            self._streams = {position: _Stream(self.input_end_ns) for position in range(len(self._entries))}
-            if self._batches.decoupled:
-                self._run = f"{self._batch.message.scheduler}.{self._batch.message.batch_id}"
+            # What a model says to null rows is nobody's, but for samples: those are nothing else.
+            is_warm_up = self._batches.failures is not None
+            self._streams = {
+                position: self._stream(self._entry(position))
+                for position in range(len(self._entries))
+                if is_warm_up or self._entry(position).gateway != NOBODY
+            }
         return self._streams
+
+    def _stream(self, entry: BatchEntry) -> _Stream:
+        if not self._batches.decoupled:
+            return _Stream(self.input_end_ns, "", 0)
+        message = self._batch.message
+        run = f"{message.scheduler}.{message.batch_id}"
+        if entry.place is not None:
+            run = f"{message.scheduler}.sequence.{entry.place.run}.{entry.key}"
+        return _Stream(self.input_end_ns, run, self._batches.resume(run))
 
     def _run_of(self, stream: _Stream) -> Run | None:
         """What tells this run's answers from those of others, and their order; only streams have it."""
-        return (self._run, stream.responses) if self._run else None
+        return (stream.run, stream.responses) if stream.run else None
 
     def _moments(self, position: int) -> Moments | None:
         if not self._requests[position].wants_moments:
@@ -232,8 +271,10 @@ class BatchExecution(Execution):
         done: Done | None = None
         if is_over or busy_us is not None:
             outcome = BatchOutcome.ANSWERED if is_over else BatchOutcome.RELEASED
-            done = Done(message.batch_id, outcome, busy_us or 0)
-        self._batches.publish(FinishedBatch(message.scheduler, done, answers, message.acks if is_over else ()))
+            done = Done(message.batch_id, outcome, busy_us or 0, self._rescheduled if is_over else ())
+        # What is to run again still holds its frame.
+        acks = message.acks if is_over and not self._rescheduled else ()
+        self._batches.publish(FinishedBatch(message.scheduler, done, answers, acks))
         if is_over:
             self._batches.remove(self)
 
@@ -260,7 +301,8 @@ class BatchExecution(Execution):
         if self._uncounted and self._entries:
             self._uncounted = False
             phases = self._phases_ns(time.monotonic_ns())
-            self._batches.statistics.record_execution(sum(self._rows), phases, time.time_ns() // 1_000_000)
+            rows = sum(size for at, size in enumerate(self._rows) if self._entry(at).gateway != NOBODY)
+            self._batches.statistics.record_execution(rows, phases, time.time_ns() // 1_000_000)
 
     def _count_response(self, position: int, stream: _Stream, result: Result | None, began_ns: int) -> None:
         now_ns = time.monotonic_ns()

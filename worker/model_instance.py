@@ -32,7 +32,17 @@ from schemas.messages import (
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker
-from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
+from worker.backend import (
+    RESCHEDULED,
+    Execution,
+    Instance,
+    InstanceDevice,
+    InstanceDied,
+    LoadedModel,
+    ModelVersion,
+    Result,
+    not_iterative,
+)
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
 from worker.batch_record import record_batch
 from worker.batch_tensors import batch_sizes, has_gone
@@ -90,7 +100,9 @@ class ModelInstance:
         self._reshaper = reshaper
         self._controls = controls
         self._states = states
-        self._has_null_rows = model.config.sequence_batching is not None
+        sequences = model.config.sequence_batching
+        self._has_null_rows = sequences is not None
+        self._is_iterative = sequences is not None and sequences.iterative_sequence
         self._on_finished = on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packer = AnswerPacker(arena_name)
@@ -286,11 +298,13 @@ class ModelInstance:
                 logger.warning("%s: %s; its batch of %d is done again", self._device.name, death, len(requests))
                 busy_us = (time.monotonic_ns() - execution.start_ns) // 1000
                 return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
+        if not self._is_iterative and RESCHEDULED in outcomes:
+            outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
         for position, request, outcome in zip(positions, requests, outcomes, strict=True):
             if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
                 self._client_memory.deliver(request, outcome)
             results[position] = outcome
-        if execution.has_responded or not all(outcomes):
+        if self._is_iterative or execution.has_responded or not all(outcomes):
             execution.settle(results)
             return None
         if self._has_null_rows:

@@ -14,7 +14,17 @@ from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from telemetry.trace_context import exported_context
-from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, LoadedModel, ModelVersion, Result
+from worker.backend import (
+    RESCHEDULED,
+    Execution,
+    Instance,
+    InstanceDevice,
+    InstanceDied,
+    LoadedModel,
+    ModelVersion,
+    Result,
+)
+from worker.backends.python_messages import RESCHEDULED as AGAIN
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest, PythonResponse, auto_complete
 from worker.backends.python_responses import process_lost
 
@@ -93,7 +103,10 @@ class _PythonInstance:
                 return [Result(error=process_lost())] * len(requests)
             raise InstanceDied(str(error)) from error
         execution.inferred()
-        return [None if response is None else _result(response) for response in responses]
+        return [
+            None if response is None else RESCHEDULED if response is AGAIN else _result(response)
+            for response in responses
+        ]
 
     def close(self) -> None:
         self._process.stop(STOP_TIMEOUT_S)

@@ -46,6 +46,10 @@ class PythonResponse:
     raised: bool = False
 
 
+RESCHEDULED = PythonResponse()
+"""In the place of the response to a request that its model wants to be run again."""
+
+
 class ResponseSink(Protocol):
     """Where the responses of one run go that its model sends itself; called by a thread of the process's own.
 

@@ -19,7 +19,14 @@ from telemetry.log_settings import LogSettings
 from telemetry.logs import current_settings
 from worker.backend import CallConnection, ProcessCalls
 from worker.backends.python_child import ProcessDied, PythonChild, QuestionFailed
-from worker.backends.python_messages import NoSink, PythonRequest, PythonResponse, ResponseSink, unpack_response
+from worker.backends.python_messages import (
+    RESCHEDULED,
+    NoSink,
+    PythonRequest,
+    PythonResponse,
+    ResponseSink,
+    unpack_response,
+)
 from worker.backends.python_responses import ResponseReader
 from worker.python_stub._weir_channel import INLINE_LIMIT, Kind
 from worker.python_stub._weir_memory import MemoryReader, MemoryWriter
@@ -97,6 +104,8 @@ class PythonProcess:
     ) -> list[PythonResponse | None]:
         """One response for each request; None for one whose responses the model has sent, or will send, to `sink`.
 
+        RESCHEDULED is for one that the model wants to be run again.
+
         A model that raises or breaks the contract fails every request of the batch (INTERNAL, with Triton's wording and
         the model's traceback); it may have sent some responses before. Raises ProcessDied when there is no process, or
         none any more; once this has returned, `sink.fail` tells of that.
@@ -116,7 +125,12 @@ class PythonProcess:
             self._close()
             raise
         responses.returned(run, len(answers) - answers.count(None))
-        return [None if answer is None else unpack_response(self._outputs, *answer) for answer in answers]
+        return [self._unpacked(answer) for answer in answers]
+
+    def _unpacked(self, answer: Any) -> PythonResponse | None:
+        if answer is None:
+            return None
+        return unpack_response(self._outputs, *answer) if isinstance(answer, (list, tuple)) else RESCHEDULED
 
     def is_ready(self, timeout_s: float = 5.0) -> bool:
         """What the model's `is_ready` says, True where it has none; False when it fails or there is no process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence, Set
 from queue import SimpleQueue
-from typing import Any, NoReturn
+from typing import Any
 
 from _weir_calls import OnResponse, current_calls
 from _weir_channel import Kind
@@ -16,6 +16,9 @@ from _weir_response_iterator import ResponseIterator
 from _weir_response_sender import InferenceResponseSender, ResponseChannel
 from _weir_tensor import Tensor
 from _weir_trace import InferenceTrace
+
+RELEASE_RESCHEDULE = 2
+"""`TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`."""
 
 
 class InferenceRequest:
@@ -36,6 +39,7 @@ class InferenceRequest:
         "_outputs",
         "_parameters",
         "_place",
+        "_release_flags",
         "_sender",
         "_timeout",
         "_trace",
@@ -93,6 +97,7 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._parameters = parameters or {}
+        self._release_flags = 0
         self._channel: ResponseChannel | None = None
         self._sender: InferenceResponseSender | None = None
         self._trace = trace
@@ -126,6 +131,7 @@ class InferenceRequest:
         request._channel = channel
         request._place = place
         request._sender = None
+        request._release_flags = 0
         return request
 
     def inputs(self) -> list[Tensor]:
@@ -195,9 +201,13 @@ class InferenceRequest:
         if self._channel is not None:
             self.get_response_sender().close()
 
-    def set_release_flags(self, flags: int) -> NoReturn:
-        """Rescheduling is not supported yet."""
-        raise TritonModelException("request rescheduling is not supported yet")
+    def set_release_flags(self, flags: int) -> None:
+        """With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE the request runs again, if its model's sequences are iterative."""
+        self._release_flags = flags
+
+    def is_rescheduled(self) -> bool:
+        """Whether the request is to run again: not one that has its last response."""
+        return bool(self._release_flags & RELEASE_RESCHEDULE) and not (self._sender and self._sender.has_ended())
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
         """Asks the model for a response and waits for it; with `decoupled` returns the iterator of its responses.

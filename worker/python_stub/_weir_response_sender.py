@@ -148,6 +148,10 @@ class InferenceResponseSender:
         self._responses += is_response
         self._is_closed = is_final
 
+    def has_ended(self) -> bool:
+        """Whether the last response was sent."""
+        return self._is_closed or (self._responses > 0 and not self._channel.is_decoupled)
+
     def close(self) -> None:
         """The request is over."""
         self._is_closed = True

@@ -39,6 +39,10 @@ sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 _PR_SET_PDEATHSIG = 1
 
 
+RESCHEDULED = 0
+"""In the place of the answer to a request that is to run again."""
+
+
 class _ModelFault(Exception):
     """What a model did against the contract; its text is the message, there is no user's frame to show."""
 
@@ -181,7 +185,8 @@ class Stub:
         if requests:
             try:
                 if self._responses.is_decoupled:
-                    self._run_decoupled(run, requests)
+                    for place, answer in zip(places, self._run_decoupled(run, requests), strict=True):
+                        answers[place] = answer
                 else:
                     for place, answer in zip(places, self._run(requests), strict=True):
                         answers[place] = answer
@@ -215,7 +220,15 @@ class Stub:
             )
         answers: list[Any] = []
         for request, response in zip(asked, responses, strict=True):
-            if isinstance(response, pb_utils.InferenceResponse):
+            if request.is_rescheduled():
+                if response is not None:
+                    raise _ModelFault(
+                        "Expected a None object in the execute function return list for reschduled request, "
+                        f"found type '{type(response)}'."
+                    )
+                request.close()
+                answers.append(RESCHEDULED)
+            elif isinstance(response, pb_utils.InferenceResponse):
                 request.returned()
                 answers.append(self._packer.packed(response, request.requested_output_names()))
             elif response is not None:
@@ -230,7 +243,8 @@ class Stub:
                 answers.append((pb_utils.TritonError.INTERNAL, "expected a single response, got 0"))
         return answers
 
-    def _run_decoupled(self, run: int, requests: list[pb_utils.InferenceRequest]) -> None:
+    def _run_decoupled(self, run: int, requests: list[pb_utils.InferenceRequest]) -> list[Any]:
+        """RESCHEDULED for each request that is to run again; None for the others, which their senders answer."""
         asked = list(requests)
         returned = self._model.execute(requests)
         if isinstance(returned, types.CoroutineType):
@@ -240,6 +254,9 @@ class Stub:
                 f"Python model '{self._instance_name}' is using the decoupled mode and the execute function must "
                 "return None."
             )
+        rescheduled = [request for request in asked if request.is_rescheduled()]
+        _close(rescheduled)
+        return [RESCHEDULED if request in rescheduled else None for request in asked]
 
     def _run_failed(self, run: int, requests: list[pb_utils.InferenceRequest], error: BaseException) -> None:
         traceback.print_exception(error)
