@@ -1,21 +1,20 @@
-"""`SequenceScheduler` under random events: order, place, and exactly one end for every request."""
+"""`SequenceScheduler` under random events: order, place, the right state, and exactly one end for every request."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queued import CountingFrame
+from stateful_workers import StatefulWorkers
 
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest, requests_of
 from scheduler.version_scheduler import Batch, Ended
 from schemas.errors import ErrorCode
-from schemas.messages import BatchOutcome, Part
+from schemas.messages import NOBODY, BatchOutcome, Part
 from schemas.model_config import ModelConfig
 from schemas.registry import MAX_INSTANCES
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
@@ -23,29 +22,38 @@ from schemas.requests import SEQUENCE_END, SEQUENCE_START
 SLOTS = 3
 IDLE_US = 500
 
+EVENTS_TRIED = [0]
+"""How many events the random lives have been made of, for who wants to report it."""
 
-def config(strategy: dict[str, Any]) -> ModelConfig:
+
+def config(strategy: dict[str, Any], every: int = 0) -> ModelConfig:
     batching = {**strategy, "max_sequence_idle_microseconds": IDLE_US}
-    return ModelConfig.model_validate({"name": "model", "max_batch_size": SLOTS, "sequence_batching": batching})
+    parameters = {"weir_checkpoint_every": {"string_value": str(every)}} if every else {}
+    return ModelConfig.model_validate(
+        {"name": "model", "max_batch_size": SLOTS, "sequence_batching": batching, "parameters": parameters}
+    )
 
 
-CONFIGS = [
-    config({"direct": {}}),
-    config({"direct": {"minimum_slot_utilization": 1.0, "max_queue_delay_microseconds": 50}}),
-    config({"oldest": {"max_candidate_sequences": SLOTS}}),
-    config(
-        {"oldest": {"max_candidate_sequences": SLOTS, "preferred_batch_size": [2], "max_queue_delay_microseconds": 50}}
-    ),
+STRATEGIES: list[dict[str, Any]] = [
+    {"direct": {}},
+    {"direct": {"minimum_slot_utilization": 1.0, "max_queue_delay_microseconds": 50}},
+    {"oldest": {"max_candidate_sequences": SLOTS}},
+    {"oldest": {"max_candidate_sequences": SLOTS, "preferred_batch_size": [2], "max_queue_delay_microseconds": 50}},
 ]
+PLAIN = [config(strategy) for strategy in STRATEGIES]
+CHECKPOINTED = [config(strategy, every) for strategy in STRATEGIES for every in (1, 2, 3)]
+ITERATIVE = [config({**strategy, "iterative_sequence": True}) for strategy in STRATEGIES]
 
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("send"), st.integers(1, 7), st.sampled_from([0, 0, SEQUENCE_START, SEQUENCE_END, 3])),
-        st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1])),
+        st.tuples(st.just("send"), st.integers(1, 4), st.sampled_from([0, 0, 0, SEQUENCE_START])),
+        st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1]), st.integers(0, 7)),
+        st.tuples(st.just("complete"), st.integers(0, 9), st.just(0), st.just(0)),
         st.tuples(st.just("advance"), st.sampled_from([1, 60, 600])),
         st.tuples(st.just("instances"), st.sampled_from("ab"), st.integers(0, 2)),
         st.tuples(st.just("reload"), st.sampled_from("ab"), st.integers(1, 2)),
-        st.tuples(st.just("lose"), st.sampled_from("ab")),
+        st.tuples(st.just("lose"), st.sampled_from("ab"), st.booleans()),
         st.tuples(st.just("cancel"), st.integers(0, 30)),
     ),
     max_size=80,
@@ -57,55 +65,67 @@ class Life:
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
+        assert config.sequence_batching is not None
+        self.is_iterative = config.sequence_batching.iterative_sequence
         self.model = ModelScheduler("model")
         self.model.configure(1, config)
+        self.workers = StatefulWorkers(config.checkpoint_every)
         self.now_us = 1_000
         self.live: dict[int, QueuedRequest] = {}
         self.batches: dict[int, Batch] = {}
-        self.sent: dict[int, list[int]] = defaultdict(list)  # keys by sequence, in the order sent to workers
-        self.places: dict[int, Instance] = {}  # where a sequence runs, until it ends or is lost
+        self.sent: dict[int | str, list[int]] = defaultdict(list)  # keys by sequence, in the order sent to workers
+        self.history: dict[int | str, list[bytes]] = {}  # what a sequence's state must have been made of, by its START
+        self.executions: dict[int, int] = defaultdict(int)
+        self.moved = 0
         self.keys = 0
         self.first = {"a": 0, "b": 0, "last": 0}  # numbers of workers' instances
         self.instances("a", 1)
 
     def send(self, sequence: int, flags: int) -> None:
         self.keys += 1
-        row = Part(self.keys, -1, 1, "", 0, 0, 0, sequence, flags, "", b"body")
+        row = Part(self.keys, -1, 1, "", 0, 0, 0, 0 if self.is_iterative else sequence, flags, "", b"%d" % self.keys)
         (request,) = requests_of("gateway", [row], self.now_us, CountingFrame())
         self.live[self.keys] = request
         self.end(((), self.model.enqueue([request])))
 
-    def complete(self, number: int, outcome: int) -> None:
-        if self.batches:
-            batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
-            self.end(self.model.complete(self.now_us, batch.id, outcome, 5))
-            if outcome == BatchOutcome.UNANSWERED:
-                self.forget_places(lambda at: at is batch.instance)
+    def complete(self, number: int, outcome: int, again: int) -> None:
+        if not self.batches:
+            return
+        batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
+        rescheduled = []
+        if outcome == BatchOutcome.ANSWERED:
+            self.workers.run(batch)
+            if self.is_iterative:
+                rows = [row for row in range(SLOTS) if row not in batch.null_rows]
+                rescheduled = [row for row in rows[: len(batch.requests)] if again >> row & 1]
+        ended = self.model.complete(self.now_us, batch.id, outcome, 5, rescheduled)
+        self.end(ended)
+        over = {request.key for request in ended[0]} | {failure.request.key for failure in ended[1]}
+        for request in batch.requests:
+            assert request.gateway == NOBODY or request.key in over or outcome or rescheduled
 
     def advance(self, time_us: int) -> None:
         self.now_us += time_us
 
     def instances(self, worker: str, count: int) -> None:
-        first = self.first[worker]
-        self.end(self.model.set_instances(worker, {1: count}, {1: first}))
-        self.forget_places(lambda at: at.worker == worker and not first <= at.number < first + count)
+        self.end(self.model.set_instances(worker, {1: count}, {1: self.first[worker]}))
 
     def reload(self, worker: str, count: int) -> None:
         self.first[worker] += MAX_INSTANCES
         self.instances(worker, count)
 
-    def lose(self, worker: str) -> None:
+    def lose(self, worker: str, has_run: bool) -> None:
+        """Its batches may have been run and answered before it died: nobody was told."""
         for batch_id in self.model.in_flight_on(worker):
-            del self.batches[batch_id]
+            batch = self.batches.pop(batch_id)
+            if has_run:
+                self.workers.run(batch)
         self.end(self.model.worker_lost(self.now_us, worker))
-        self.forget_places(lambda at: at.worker == worker)
+        self.workers.lose(worker)
 
     def cancel(self, number: int) -> None:
         if self.live:
             self.end(self.model.cancel("gateway", [list(self.live)[number % len(self.live)]]))
-
-    def forget_places(self, are_gone: Callable[[Instance], bool]) -> None:
-        self.places = {sequence: at for sequence, at in self.places.items() if not are_gone(at)}
 
     def end(self, ended: Ended) -> None:
         answered, failures = ended
@@ -113,36 +133,53 @@ class Life:
             assert self.live.pop(request.key) is request
         for request, error in failures:
             assert self.live.pop(request.key) is request
-            assert error.code in (ErrorCode.INVALID_ARG, ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED)
+            codes = (ErrorCode.INVALID_ARG, ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED, ErrorCode.INTERNAL)
+            assert error.code in codes
 
     def pump(self) -> None:
         batches, wake_at_us = self.model.dispatch(self.now_us)
         assert wake_at_us is None or wake_at_us > self.now_us
         running = [r for batch in self.batches.values() for r in batch.requests]
+        busy = {place.run for batch in self.batches.values() for place in batch.places}
         for batch in batches:
             assert all(running_batch.instance is not batch.instance for running_batch in self.batches.values())
             sequences = [request.correlation_id for request in batch.requests]
-            assert len(set(sequences)) == len(sequences) <= SLOTS
-            for request in batch.requests:
+            assert len(set(sequences)) == len(sequences) == len(batch.places) <= SLOTS
+            assert not busy.intersection(place.run for place in batch.places), "one of a sequence at a time"
+            for request, place in zip(batch.requests, batch.places, strict=True):
                 assert request not in running
                 assert not request.cancelled
-                self.check_request(request, batch.instance)
+                self.check_request(request, place.flags)
+                self.moved += place.restore
             rows = len(batch.requests) + len(batch.null_rows)
             assert rows <= SLOTS
             assert list(batch.null_rows) == sorted(set(batch.null_rows))
+            # What each row must find in its slot, when it runs.
+            self.workers.expect(batch, [self.expected(request) for request in batch.requests])
             self.batches[batch.id] = batch
 
-    def check_request(self, request: QueuedRequest, place: Instance) -> None:
-        sequence = int(request.correlation_id)
-        keys = self.sent[sequence]
-        assert not keys or keys[-1] < request.key, "out of order"
+    def check_request(self, request: QueuedRequest, flags: int) -> None:
+        if request.gateway == NOBODY:
+            assert self.config.checkpoint_every > 1
+            return
+        if self.is_iterative:
+            assert flags == (0 if self.executions[request.key] else SEQUENCE_START)
+            self.executions[request.key] += 1
+            return
+        keys = self.sent[request.correlation_id]
+        assert not keys or keys[-1] < request.key or (keys[-1] == request.key and request.attempts), "out of order"
+        if flags & SEQUENCE_START:
+            self.history[request.correlation_id] = []
+        if not (keys and keys[-1] == request.key and not flags & SEQUENCE_START):
+            self.history[request.correlation_id].append(request.body)
         keys.append(request.key)
-        if request.sequence_flags & SEQUENCE_START:
-            self.places[sequence] = place
-        else:
-            assert self.places[sequence] is place, "moved, or went on after its state was lost"
-        if request.sequence_flags & SEQUENCE_END:
-            del self.places[sequence]
+
+    def expected(self, request: QueuedRequest) -> list[bytes] | None:
+        """The requests whose effect is in the state that this one sees; None for what is checked by its run alone."""
+        if self.is_iterative:
+            return None
+        history = self.history[request.correlation_id]
+        return history[: history.index(request.body)]
 
     def run_out(self) -> None:
         self.instances("last", 1)
@@ -151,39 +188,78 @@ class Life:
             if not self.live:
                 return
             if self.batches:
-                self.complete(0, BatchOutcome.ANSWERED)
+                self.complete(0, BatchOutcome.ANSWERED, 0)
             else:
                 self.advance(IDLE_US)
         raise AssertionError(f"{len(self.live)} requests never end")
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(CONFIGS), EVENTS)
-def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
+def live(config: ModelConfig, events: list[tuple[Any, ...]]) -> Life:
     life = Life(config)
     for name, *arguments in events:
+        EVENTS_TRIED[0] += 1
         getattr(life, name)(*arguments)
         life.pump()
         assert len(life.model) == len(life.live)
     life.run_out()
     assert len(life.model) == life.model.waiting == 0
+    return life
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.sampled_from(PLAIN), EVENTS)
+def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
+    assert live(config, events).moved == 0
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(CHECKPOINTED), EVENTS)
+def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
+    live(config, events)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(ITERATIVE), EVENTS)
+def test_any_life_of_iterative_sequences(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
+    live(config, events)
 
 
 def test_null_rows_keep_each_sequence_at_its_row() -> None:
-    life = Life(CONFIGS[0])
+    life = Life(PLAIN[0])
     for sequence in (1, 2, 3):
         life.send(sequence, SEQUENCE_START)
     life.pump()
-    life.complete(0, BatchOutcome.ANSWERED)
+    life.complete(0, BatchOutcome.ANSWERED, 0)
     life.send(3, 0)
     life.pump()
     (batch,) = life.batches.values()
     assert batch.null_rows == [0, 1]
 
 
+def test_a_checkpointed_sequence_goes_on_elsewhere() -> None:
+    """With a checkpoint after every second request: the third is answered to nobody, the fourth is run once more."""
+    life = Life(config({"direct": {}}, every=2))
+    for flags in (SEQUENCE_START, 0, 0):
+        life.send(1, flags)
+        life.pump()
+        life.complete(0, BatchOutcome.ANSWERED, 0)
+    life.send(1, 0)
+    life.pump()
+    life.instances("b", 1)
+    life.lose("a", has_run=False)
+    replays = []
+    for _ in range(2):
+        life.pump()
+        (batch,) = life.batches.values()
+        replays.append((batch.requests[0].gateway, batch.requests[0].body, *batch.places[0][1:3]))
+        life.complete(0, BatchOutcome.ANSWERED, 0)
+    assert replays == [(NOBODY, b"3", 2, True), ("gateway", b"4", 3, False)]
+    assert not life.live
+
+
 def test_a_sequence_whose_instance_died_is_told_so() -> None:
     model = ModelScheduler("model")
-    model.configure(1, CONFIGS[0])
+    model.configure(1, PLAIN[0])
     model.set_instances("a", {1: 1})
     row = Part(1, -1, 1, "", 0, 0, 0, "s", SEQUENCE_START, "", b"")
     model.enqueue(requests_of("gateway", [row], 0, CountingFrame()))
@@ -197,9 +273,20 @@ def test_a_sequence_whose_instance_died_is_told_so() -> None:
 
 def test_a_sequence_waits_for_a_slot_no_longer_than_its_timeout() -> None:
     model = ModelScheduler("model")
-    model.configure(1, CONFIGS[0])
+    model.configure(1, PLAIN[0])
     row = Part(1, -1, 1, "", 0, 100, 0, 5, SEQUENCE_START, "", b"")
     model.enqueue(requests_of("gateway", [row], 0, CountingFrame()))
     assert model.expire(99) == ((), [])
     _, (failure,) = model.expire(100)
     assert failure.error.message == "timeout of the corresponding sequence has been expired"
+
+
+def test_a_request_that_kills_workers_is_given_up() -> None:
+    life = Life(config({"direct": {}}, every=1))
+    life.send(1, SEQUENCE_START)
+    for _ in range(4):
+        life.pump()
+        assert life.live
+        life.lose("a", has_run=False)
+        life.instances("a", 1)
+    assert not life.live
