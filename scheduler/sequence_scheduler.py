@@ -305,6 +305,8 @@ class SequenceScheduler:
                 sequence.queue.clear()
             elif request.gateway != NOBODY:
                 self._table.put_back(sequence, request)
+            else:
+                self._table.ran(sequence, now_us)
         lost = self._lost(
             [request for request in (*over, *given_up) if request.gateway != NOBODY], self._table.evict(instance)
         )

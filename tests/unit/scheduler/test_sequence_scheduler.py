@@ -44,20 +44,18 @@ PLAIN = [config(strategy) for strategy in STRATEGIES]
 CHECKPOINTED = [config(strategy, every) for strategy in STRATEGIES for every in (1, 2, 3)]
 ITERATIVE = [config({**strategy, "iterative_sequence": True}) for strategy in STRATEGIES]
 
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("send"), st.integers(1, 7), st.sampled_from([0, 0, SEQUENCE_START, SEQUENCE_END, 3])),
-        st.tuples(st.just("send"), st.integers(1, 4), st.sampled_from([0, 0, 0, SEQUENCE_START])),
-        st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1]), st.integers(0, 7)),
-        st.tuples(st.just("complete"), st.integers(0, 9), st.just(0), st.just(0)),
-        st.tuples(st.just("advance"), st.sampled_from([1, 60, 600])),
-        st.tuples(st.just("instances"), st.sampled_from("ab"), st.integers(0, 2)),
-        st.tuples(st.just("reload"), st.sampled_from("ab"), st.integers(1, 2)),
-        st.tuples(st.just("lose"), st.sampled_from("ab"), st.booleans()),
-        st.tuples(st.just("cancel"), st.integers(0, 30)),
-    ),
-    max_size=80,
+EVENT = st.one_of(
+    st.tuples(st.just("send"), st.integers(1, 7), st.sampled_from([0, 0, SEQUENCE_START, SEQUENCE_END, 3])),
+    st.tuples(st.just("send"), st.integers(1, 4), st.sampled_from([0, 0, 0, SEQUENCE_START])),
+    st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1]), st.integers(0, 7)),
+    st.tuples(st.just("complete"), st.integers(0, 9), st.just(0), st.just(0)),
+    st.tuples(st.just("advance"), st.sampled_from([1, 60, 600])),
+    st.tuples(st.just("instances"), st.sampled_from("ab"), st.integers(0, 2)),
+    st.tuples(st.just("reload"), st.sampled_from("ab"), st.integers(1, 2)),
+    st.tuples(st.just("lose"), st.sampled_from("ab"), st.booleans()),
+    st.tuples(st.just("cancel"), st.integers(0, 30)),
 )
+EVENTS = st.one_of(st.lists(EVENT, max_size=30), st.lists(EVENT, min_size=40, max_size=120))
 
 
 class Life:
@@ -206,19 +204,19 @@ def live(config: ModelConfig, events: list[tuple[Any, ...]]) -> Life:
     return life
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.sampled_from(PLAIN), EVENTS)
 def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
     assert live(config, events).moved == 0
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(CHECKPOINTED), EVENTS)
 def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
     live(config, events)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(ITERATIVE), EVENTS)
 def test_any_life_of_iterative_sequences(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
     live(config, events)
