@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asking import http_inputs
+from role_process import RoleProcess
 from sequence_zoo import write_accumulator, write_checkpointed, write_history
 from serving import Server
 from tritonclient.utils import InferenceServerException
@@ -24,6 +27,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_history(models, "history")
     write_checkpointed(models, "each", 1)
     write_checkpointed(models, "third", 3, instances=2)
+    (folder / "second").mkdir()
     started = Server(folder, models)
     try:
         yield started
@@ -109,3 +113,45 @@ def test_checkpointed_sequences_outlive_their_worker(stateful: Server) -> None:
             ask(client, "direct", 1, 1)
         with pytest.raises(InferenceServerException, match="must specify the START flag"):
             ask(client, "each", 1, 1)
+
+
+def outcome(client: Any, model: str, sequence: int) -> float | str:
+    """The sequence's total after one more, or what became of it."""
+    try:
+        return total(client, model, sequence, 1)
+    except InferenceServerException as error:
+        return str(error.message())
+
+
+def test_sequences_go_on_at_another_worker(stateful: Server) -> None:
+    """Requests run, wait and have run since the last checkpoint when one of two workers is killed."""
+    second = RoleProcess(
+        stateful.folder / "second",
+        "worker",
+        f"--nats={stateful.nats_url}",
+        f"--model-repository={stateful.folder / 'models'}",
+    )
+    steps, sequences = 60, range(11, 19)
+    under_way = threading.Barrier(2 * len(sequences) + 1)
+
+    def one(model: str, sequence: int) -> None:
+        with stateful.http() as client:
+            for step in range(1, steps + 1):
+                assert total(client, model, sequence, sequence, start=step == 1, end=step == steps) == sequence * step
+                if step == 5:
+                    under_way.wait(20)
+
+    with ThreadPoolExecutor(2 * len(sequences)) as pool, stateful.http() as client:
+        for sequence in sequences:
+            assert total(client, "direct", sequence, 1, start=True) == 1
+        running = [pool.submit(one, model, sequence) for model in ("each", "third") for sequence in sequences]
+        under_way.wait(20)
+        second.end(signal.SIGKILL)
+        for future in running:
+            future.result(30)
+        ends = [outcome(client, "direct", sequence) for sequence in sequences]
+        lost = [
+            f"the state of sequence {sequence} of model 'direct' was lost with its instance: " for sequence in sequences
+        ]
+        assert all(end == 2 or str(end).startswith(name) for end, name in zip(ends, lost, strict=True))
+        assert 0 < ends.count(2) < len(ends)

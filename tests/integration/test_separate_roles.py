@@ -2,15 +2,12 @@
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nats
 import numpy as np
@@ -20,41 +17,11 @@ from endpoints import Endpoints
 from ensembles import write_ledger_ensembles
 from ledger import Ledger
 from model_zoo import write_slow, write_small_zoo
+from role_process import RoleProcess
 from serving import clean_environment, segments_of, wait_until
 
 from bus.embedded import EmbeddedNats
-from bus.parent_death import dies_with_parent
 from schemas.statistics import WorkerCounters, unpack_counters
-from telemetry.readiness import READY_FD
-
-
-class RoleProcess:
-    """One role; `facts` are what it announced when it was ready."""
-
-    def __init__(self, folder: Path, role: str, *options: str) -> None:
-        self._log = folder / f"{role}-{len(list(folder.iterdir()))}.log"
-        ready, announced = os.pipe()
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "weir", role, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**clean_environment(folder), READY_FD: str(announced)},
-                pass_fds=(announced,),
-                preexec_fn=dies_with_parent(),
-            )
-        os.close(announced)
-        with os.fdopen(ready) as pipe:
-            self.facts: dict[str, Any] = json.loads(pipe.readline() or "{}")
-        assert self.facts.get("ready"), self._log.read_text()
-
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(30)
 
 
 class Start:
