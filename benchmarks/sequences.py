@@ -35,6 +35,9 @@ from scheduler.queued_request import requests_of
 from schemas.messages import Part
 from schemas.model_config import ModelConfig
 
+STREAM_SEQUENCES = 250
+"""Sequences that share a stream."""
+
 MODEL = "accumulator"
 CONFIG = """
 backend: "onnxruntime"
@@ -103,7 +106,8 @@ async def drive(address: str, sequences: range, steps: int) -> Counter[str]:
                 "sequence_end": step == steps - 1,
             }
 
-    async with aio.InferenceServerClient(address) as client:
+    # A connection of its own, as another client would have.
+    async with aio.InferenceServerClient(address, channel_args=[("grpc.use_local_subchannel_pool", 1)]) as client:
         async for result, error in client.stream_infer(requests()):
             if error is not None:
                 outcome[f"error: {error.message()[:90]}"] += 1
@@ -124,9 +128,15 @@ async def drive(address: str, sequences: range, steps: int) -> Counter[str]:
     return outcome
 
 
+async def _drive_all(address: str, sequences: range, steps: int) -> Counter[str]:
+    streams = -(-len(sequences) // STREAM_SEQUENCES)
+    outcomes = await asyncio.gather(*(drive(address, sequences[n::streams], steps) for n in range(streams)))
+    return sum(outcomes, Counter[str]())
+
+
 def _client(address: str, sequences: range, steps: int) -> tuple[Counter[str], float, float]:
     begin_s = time.time()
-    return asyncio.run(drive(address, sequences, steps)), begin_s, time.time()
+    return asyncio.run(_drive_all(address, sequences, steps)), begin_s, time.time()
 
 
 def measure(live: int, steps: int, clients: int, checkpoint_every: int, kill_after_s: float) -> None:

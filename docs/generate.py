@@ -136,6 +136,27 @@ _BOUNDS = [
     ("scheduler.event_log", "MAX_LOG_FILE_BYTES", "events in one file of an event log", "the next file is begun"),
     ("scheduler.event_log", "KEPT_LOG_FILES", "files of event logs kept of each model", "the oldest is removed"),
     (
+        "scheduler.sequence_progress",
+        "MAX_REPLAY_BYTES",
+        "bodies of one version kept to be run again since the last checkpoints",
+        "a sequence that loses its slot ends",
+    ),
+    (
+        "bus.streams",
+        "STATES_MAX_BYTES",
+        "checkpoints of the states of sequences",
+        "a sequence that loses its slot ends",
+    ),
+    ("bus.streams", "STATES_TTL_S", "a checkpoint is kept", "a sequence that loses its slot ends"),
+    ("bus.sequence_states", "MAX_STATE_BYTES", "state of one sequence that is checkpointed", "it is not"),
+    ("bus.sequence_states", "FETCH_TIMEOUT_S", "wait for the checkpoints of a batch", "their sequences end"),
+    (
+        "worker.batch_execution",
+        "MAX_PAUSED",
+        "rescheduled requests of an instance whose responses are counted on",
+        "the stream of the oldest ends with an error",
+    ),
+    (
         "worker.statistics",
         "MAX_RESPONSE_INDEXES",
         "responses of a request with counters of their own",
