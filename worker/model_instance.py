@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from itertools import compress
 from typing import Any
 
@@ -103,6 +104,10 @@ class ModelInstance:
         sequences = model.config.sequence_batching
         self._has_null_rows = sequences is not None
         self._is_iterative = sequences is not None and sequences.iterative_sequence
+        # Its model may keep states by row, so rows stay where they are when one before them can't be run.
+        self._keeps_rows = (
+            sequences is not None and sequences.oldest is None and not (states or model.config.is_decoupled)
+        )
         self._on_finished = on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packer = AnswerPacker(arena_name)
@@ -280,8 +285,10 @@ class ModelInstance:
                 entry = batch.entries[position]
                 log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
         outcomes: Sequence[Result | None] = []
+        fillers = _fill_rows(positions, requests) if self._keeps_rows else ()
         if self._controls is not None:
-            self._controls.add_to(requests, (not _is_null(batch.entries[position]) for position in positions))
+            ready = (not _is_null(batch.entries[position]) and position not in fillers for position in positions)
+            self._controls.add_to(requests, ready)
         if self._states is not None:
             positions, requests = _accepted(self._states, batch, positions, requests, results)
         sizes: list[int] = []
@@ -301,6 +308,8 @@ class ModelInstance:
         if not self._is_iterative and RESCHEDULED in outcomes:
             outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
         for position, request, outcome in zip(positions, requests, outcomes, strict=True):
+            if position in fillers:
+                continue
             if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
                 self._client_memory.deliver(request, outcome)
             results[position] = outcome
@@ -308,7 +317,7 @@ class ModelInstance:
             execution.settle(results)
             return None
         if self._has_null_rows:
-            real = [batch.entries[position].gateway != NOBODY for position in positions]
+            real = [batch.entries[position].gateway != NOBODY and position not in fillers for position in positions]
             positions, sizes = list(compress(positions, real)), list(compress(sizes, real))
             requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
         traced = {
@@ -373,6 +382,17 @@ class ModelInstance:
             else:
                 answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
         return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
+
+
+def _fill_rows(positions: list[int], requests: list[InferRequest]) -> frozenset[int]:
+    """Puts null rows in the place of entries that can't be run, before others that can; returns their positions."""
+    missing = frozenset(range(positions[-1])).difference(positions) if positions else frozenset()
+    for position in sorted(missing):
+        filler = copy(requests[0])
+        filler.inputs = list(filler.inputs)
+        positions.insert(position, position)
+        requests.insert(position, filler)
+    return missing
 
 
 def _is_null(entry: BatchEntry) -> bool:
