@@ -12,17 +12,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from itertools import compress
 from typing import Any
 
 from bus.payloads import PayloadReader, StalePayload
 from bus.thread_publisher import Outgoing
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.errors import ErrorCode, WeirError, internal
 from schemas.messages import (
     NOBODY,
-    BatchEntry,
     BatchMessage,
     BatchOutcome,
     Done,
@@ -53,6 +51,7 @@ from worker.implicit_state import ImplicitStates
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
+from worker.sequence_rows import accepted, fill_rows, is_null, take_place
 from worker.statistics import ModelStatistics
 from worker.trace_moments import moments_of
 from worker.warmup import WarmUp, WarmUpSample
@@ -263,7 +262,7 @@ class ModelInstance:
                 if has_gone(request, self._reader):
                     raise StalePayload("the request was given up")
                 if entry.place is not None:
-                    _take_place(request, entry, is_reference=ref is not None)
+                    take_place(request, entry, is_reference=ref is not None)
                 # A null row is a copy of a request of this batch, whose last row is never null.
                 self._client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
             except StalePayload:
@@ -285,12 +284,12 @@ class ModelInstance:
                 entry = batch.entries[position]
                 log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
         outcomes: Sequence[Result | None] = []
-        fillers = _fill_rows(positions, requests) if self._keeps_rows else ()
+        fillers = fill_rows(positions, requests) if self._keeps_rows else ()
         if self._controls is not None:
-            ready = (not _is_null(batch.entries[position]) and position not in fillers for position in positions)
+            ready = (not is_null(batch.entries[position]) and position not in fillers for position in positions)
             self._controls.add_to(requests, ready)
         if self._states is not None:
-            positions, requests = _accepted(self._states, batch, positions, requests, results)
+            positions, requests = accepted(self._states, batch, positions, requests, results)
         sizes: list[int] = []
         first: Sequence[Outgoing] = ()
         if requests:
@@ -382,46 +381,3 @@ class ModelInstance:
             else:
                 answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
         return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
-
-
-def _fill_rows(positions: list[int], requests: list[InferRequest]) -> frozenset[int]:
-    """Puts null rows in the place of entries that can't be run, before others that can; returns their positions."""
-    missing = frozenset(range(positions[-1])).difference(positions) if positions else frozenset()
-    for position in sorted(missing):
-        filler = copy(requests[0])
-        filler.inputs = list(filler.inputs)
-        positions.insert(position, position)
-        requests.insert(position, filler)
-    return missing
-
-
-def _is_null(entry: BatchEntry) -> bool:
-    """Whether the row is nobody's: a copy of another that fills the batch."""
-    return entry.gateway == NOBODY and entry.place is None
-
-
-def _take_place(request: InferRequest, entry: BatchEntry, is_reference: bool) -> None:
-    """The request is what its place in its sequence says. Raises WeirError for one that can't run again."""
-    place = entry.place
-    assert place is not None  # noqa: S101 - asked by the caller
-    request.sequence_flags = place.flags
-    request.correlation_id = request.correlation_id or place.run
-    if entry.gateway == NOBODY and (is_reference or any(isinstance(tensor.data, tuple) for tensor in request.inputs)):
-        # Its caller has its answer: what lies in shared memory may be anything by now.
-        raise unavailable("a request whose content lay in shared memory can't run again")
-
-
-def _accepted(
-    states: ImplicitStates,
-    batch: BatchMessage,
-    positions: list[int],
-    requests: list[InferRequest],
-    results: list[Result | None],
-) -> tuple[list[int], list[InferRequest]]:
-    """The positions and requests whose states are there; the results of the others tell why not."""
-    refused = states.add_to(batch, [batch.entries[position] for position in positions], requests)
-    for position, error in zip(positions, refused, strict=True):
-        if error is not None:
-            results[position] = Result(error=error)
-    kept = [error is None for error in refused]
-    return list(compress(positions, kept)), list(compress(requests, kept))
