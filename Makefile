@@ -13,14 +13,15 @@ help: ## Show the targets.
 
 install: $(STAMP) ## Install Weir and what it needs into .venv.
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock networks.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Weir needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement networks.lock
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-demo: $(STAMP) ## Classify real files with a real network, and show latency and batch sizes.
+demo: $(STAMP) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
 	$(RUN) examples.demo
 
 serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001 and 8002 until Ctrl-C.
@@ -52,6 +53,8 @@ lock: $(STAMP) ## Choose the newest versions of all dependencies anew.
 	$(RUN) pip install --quiet --disable-pip-version-check uv
 	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file requirements.lock pyproject.toml
+	$(VENV)/bin/uv pip compile --python-version 3.11 --group networks --no-deps --generate-hashes --no-header --no-annotate \
+		--upgrade --quiet --output-file networks.lock
 
 clean: ## Remove what was installed, made and cached here.
 	rm -rf $(VENV) .weir .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

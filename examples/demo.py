@@ -1,65 +1,29 @@
-"""`make demo`: serve a real network and a Python model, classify real files over HTTP and gRPC, show how it behaves.
+"""`make demo`: serve real networks, let them recognise files, hear speech and read a picture, show how they behave.
 
-Everything goes through the stock `tritonclient`: each file is sent to model `file_features` (Python), and what comes back
-to model `magika` (ONNX Runtime), which is asked for its best label (Triton's classification extension).
+Everything goes through the stock `tritonclient`, by the clients of this folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from tritonclient import grpc as triton_grpc
 from tritonclient import http as triton_http
 
+from examples import read_picture, vad_streams
 from examples.demo_repository import DEMO_FOLDER, build_demo_repository
 from examples.demo_server import DemoServer, running_server
-from examples.load import measure
+from examples.load import counts, measure
+from examples.recognise_files import FEATURES, MODEL, features, files, recognised_files
 
-MODEL, FEATURES = "magika", "file_features"
 IN_FLIGHT = (1, 8, 32)
-
-_CHECKOUT = Path(__file__).parent.parent
-_OF_THE_CHECKOUT = (
-    "README.md",
-    "Makefile",
-    "LICENSE",
-    "pyproject.toml",
-    "calls/inference.py",
-    "examples/models/magika/config.pbtxt",
-    ".ci/run",
-)
-_OF_PYTHON = (
-    "json/decoder.py",
-    "json/__pycache__/decoder.*.pyc",
-    "ensurepip/_bundled/pip-*.whl",
-    "idlelib/Icons/idle_48.png",
-    "idlelib/Icons/idle_48.gif",
-    "idlelib/help.html",
-    "lib-dynload/math.*.so",
-)
-
-
-class Recognised(NamedTuple):
-    """A file's label, the network's certainty of it, and the milliseconds that both models took together."""
-
-    label: str
-    score: float
-    ms: float
-
-    def cells(self) -> tuple[str, str, str]:
-        """The same as text."""
-        return self.label, f"{self.score:.3f}", f"{self.ms:.1f}"
 
 
 def main() -> None:
@@ -74,50 +38,34 @@ def main() -> None:
     log = arguments.folder / "server.log"
     with running_server(repository, ["--http-port=0", "--grpc-port=0", "--metrics-port=0"], log) as server:
         console.print(server.block)
-        console.print(recognised_files(server))
+        console.print(recognised_files(server.http, server.grpc, files()))
+        console.print(speech_heard(server))
+        console.print(picture_read(server, arguments.folder / "picture.png"))
         console.print(latencies(server, arguments.seconds))
     console.print(f"Stopped cleanly. The server's log: {log}")
 
 
-def recognised_files(server: DemoServer) -> Table:
-    """What the network says of each file, asked over both protocols."""
-    table = Table(
-        title="Files recognised, each asked over HTTP and over gRPC", box=box.SIMPLE_HEAD, title_justify="left"
+def speech_heard(server: DemoServer) -> Table:
+    """Which of several streams have speech in them, and that chunks of different streams run together."""
+    sounds = vad_streams.synthesised()
+    before = counts(server, vad_streams.MODEL)
+    began = time.perf_counter()
+    heard = asyncio.run(vad_streams.listen(server.grpc, sounds))
+    table = vad_streams.streams_table(heard, time.perf_counter() - began)
+    chunks, batches = (
+        after - earlier for after, earlier in zip(counts(server, vad_streams.MODEL), before, strict=True)
     )
-    for column in ("file", "bytes", "protocol", "label", "score", "ms"):
-        table.add_column(column, justify="right" if column in ("bytes", "score", "ms") else "left")
-    with (
-        triton_http.InferenceServerClient(server.http) as http,
-        triton_grpc.InferenceServerClient(server.grpc) as grpc,
-    ):
-        for name, path in files():
-            content = path.read_bytes()
-            over_http = recognise(triton_http, http, content)
-            over_grpc = recognise(triton_grpc, grpc, content)
-            table.add_row(name, str(len(content)), "HTTP", *over_http.cells())
-            table.add_row("", "", "gRPC", *over_grpc.cells())
+    table.caption = f"{chunks / batches:.1f} streams in a batch, on average"
+    table.caption_justify = "left"
     return table
 
 
-def recognise(triton: ModuleType, client: object, content: bytes) -> Recognised:
-    """Sends a file's content through both models; `triton` is the client's module (`tritonclient.http` or `.grpc`)."""
-    began = time.perf_counter()
-    row = features(triton, client, content)
-    image = triton.InferInput("bytes", list(row.shape), "INT32")
-    image.set_data_from_numpy(row)
-    best = triton.InferRequestedOutput("target_label", class_count=1)
-    answer = client.infer(MODEL, [image], outputs=[best]).as_numpy("target_label")  # type: ignore[attr-defined]
-    ms = (time.perf_counter() - began) * 1000
-    score, _, label = answer.reshape(-1)[0].decode().split(":")
-    return Recognised(label, float(score), ms)
-
-
-def features(triton: ModuleType, client: object, content: bytes) -> np.ndarray:
-    """What model `file_features` makes of a file's content: int32 [1, 2048]."""
-    file = triton.InferInput("FILE", [1, 1], "BYTES")
-    file.set_data_from_numpy(np.array([[content]], np.object_))
-    row: np.ndarray = client.infer(FEATURES, [file]).as_numpy("bytes")  # type: ignore[attr-defined]
-    return row
+def picture_read(server: DemoServer, path: Path) -> Table:
+    """What text stands in a picture that is rendered here, and left at `path` to be looked at."""
+    picture = read_picture.rendered(read_picture.LINES)
+    path.write_bytes(picture)
+    with triton_http.InferenceServerClient(server.http) as client:
+        return read_picture.lines_table(str(path), read_picture.read(client, picture))
 
 
 def latencies(server: DemoServer, seconds: float) -> Table:
@@ -125,7 +73,7 @@ def latencies(server: DemoServer, seconds: float) -> Table:
     table = Table(title="Latency and batch sizes over HTTP", box=box.SIMPLE_HEAD, title_justify="left")
     for column in ("model", "in flight", "requests/s", "p50 ms", "p99 ms", "mean batch size"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    content = (_CHECKOUT / "README.md").read_bytes()
+    content = Path(__file__).read_bytes()
     with triton_http.InferenceServerClient(server.http) as client:
         row = features(triton_http, client, content)
     file = triton_http.InferInput("FILE", [1, 1], "BYTES")
@@ -144,18 +92,6 @@ def latencies(server: DemoServer, seconds: float) -> Table:
                 f"{figures.batch_size:.2f}",
             )
     return table
-
-
-def files() -> Iterator[tuple[str, Path]]:
-    """(name to show, path) of real files: of this checkout, and of the Python that runs, where it has them."""
-    for name in _OF_THE_CHECKOUT:
-        if (_CHECKOUT / name).is_file():
-            yield name, _CHECKOUT / name
-    library = Path(sysconfig.get_path("stdlib"))
-    for pattern in _OF_PYTHON:
-        for path in sorted(library.glob(pattern))[:1]:
-            yield f"{library.name}/{path.relative_to(library)}", path
-    yield Path(sys.executable).name, Path(sys.executable).resolve()
 
 
 if __name__ == "__main__":

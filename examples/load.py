@@ -41,17 +41,17 @@ def measure(
                 latencies.append((time.perf_counter() - began) * 1000)
         return latencies
 
-    before = _counts(server, model)
+    before = counts(server, model)
     began = time.perf_counter()
     with ThreadPoolExecutor(in_flight) as clients:
         latencies = np.concatenate(list(clients.map(ask, range(in_flight))))
     took = time.perf_counter() - began
-    rows, batches = (after - earlier for after, earlier in zip(_counts(server, model), before, strict=True))
+    rows, batches = (after - earlier for after, earlier in zip(counts(server, model), before, strict=True))
     p50, p99 = np.percentile(latencies, [50, 99])
     return LoadFigures(in_flight, len(latencies) / took, float(p50), float(p99), rows / batches)
 
 
-def _counts(server: DemoServer, model: str) -> tuple[int, int]:
+def counts(server: DemoServer, model: str) -> tuple[int, int]:
     """(inferences, batches that ran) of the model so far, from the metrics page."""
     with urllib.request.urlopen(server.metrics) as page:
         text = page.read().decode()

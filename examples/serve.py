@@ -6,6 +6,7 @@ What follows the command's name is passed on to `weir serve`.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from pathlib import Path
 
 from tritonclient import http as triton
 
-from examples.demo import MODEL, features
 from examples.demo_repository import DEMO_FOLDER, build_demo_repository
 from examples.demo_server import DemoServer, running_server
+from examples.recognise_files import MODEL, features
 
 
 def main(options: Sequence[str]) -> None:
@@ -32,8 +33,19 @@ def main(options: Sequence[str]) -> None:
             print(line, end="")
             if not line.strip():
                 break
-        print(f"Try it: which kind of file is {__file__.rpartition('/')[2]}?\n\n  {curl(server)}\n", flush=True)
+        print(to_try(server), flush=True)
         server.process.wait()
+
+
+def to_try(server: DemoServer) -> str:
+    """Commands that ask each of the networks."""
+    python = os.path.relpath(sys.executable)
+    return (
+        f"Try it: hear speech, read a picture, tell which kind of file {Path(__file__).name} is\n\n"
+        f"  {python} -m examples.vad_streams --url={server.grpc}\n"
+        f"  {python} -m examples.read_picture --url={server.http}\n"
+        f"  {curl(server)}\n"
+    )
 
 
 def curl(server: DemoServer) -> str:

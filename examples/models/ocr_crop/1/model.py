@@ -100,6 +100,6 @@ def padded(lines):
     """
     width = max([MIN_LINE_WIDTH, *(line.shape[2] for line in lines)])
     batch = np.zeros((max(1, len(lines)), 3, LINE_HEIGHT, width), np.float32)
-    for row, line in zip(batch, lines):
+    for row, line in zip(batch, lines, strict=False):
         row[:, :, : line.shape[2]] = line
     return batch

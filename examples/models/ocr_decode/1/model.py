@@ -26,7 +26,7 @@ class TritonPythonModel:
         lines = len(pb_utils.get_input_tensor_by_name(request, "BOX").as_numpy())
         seen = pb_utils.get_input_tensor_by_name(request, "CHARACTER").as_numpy()[:lines]
         certain = pb_utils.get_input_tensor_by_name(request, "CERTAINTY").as_numpy()[:lines]
-        read = [self.text(*columns) for columns in zip(seen, certain)]
+        read = [self.text(*columns) for columns in zip(seen, certain, strict=True)]
         return [
             pb_utils.Tensor("TEXT", np.array([text.encode() for text, _ in read], np.object_)),
             pb_utils.Tensor("SCORE", np.array([score for _, score in read], np.float32)),
