@@ -98,7 +98,7 @@ def chunks(sound: np.ndarray) -> np.ndarray:
     return rows
 
 
-def streams_table(heard: Mapping[str, np.ndarray], seconds: float, columns: int = 40) -> Table:
+def streams_table(heard: Mapping[str, np.ndarray], seconds: float, columns: int = 32) -> Table:
     """A line for each stream: how much of it is speech, and when."""
     total = sum(map(len, heard.values()))
     title = f"Speech in {len(heard)} streams of sound, heard at once: {total} chunks in {seconds:.1f} s"

@@ -16,6 +16,7 @@ PAGES = (
     "docs/observability.md",
     "docs/compatibility.md",
     "docs/architecture.md",
+    "examples/README.md",
 )
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
