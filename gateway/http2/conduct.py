@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from gateway.http2.allowance import Allowance
 from gateway.http2.faults import ConnectionFault, FaultCode
@@ -11,6 +11,8 @@ from gateway.http2.options import Http2Options
 
 MAX_IDLE_FRAMES = 1000
 """Frames that ask for nothing (pings, settings, empty data, ...) until something is answered."""
+IDLE_FRAMES_A_STREAM = 16
+"""How many more for each open stream: gRPC's clients widen each stream's window several times before its first answer."""
 
 RESETS_AT_ONCE = 1000
 RESETS_PER_S = 200.0
@@ -20,13 +22,26 @@ _PING_INTERVAL_WITHOUT_CALLS_S = 7200.0
 
 
 class Conduct:
-    """What one peer has done. Each `count` raises ConnectionFault (ENHANCE_YOUR_CALM) when it was once too often."""
+    """What one peer has done, which has `streams` open.
 
-    __slots__ = ("_clock", "_idle_frames", "_last_ping_s", "_options", "_ping_strikes", "_resets", "responded")
+    Each `count` raises ConnectionFault (ENHANCE_YOUR_CALM) when it was once too often.
+    """
 
-    def __init__(self, options: Http2Options, clock: Callable[[], float]) -> None:
+    __slots__ = (
+        "_clock",
+        "_idle_frames",
+        "_last_ping_s",
+        "_options",
+        "_ping_strikes",
+        "_resets",
+        "_streams",
+        "responded",
+    )
+
+    def __init__(self, options: Http2Options, clock: Callable[[], float], streams: Sized) -> None:
         self._options = options
         self._clock = clock
+        self._streams = streams
         self._idle_frames = 0
         self._last_ping_s = -math.inf
         self._ping_strikes = 0
@@ -38,7 +53,7 @@ class Conduct:
         """A frame came that asks for nothing."""
         self._forgive()
         self._idle_frames += 1
-        if self._idle_frames > MAX_IDLE_FRAMES:
+        if self._idle_frames > MAX_IDLE_FRAMES + IDLE_FRAMES_A_STREAM * len(self._streams):
             raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
     def count_reset(self) -> None:

@@ -58,7 +58,8 @@ class Connection:
         self._application = application
         self._headers = HeaderDecoder(application.interpret)
         self._frames = FrameReader()
-        self._conduct = Conduct(options, clock)
+        self.streams: dict[int, Stream] = {}
+        self._conduct = Conduct(options, clock, self.streams)
         self._preface: bytes | None = b""
         self._handlers: tuple[_Handler, ...] = tuple(
             self._on_first_settings if kind is FrameType.SETTINGS else self._on_first_frame for kind in FrameType
@@ -76,7 +77,6 @@ class Connection:
         self.is_closed = False
         self.is_greeted = False
         self.output = output
-        self.streams: dict[int, Stream] = {}
         output.write(_SETTINGS, frames.window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
 
     def receive(self, data: bytes) -> None:

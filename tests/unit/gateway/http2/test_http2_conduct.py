@@ -3,7 +3,7 @@
 import pytest
 from http2_peer import REQUEST, Peer, data, frame, headers, window_update, word
 
-from gateway.http2.conduct import MAX_IDLE_FRAMES, RESETS_AT_ONCE, RESETS_PER_S
+from gateway.http2.conduct import IDLE_FRAMES_A_STREAM, MAX_IDLE_FRAMES, RESETS_AT_ONCE, RESETS_PER_S
 from gateway.http2.faults import FaultCode
 from gateway.http2.frames import Flag, FrameType, settings
 from gateway.http2.options import Http2Options
@@ -28,7 +28,7 @@ FLOODS = {
 def test_floods_end_the_connection(flood: bytes) -> None:
     peer = Peer(EAGER)
     peer.tell(headers(1), headers(3, end=True))
-    peer.connection.receive(flood * (MAX_IDLE_FRAMES - 1))
+    peer.connection.receive(flood * (MAX_IDLE_FRAMES + IDLE_FRAMES_A_STREAM - 1))
     assert not peer.connection.is_closed
     peer.connection.receive(flood * 2)
     assert peer.goaway_code() == FaultCode.ENHANCE_YOUR_CALM
@@ -45,6 +45,15 @@ def test_a_peer_that_asks_in_between_is_not_sent_away() -> None:
     peer = Peer(EAGER)
     for number in range(5):
         peer.tell((PING + window_update(0, 1)) * (MAX_IDLE_FRAMES // 2 - 1), headers(2 * number + 1, end=True))
+    assert not peer.connection.is_closed
+
+
+def test_a_peer_with_many_open_streams_may_widen_the_window_of_each() -> None:
+    peer = Peer()
+    streams = range(1, 1000, 2)
+    peer.tell(*map(headers, streams))
+    for _ in range(4):
+        peer.tell(*(window_update(stream_id, 1000) for stream_id in streams))
     assert not peer.connection.is_closed
 
 
