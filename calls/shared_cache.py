@@ -16,6 +16,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.streams import ensure_response_cache
 from calls.cached_answer import CachedAnswer
+from schemas.errors import WeirError
 from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.calls")
@@ -42,9 +43,9 @@ class SharedCache:
 
     async def start(self) -> None:
         """Makes the bucket, now and whenever the broker comes back. Raises WeirError when it has no room for it."""
-        await self._ensure()
+        await ensure_response_cache(self._bus, self._size_bytes, self._ttl_s)
         await self._bus.subscribe(f"{self._subject}.*", self._on_answer)
-        self._bus.on_reconnect(self._ensure)
+        self._bus.on_reconnect(self._recover)
 
     def find(self, key: bytes, on_found: OnFound) -> None:
         """Calls `on_found` with the answer that lies there, or None; later, and once."""
@@ -64,8 +65,11 @@ class SharedCache:
             self._bus.publish(subjects.cached(key.hex()), answer.pack())
         return True
 
-    async def _ensure(self) -> None:
-        await ensure_response_cache(self._bus, self._size_bytes, self._ttl_s)
+    async def _recover(self) -> None:
+        try:
+            await ensure_response_cache(self._bus, self._size_bytes, self._ttl_s)
+        except WeirError as error:
+            logger.warning("nothing is found in the response cache: %s", error.message)
 
     def _on_answer(self, message: Message) -> None:
         answer = None

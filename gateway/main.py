@@ -118,9 +118,14 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         settings=live_settings,
         access=access,
     )
-    await inference.start(background)
     if cache is not None:
-        await cache.start()
+        try:
+            await cache.start()
+        except WeirError as error:
+            announce_failure(error.message)
+            await bus.close()
+            return 1
+    await inference.start(background)
     await live_settings.start()
     await registry.start(background)
     await regions.start(background)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import queue
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import tritonclient.grpc
 from asking import grpc_inputs, http_inputs
 from endpoints import Endpoints
 from model_zoo import SOURCES, write_python_model
+from nats.js.errors import NotFoundError
 from own_gateway import OwnGateway, own_gateway
 from serving import Server, wait_until
 from shared_regions import memory
@@ -286,15 +288,24 @@ def test_hits_keep_the_order_of_requests(server: Server) -> None:
     assert counts(server, ORDERED)["cache_hit"] == 1
 
 
+def settled(array: np.ndarray, *clients: Asked) -> int:
+    """The run that all these clients are told, once what was inserted has come to the cache: it is not waited for."""
+
+    def runs() -> set[int]:
+        told = {client.run(SHARED, array) for client in clients}
+        return told if len(told) == 1 else set()
+
+    (run,) = wait_until(runs)
+    return int(run)
+
+
 def test_gateways_share_a_cache_in_the_broker(pair: list[OwnGateway], server: Server) -> None:
     first, second = Asked(pair[0], "http"), Asked(pair[1], "grpc")
     before = counts(server, SHARED)
     with first.client, second.client:
         for length in (4, 75_000):
             array = fresh(length)
-            run = first.run(SHARED, array)
-            # What is inserted is on its way while the answer is.
-            wait_until(lambda array=array, run=run: second.run(SHARED, array) == run)
+            run = settled(array, first, second, first)
             assert first.run(SHARED, array) == second.run(SHARED, array) == run
             assert second.run(SHARED, array, request_id="x") == run
     changed = [added(before, counts(gateway, SHARED)) for gateway in (*pair, server)]
@@ -311,15 +322,19 @@ def test_rubbish_in_the_shared_cache_and_its_loss_cost_hits_only(pair: list[OwnG
     asked = Asked(pair[0], "http")
     with asked.client:
         array = fresh()
-        run = asked.run(SHARED, array)
-        wait_until(lambda: asked.run(SHARED, array) == run)
+        run = settled(array, asked, asked, asked)
         asyncio.run(_with_bucket(server.nats_url, _spoil))
-        other = asked.run(SHARED, array)
-        assert other != run
+        assert asked.run(SHARED, array) != run
         assert "the response cache holds what is no answer" in pair[0].log()
-        wait_until(lambda: asked.run(SHARED, array) == other)
+        other = settled(array, asked, asked, asked)
         asyncio.run(_with_bucket(server.nats_url, _delete))
         assert asked.run(SHARED, array) != other
+
+
+def test_a_cache_that_the_broker_has_no_room_for_is_told(server: Server, tmp_path: Path) -> None:
+    asyncio.run(_with_bucket(server.nats_url, _delete))
+    with own_gateway(tmp_path, server, cache_config=["nats,size=9000000000000000"]) as gateway:
+        assert "the message broker has no room for a response cache" in gateway.told["error"]
 
 
 async def _with_bucket(nats_url: str, work: Any) -> Any:
@@ -341,4 +356,5 @@ async def _spoil(jetstream: Any) -> None:
 
 
 async def _delete(jetstream: Any) -> None:
-    await jetstream.delete_stream(subjects.CACHE_STREAM)
+    with contextlib.suppress(NotFoundError):
+        await jetstream.delete_stream(subjects.CACHE_STREAM)
