@@ -1,8 +1,9 @@
-"""What a scheduler costs: `python -m benchmarks.scheduler_core` prints one line per case.
+"""What a scheduler costs: `python -m benchmarks.scheduler_core` prints a table of policies, then one line per case.
 
-First the sans-IO core alone (enqueue, dispatch, complete), in requests/s on one core; then the service around it, from
-the bytes of a frame to those of the batch and the end of the batch, in CPU microseconds a request. The broker and its
-client are excluded. Each figure is the best of many short rounds: what else the machine does only makes rounds slower.
+The table is of the sans-IO core alone (enqueue, dispatch, complete), on one core: how many requests a second it decides
+for, that is, when and where and with whom each runs. Then the service around it, from the bytes of a frame to those of
+the batch and the end of the batch, in CPU microseconds a request. The broker and its client are excluded. Each figure is
+the best of many short rounds: what else the machine does only makes rounds slower.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
+from math import inf
+from typing import Any, NamedTuple
 
 from bus.connection import Message
 from scheduler.model_scheduler import ModelScheduler
@@ -18,6 +21,7 @@ from scheduler.queued_request import requests_of
 from scheduler.service import SchedulerService
 from schemas.messages import Done, Part, pack_done, pack_frame
 from schemas.model_config import ModelConfig
+from schemas.requests import SEQUENCE_START
 
 ROUNDS = 200
 MAX_BATCH_SIZE = 32
@@ -25,20 +29,22 @@ BODY = bytes(150)
 CONFIG = ModelConfig.model_validate({"name": "model", "max_batch_size": MAX_BATCH_SIZE, "dynamic_batching": {}})
 
 
-def best_s(call: Callable[[], object], calls: int) -> float:
-    """The fastest round's time for one `call`."""
-    best = float("inf")
-    for _ in range(ROUNDS):
+def best_s(call: Callable[[], object], calls: int, rounds: int = ROUNDS, at_most_s: float = inf) -> float:
+    """The fastest round's time for one `call`; no further rounds after so long."""
+    best, over = inf, time.perf_counter() + at_most_s
+    for _ in range(rounds):
         begin = time.perf_counter()
         for _ in range(calls):
             call()
         best = min(best, time.perf_counter() - begin)
+        if begin > over:
+            break
     return best / calls
 
 
-def part(key: int) -> Part:
+def part(key: int, priority: int = 0, timeout_us: int = 0, sequence: int = 0, flags: int = 0) -> Part:
     """A request of batch size 1 for the latest version."""
-    return Part(key, -1, 1, "", 0, 0, 0, 0, 0, "", BODY)
+    return Part(key, -1, 1, "", priority, timeout_us, 0, sequence, flags, "", BODY)
 
 
 class _NoFrame:
@@ -51,25 +57,99 @@ class _NoFrame:
         pass
 
 
-def core_requests_per_s(instances: int) -> float:
-    """The core with every instance kept busy by full batches: one more comes in, all run ones end."""
-    model = ModelScheduler("model")
-    model.configure(1, CONFIG)
-    model.set_instances("worker", {1: instances})
-    keys, times, frame = count(), count(1), _NoFrame()
-    running: list[int] = []
+class Case(NamedTuple):
+    """A policy at work: `frames` of `size` requests each come before every dispatch, for `live` sequences in turn.
 
-    def cycle() -> None:
+    Without `sequence_batching` and `dynamic_batching` it is the default scheduler. Requests may have `priorities`, from 1
+    to so many, and timeouts.
+    """
+
+    name: str
+    config: dict[str, Any]
+    instances: int = 4
+    frames: int = 4
+    size: int = MAX_BATCH_SIZE
+    live: int = 0
+    priorities: int = 0
+    timeout_us: int = 0
+
+
+def _sequences(**strategy: Any) -> dict[str, Any]:
+    return {"sequence_batching": {**strategy, "max_sequence_idle_microseconds": 1 << 40}}
+
+
+_LEVELS = {"allow_timeout_override": True, "default_timeout_microseconds": 1 << 40}
+_DYNAMIC: dict[str, Any] = {"dynamic_batching": {}}
+_DELAYED = {"dynamic_batching": {"preferred_batch_size": [8, 16], "max_queue_delay_microseconds": 500}}
+_PRIORITIES = {
+    "dynamic_batching": {"priority_levels": 10, "default_priority_level": 10, "default_queue_policy": _LEVELS}
+}
+_MANY_SLOTS = _sequences(oldest={"max_candidate_sequences": 1250})
+
+CASES = (
+    Case("default", {}, frames=1, size=4),
+    Case("dynamic, 1 instance", _DYNAMIC, instances=1, frames=1),
+    Case("dynamic", _DYNAMIC),
+    Case("dynamic, preferred sizes, delay", _DELAYED),
+    Case("dynamic, 10 priorities, timeouts", _PRIORITIES, priorities=10, timeout_us=1 << 39),
+    Case("dynamic, one at a time", _DYNAMIC, frames=1, size=1),
+    Case("dynamic, 10 000 instances, one at a time", _DYNAMIC, instances=10_000, frames=1, size=1),
+    Case("direct, 128 sequences", _sequences(direct={}), live=128),
+    Case("direct, 5 000 sequences, 160 instances", _sequences(direct={}), instances=160, frames=160, live=5000),
+    Case("direct, the same, one at a time", _sequences(direct={}), instances=160, frames=1, size=1, live=5000),
+    Case("oldest, 128 sequences", _sequences(oldest={"max_candidate_sequences": 32}), live=128),
+    Case("oldest, 5 000 sequences", _MANY_SLOTS, live=5000),
+    Case("oldest, 5 000 sequences, one at a time", _MANY_SLOTS, frames=1, size=1, live=5000),
+)
+
+
+def decisions(case: Case) -> tuple[float, float]:
+    """(requests a second, requests a batch) of the core: what ran before ends, more comes in, batches are sent."""
+    model = ModelScheduler("model")
+    model.configure(1, ModelConfig.model_validate({"name": "model", "max_batch_size": MAX_BATCH_SIZE, **case.config}))
+    for worker in range(-(-case.instances // 8)):
+        model.set_instances(f"worker-{worker}", {1: min(8, case.instances - 8 * worker)})
+    keys, times, frame = count(1), count(1), _NoFrame()
+    running: list[int] = []
+    batches_sent = answered = 0
+
+    def enqueue(now_us: int, size: int, flags: int = 0) -> None:
+        rows = [
+            part(
+                key,
+                key % case.priorities + 1 if case.priorities else 0,
+                case.timeout_us,
+                key % case.live + 1 if case.live else 0,
+                flags,
+            )
+            if case.live or case.priorities
+            else part(key)
+            for key in islice(keys, size)
+        ]
+        if model.enqueue(requests_of("gateway", rows, now_us, frame)):
+            raise RuntimeError(f"{case.name}: a request was refused")
+
+    def cycle(size: int = case.size, frames: int = case.frames, flags: int = 0) -> None:
+        nonlocal batches_sent, answered
         now_us = next(times)
-        for _ in range(instances):
-            model.enqueue(requests_of("gateway", [part(next(keys)) for _ in range(MAX_BATCH_SIZE)], now_us, frame))
-        batches, _ = model.dispatch(now_us)
         for batch_id in running:
-            model.complete(now_us, batch_id, 0, 300)
+            answered += len(model.complete(now_us, batch_id, 0, 300)[0])
+        for _ in range(frames):
+            enqueue(now_us, size, flags)
+        batches, _ = model.dispatch(now_us)
+        batches_sent += len(batches)
         running[:] = [batch.id for batch in batches]
 
-    cycle()
-    return instances * MAX_BATCH_SIZE / best_s(cycle, calls=20)
+    if case.live:
+        cycle(size=case.live, frames=1, flags=SEQUENCE_START)
+        while len(model):
+            cycle(frames=0)
+    batches_sent = answered = 0
+    calls = max(1, 500 // (case.size * case.frames))
+    per_call_s = best_s(cycle, calls, at_most_s=2.0)
+    while len(model):
+        cycle(frames=0)
+    return case.size * case.frames / per_call_s, answered / batches_sent
 
 
 class _CollectingBus:
@@ -127,9 +207,10 @@ async def service_us_per_request(batch_size: int) -> float:
 
 def main() -> None:
     """Print the figures."""
-    for instances in (1, 4):
-        rate = core_requests_per_s(instances)
-        print(f"core, {instances} instance(s), batches of {MAX_BATCH_SIZE}: {rate:10,.0f} requests/s")
+    print(f"{'policy':42}{'decisions/s':>12}{'us each':>9}{'a batch':>9}")
+    for case in CASES:
+        rate, batch = decisions(case)
+        print(f"{case.name:42}{rate:12,.0f}{1e6 / rate:9.2f}{batch:9.1f}")
     for batch_size in (1, 8, 32):
         print(
             f"service, batches of {batch_size:2}: {asyncio.run(service_us_per_request(batch_size)):6.2f} us a request"
