@@ -38,7 +38,7 @@ def settings_of(scenario: Scenario, sweeps: Sequence[str]) -> Iterator[tuple[str
 
 
 def swept(scenario: Scenario, sweeps: Sequence[str], loads: Sequence[str]) -> Iterator[tuple[str, Curve]]:
-    """For each setting its report, and its curve."""
+    """For each setting its report, and its curve, which is called by the values."""
     for name, setting in settings_of(scenario, sweeps):
         points, lines = [], [name]
         for load in loads:
@@ -46,7 +46,9 @@ def swept(scenario: Scenario, sweeps: Sequence[str], loads: Sequence[str]) -> It
             p50_us, _, p99_us, _, _ = outcome.percentiles_us(outcome.latencies_us)
             points.append(Point(outcome.throughput, p50_us / 1000, p99_us / 1000))
             lines.append(_line(load, outcome, points[-1]))
-        yield "\n".join(lines), Curve(name, points)
+        # The title names what is swept, so the legend need not.
+        values = ", ".join(part.rpartition(" ")[2] for part in name.split(", "))
+        yield "\n".join(lines), Curve(values, points)
 
 
 def _line(load: str, outcome: Outcome, point: Point) -> str:
@@ -80,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
             for report, curve in swept(scenario, given.sweep, given.loads.split(",")):
                 print(report)
                 curves.append(curve)
-            title = f"{scenario.policy}: {' and '.join(sweep.partition('=')[0] for sweep in given.sweep)}"
+            title = f"{scenario.policy}, by {', '.join(sweep.partition('=')[0] for sweep in given.sweep)}"
             given.plot.write_text(latency_over_throughput(title, _subtitle(scenario), curves))
             print(f"drawn in {given.plot}")
     except (OSError, ValueError) as error:

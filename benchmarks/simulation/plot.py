@@ -33,14 +33,14 @@ def latency_over_throughput(title: str, subtitle: str, curves: Sequence[Curve]) 
     points = [point for curve in curves for point in curve.points]
     step = _round_step(max(point.throughput for point in points))
     most = step * ceil(max(point.throughput for point in points) / step)
-    low = floor(log10(max(1e-3, min(point.p50_ms for point in points))))
-    high = max(low + 1, ceil(log10(max(1e-3, *(point.p99_ms for point in points)))))
+    marks = _marks(min(point.p50_ms for point in points), max(point.p99_ms for point in points))
+    low, high = log10(marks[0]), log10(marks[-1])
 
     def x(throughput: float) -> float:
         return _LEFT + (_RIGHT - _LEFT) * throughput / most
 
     def y(latency_ms: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * (log10(max(1e-3, latency_ms)) - low) / (high - low)
+        return _BOTTOM - (_BOTTOM - _TOP) * (log10(max(marks[0], latency_ms)) - low) / (high - low)
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
@@ -49,12 +49,9 @@ def latency_over_throughput(title: str, subtitle: str, curves: Sequence[Curve]) 
         _text(_LEFT, 20, title, "start", 'font-size="15" font-weight="bold"'),
         _text(_LEFT, 37, subtitle, "start", 'fill="#666666"'),
     ]
-    for decade in range(low, high + 1):
-        for multiple in (1, 2, 5):
-            if decade < high or multiple == 1:
-                at = y(multiple * 10.0**decade)
-                lines.append(_line(_LEFT, at, _RIGHT, at, _GRID))
-                lines.append(_text(_LEFT - 8, at + 4, f"{multiple * 10.0**decade:g}", "end"))
+    for mark in marks:
+        lines.append(_line(_LEFT, y(mark), _RIGHT, y(mark), _GRID))
+        lines.append(_text(_LEFT - 8, y(mark) + 4, f"{mark:g}", "end"))
     for number in range(round(most / step) + 1):
         at = x(number * step)
         lines.append(_line(at, _TOP, at, _BOTTOM, _GRID))
@@ -98,3 +95,13 @@ def _round_step(most: float) -> float:
     """A step of 1, 2 or 5 times a power of ten, of which five to ten make up `most`."""
     power = 10.0 ** floor(log10(max(most, 1e-9) / 5))
     return next(power * multiple for multiple in (1, 2, 5, 10) if most / (power * multiple) <= 8)
+
+
+def _marks(least: float, most: float) -> list[float]:
+    """Latencies of 1, 2, 3 or 5 times a power of ten that enclose both, two at least."""
+    least = max(least, 1e-3)
+    decades = range(floor(log10(least)), ceil(log10(max(most, least))) + 2)
+    marks = [multiple * 10.0**decade for decade in decades for multiple in (1, 2, 3, 5)]
+    first = max(number for number, mark in enumerate(marks) if mark <= least)
+    last = min(number for number, mark in enumerate(marks) if mark >= most and number > first)
+    return marks[first : last + 1]
