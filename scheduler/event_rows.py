@@ -127,7 +127,7 @@ def pack_event(number: int, method: str, arguments: tuple[Any, ...], by_name: Ma
 def unpack_event(event: bytes) -> tuple[int, str, list[Any], dict[str, Any]]:
     """(number, method, arguments, arguments by name), ready to call the method with. Raises ValueError or TypeError."""
     number, method, arguments, by_name = msgpack.unpackb(event, ext_hook=_from_extension, strict_map_key=False)
-    if method not in EVENTS or type(number) is not int:
+    if method not in EVENTS or (type(number), type(arguments), type(by_name)) != (int, list, dict):
         raise ValueError(f"no event of a scheduler: {method!r}")
     return number, method, arguments, by_name
 

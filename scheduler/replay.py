@@ -84,6 +84,8 @@ def _rows(path: Path) -> Iterator[Any]:
 def _event(row: Any) -> Event:
     try:
         packed, batch_ids, digest = row
+        if type(batch_ids) is not list or type(digest) is not bytes:
+            raise TypeError("neither batch ids nor a digest")
         return Event(*unpack_event(packed), batch_ids, digest, packed)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise NotAnEventLog(f"not an event: {error}") from error
@@ -96,10 +98,13 @@ class Replay:
         self._ids: list[int] = []
         self._unknown_ids = count(_NO_BATCH_ID)
         self._next = header.first
-        if header.state is None:
-            self.scheduler = ModelScheduler(header.model, self._next_batch_id, **header.options)
-        else:
+        if header.state is not None:
             self.scheduler = unpack_state(header.state, self._next_batch_id)
+            return
+        try:
+            self.scheduler = ModelScheduler(header.model, self._next_batch_id, **header.options)
+        except TypeError as error:
+            raise UnknownState(f"not the options of a scheduler: {error}") from error
 
     def feed(self, event: Event) -> tuple[Any, str]:
         """What the scheduler decides, and in what it differs from what was recorded ("": in nothing)."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from model_simulation import UNAVAILABLE_TIMEOUT_US, Simulation
 from queued import LATEST, CountingFrame, request
-from test_model_simulation import lives
+from test_model_simulation import LIVES, lives
 
 from scheduler.event_log import SUFFIX, EventLog, RecordedModelScheduler
 from scheduler.event_rows import EVENTS, pack_event, unpack_event
@@ -87,7 +87,7 @@ def live_with_sequences(scheduler: ModelScheduler, strategy: str, seed: int, eve
         running += [batch.id for batch in scheduler.dispatch(now_us)[0]]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=LIVES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(events=lives([1, 2], [LATEST, LATEST, 1, 2, 7]))
 def test_any_life_is_replayed(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[Any, ...]]):
     folder = tmp_path_factory.mktemp("log")

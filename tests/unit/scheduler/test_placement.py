@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from typing import Any
 
@@ -153,7 +154,7 @@ class Rule:
         return min(free, key=lambda instance: (instance.held, self.since[instance]), default=None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=int(os.environ.get("WEIR_SIMULATIONS", "60")), deadline=None)
 @given(
     st.lists(
         st.one_of(
@@ -161,6 +162,7 @@ class Rule:
             st.tuples(st.just("occupy"), st.integers(1, 6), st.just(0)),
             st.tuples(st.just("free"), st.integers(0, 20), st.integers(1, 4)),
         ),
+        min_size=30,
         max_size=80,
     )
 )
