@@ -144,7 +144,7 @@ class Inference:
         if question is not None and question.answer is not None:
             if body_slot is not None:
                 body_slot.free()
-            return self._accept(model, request, b"", _NO_SLOTS, on_answer, trace, question)
+            return self._accept(model, request, b"", _NO_SLOTS, on_answer, request.deadline_ms, trace, question)
         slots: list[Freeable] = []
         if request.regions:
             if self._regions is None:
@@ -161,18 +161,21 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        return self._accept(model, request, body, slots, on_answer, trace, question)
+        return self._accept(model, request, body, slots, on_answer, request.deadline_ms, trace, question)
 
     def caches(self, model: ServedModel) -> bool:
         """Whether answers of the model may come from a cache, so that its requests can't be prepared."""
         return model.caches and self._cache is not None
 
     def submit_prepared(
-        self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer
+        self, model: ServedModel, prepared: PreparedRequest, body: bytes, on_answer: OnAnswer, deadline_ms: int = 0
     ) -> Pending:
-        """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message."""
+        """As `submit`, for a request that was checked before: `body` is packed, and small enough for a message.
+
+        `deadline_ms` is its own, for what is prepared is shared.
+        """
         self._in_flight.check_room()
-        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer)
+        return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer, deadline_ms)
 
     def _accept(
         self,
@@ -181,6 +184,7 @@ class Inference:
         body: bytes,
         slots: Sequence[Freeable],
         on_answer: OnAnswer,
+        deadline_ms: int,
         trace: Trace | None = None,
         question: Question | None = None,
     ) -> Pending:
@@ -192,7 +196,7 @@ class Inference:
             request.shape_key,
             request.priority,
             request.timeout_us,
-            0,
+            deadline_ms,
             request.correlation_id,
             request.sequence_flags,
             request.traceparent,

@@ -42,9 +42,9 @@ class InferRequest:
 
     `traceparent` and `tracestate` are W3C's, "" where there are none: the caller's at the door, and behind it those of the
     request's own trace, if it is traced. `arrival` is what a door notes for a trace of when the request came: two of
-    Triton's timestamps, each (name, unix nanoseconds). `regions` names the shared-memory regions that its tensors lie in.
-    `wants_moments` asks the worker to tell with the answer when the request passed the points of its way, which it does
-    for traced requests anyway.
+    Triton's timestamps, each (name, unix nanoseconds). `deadline_ms` is unix time, 0 for none: nobody waits for the answer
+    after it. `regions` names the shared-memory regions that its tensors lie in. `wants_moments` asks the worker to tell
+    with the answer when the request passed the points of its way, which it does for traced requests anyway.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -55,6 +55,7 @@ class InferRequest:
         "batch_size",
         "binary_default",
         "correlation_id",
+        "deadline_ms",
         "id",
         "inputs",
         "model_name",
@@ -90,6 +91,7 @@ class InferRequest:
         self.binary_default = False
         self.priority = 0
         self.timeout_us = 0
+        self.deadline_ms = 0
         self.correlation_id: int | str = 0
         self.sequence_flags = 0
         self.traceparent = ""

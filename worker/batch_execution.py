@@ -156,7 +156,8 @@ class BatchExecution(Execution):
 
     def is_cancelled(self, position: int) -> bool:
         """See `Execution`."""
-        return self._entries[position] in self._batch.cancelled
+        entry = self._entries[position]
+        return entry in self._batch.cancelled or self._batch.is_late(entry)
 
     def respond(self, position: int, result: Result | None, is_final: bool) -> None:
         """See `Execution`."""
@@ -287,8 +288,9 @@ class BatchExecution(Execution):
         now_ns = time.monotonic_ns()
         statistics = self._batches.statistics
         queue_ns = self._entry(position).queued_us * 1000 + self.start_ns - self._batch.received_ns
-        if has_failed or self.is_cancelled(position):
-            reason = "CANCELED" if self.is_cancelled(position) else "BACKEND"
+        is_abandoned = self._entries[position] in self._batch.cancelled
+        if has_failed or is_abandoned:
+            reason = "CANCELED" if is_abandoned else "BACKEND"
             statistics.record_failures(1, reason, queue_ns + now_ns - self.start_ns)
         else:
             phases = self._phases_ns(now_ns)
@@ -308,7 +310,7 @@ class BatchExecution(Execution):
         now_ns = time.monotonic_ns()
         if self._batches.decoupled:
             is_cancel = result is not None and result.error is not None and result.error.code is ErrorCode.CANCELLED
-            if is_cancel or self.is_cancelled(position):
+            if is_cancel or self._entries[position] in self._batch.cancelled:
                 outcome = "cancel"
             elif result is None:
                 outcome = "empty_response"

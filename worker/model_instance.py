@@ -18,16 +18,8 @@ from typing import Any
 from bus.payloads import PayloadReader, StalePayload
 from bus.thread_publisher import Outgoing
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal
-from schemas.messages import (
-    NOBODY,
-    BatchMessage,
-    BatchOutcome,
-    Done,
-    Moments,
-    pack_answers,
-    pack_error,
-)
+from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker
@@ -256,6 +248,10 @@ class ModelInstance:
             try:
                 if running.cancelled and position in running.cancelled:
                     raise StalePayload("the caller has gone")
+                if running.is_late(position):
+                    results[position] = Result(error=unavailable("Request timeout expired"))
+                    self._statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
+                    continue
                 ref = body_ref(entry.body)
                 body = entry.body if ref is None else self._reader.view(ref)
                 request = unpack_body(body, batch.model, batch.version)

@@ -11,18 +11,24 @@ from schemas.messages import BatchMessage
 class RunningBatch:
     """The batch's `message`, when it came, and which of its entries were cancelled meanwhile.
 
-    The event loop makes and cancels it, any thread may ask.
+    The event loop makes and cancels it, any thread may ask. `has_deadlines` says that entries have one: most have none,
+    and then nobody looks.
     """
 
-    __slots__ = ("cancelled", "message", "on_cancel", "received_ns")
+    __slots__ = ("cancelled", "has_deadlines", "message", "on_cancel", "received_ns")
 
     def __init__(self, message: BatchMessage) -> None:
         self.message = message
         self.received_ns = time.monotonic_ns()
+        self.has_deadlines = any(entry.deadline_ms for entry in message.entries)
         self.cancelled: frozenset[int] = frozenset()
         """Positions of entries whose callers have given up."""
         self.on_cancel: Callable[[], None] | None = None
         """Called in the event loop when there are more of those."""
+
+    def is_late(self, position: int) -> bool:
+        """Whether the deadline of an entry has passed: nobody waits for its answer any more."""
+        return self.has_deadlines and 0 < self.message.entries[position].deadline_ms <= time.time_ns() // 1_000_000
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> None:
         """The callers of these requests have given up."""

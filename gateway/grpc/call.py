@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from gateway.deadlines import deadline_ms_in
 from gateway.grpc.compression import Deflater, Inflation
 from gateway.grpc.head import CallHead
 from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_prefix
@@ -28,8 +29,8 @@ MAX_UNSENT_BYTES = 2**31
 class GrpcCall:
     """What all kinds of calls share: framing, deadline, status. A kind of call takes messages in `take` and `end`.
 
-    `limit` bounds a request message, in bytes. `on_cancel`, if set, is called when the call is over and was not
-    answered. It is an `Exchange` of its stream.
+    `limit` bounds a request message, in bytes. `deadline_ms` is unix time, 0 for a call without one. `on_cancel`, if set,
+    is called when the call is over and was not answered. It is an `Exchange` of its stream.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class GrpcCall:
         "_limit",
         "_reader",
         "_stream",
+        "deadline_ms",
         "head",
         "on_cancel",
     )
@@ -52,6 +54,7 @@ class GrpcCall:
         self._limit = limit
         self._reader: MessageReader | None = None
         self._stream = stream
+        self.deadline_ms = 0
         self.head = head
         self.on_cancel: Callable[[], None] | None = None
 
@@ -74,6 +77,7 @@ class GrpcCall:
             self._stream.send(trailers=head.refusal)
         elif head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
+            self.deadline_ms = deadline_ms_in(head.timeout_s)
 
     def receive(self, data: bytes | memoryview) -> None:
         """See Exchange."""

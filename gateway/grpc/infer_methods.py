@@ -30,7 +30,7 @@ class _ModelInfer:
 
     def __call__(self, call: UnaryCall, data: Message) -> None:
         on_answer = partial(self._answer, call)
-        submitted = self._requests.submit_prepared(call.head, data, on_answer, takes_decoupled=False)
+        submitted = self._requests.submit_prepared(call.head, data, on_answer, False, call.deadline_ms)
         if submitted is not None:
             pending = submitted[1]
         else:
@@ -40,7 +40,7 @@ class _ModelInfer:
                 raise WeirError(
                     ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
                 )
-            pending = self._requests.submit(call.head, data, message, raw_contents, served, on_answer)
+            pending = self._requests.submit(call.head, data, message, raw_contents, served, on_answer, call.deadline_ms)
         call.on_cancel = partial(self._requests.abandon, pending)
 
     def _answer(

@@ -44,6 +44,7 @@ class InferRequests:
         raw_contents: Sequence[bytes | memoryview],
         served: ServedModel,
         on_answer: OnAnswer,
+        deadline_ms: int = 0,
         is_traced: bool | None = None,
     ) -> Pending:
         """Publishes the request that `decode_request` has read from `data`. Raises WeirError for what is refused.
@@ -55,6 +56,7 @@ class InferRequests:
         if is_traced is None:
             is_traced = tracing.is_on and tracing.samples(served.name, head.traceparent)
         request.traceparent, request.tracestate = head.traceparent, head.tracestate
+        request.deadline_ms = deadline_ms
         if is_traced:
             now_ns = time.time_ns()
             request.arrival = ("GRPC_WAITREAD_START", now_ns), ("GRPC_WAITREAD_END", now_ns)
@@ -66,7 +68,7 @@ class InferRequests:
         return pending
 
     def submit_prepared(
-        self, head: CallHead, data: Message, on_answer: OnAnswer, takes_decoupled: bool
+        self, head: CallHead, data: Message, on_answer: OnAnswer, takes_decoupled: bool, deadline_ms: int = 0
     ) -> tuple[ServedModel, Pending] | None:
         """Publishes a request of which all but the tensors is known; None for another. Raises WeirError as `submit`."""
         if head.forwarded or not isinstance(data, bytes):
@@ -84,9 +86,9 @@ class InferRequests:
         tracing = self._inference.tracing
         if tracing.is_on and tracing.samples(served.name, head.traceparent):
             message, raw_contents = decode_request(data)
-            return served, self.submit(head, data, message, raw_contents, served, on_answer, is_traced=True)
+            return served, self.submit(head, data, message, raw_contents, served, on_answer, deadline_ms, True)
         on_answer = partial(on_answer, served, request)
-        return served, self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer)
+        return served, self._inference.submit_prepared(served, prepared, prepared.pack(data), on_answer, deadline_ms)
 
     def abandon(self, pending: Pending) -> None:
         """Nobody waits for the answer any more."""

@@ -111,12 +111,12 @@ class _InferStream:
     # Requests
 
     def _submit(self, asked: _Asked, data: Message) -> None:
-        head, on_answer = self._call.head, partial(self._answer, asked)
+        head, on_answer, deadline_ms = self._call.head, partial(self._answer, asked), self._call.deadline_ms
         request_id = ""
         try:
             submitted = None
             if not self._call.is_draining:
-                submitted = self._requests.submit_prepared(head, data, on_answer, takes_decoupled=True)
+                submitted = self._requests.submit_prepared(head, data, on_answer, True, deadline_ms)
             if submitted is not None:
                 asked.is_ordered = not submitted[0].config.is_decoupled
                 asked.pending = submitted[1]
@@ -127,7 +127,7 @@ class _InferStream:
                 raise shutting_down()
             served = self._requests.resolve(message)
             asked.is_ordered = not served.config.is_decoupled
-            asked.pending = self._requests.submit(head, data, message, raw_contents, served, on_answer)
+            asked.pending = self._requests.submit(head, data, message, raw_contents, served, on_answer, deadline_ms)
         except WeirError as error:
             self._refuse(asked, error, request_id)
 

@@ -20,6 +20,7 @@ from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
 from calls.catalog import ServedModel
 from calls.pending import Pending
 from gateway.access import add_parameters
+from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
 from schemas.errors import ErrorCode, WeirError, internal
@@ -71,6 +72,7 @@ class InferExchange:
         "accepts",
         "active",
         "body",
+        "deadline",
         "disconnected",
         "encoding",
         "header_length",
@@ -108,6 +110,7 @@ class InferExchange:
         self._received_ns = time.time_ns() if doors.inference.tracing.is_on else 0
         self.active = False
         self.body: Any = b""
+        self.deadline: bytes | None = None
         self.disconnected = False
         self.keep_alive = keep_alive
         self.message_event = _UNWATCHED
@@ -136,6 +139,8 @@ class InferExchange:
                 self.traceparent = value.decode("latin-1")
             elif name == b"tracestate":
                 self.tracestate = f"{self.tracestate},{value.decode('latin-1')}".removeprefix(",")
+            elif name == DEADLINE_HEADER:
+                self.deadline = value
             elif name == b"expect":
                 expects_continue = value.lower() == b"100-continue"
         if length > self._doors.limits.input_size:
@@ -217,7 +222,10 @@ class InferExchange:
                 prepared = served.prepared.find(self._version, self.body, length)
             if prepared is not None:
                 body = prepared.pack(self.body)
-                self._pending = self._doors.inference.submit_prepared(served, prepared, body, self._on_answer)
+                deadline_ms = 0 if self.deadline is None else read_deadline_ms(self.deadline)
+                self._pending = self._doors.inference.submit_prepared(
+                    served, prepared, body, self._on_answer, deadline_ms
+                )
                 return
             if served.config.is_decoupled:
                 raise WeirError(
@@ -248,6 +256,8 @@ class InferExchange:
     def _submit_to(self, served: ServedModel, is_traced: bool) -> InferRequest:
         request = self._parse(served)
         request.traceparent, request.tracestate = self.traceparent, self.tracestate
+        if self.deadline is not None:
+            request.deadline_ms = read_deadline_ms(self.deadline)
         if is_traced:
             now_ns = time.time_ns()
             request.arrival = ("HTTP_RECV_START", self._received_ns or now_ns), ("HTTP_RECV_END", now_ns)

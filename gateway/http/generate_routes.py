@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import add_parameters
+from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
 from gateway.generation import Event, Generation
 from gateway.http.protocol import CONNECTION_KEY, HttpProtocol
@@ -47,6 +48,9 @@ async def _started(doors: Doors, request: Request) -> Generation:
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
     asked = parse_generate_request(name, version, await request.body(), served.config, doors.limits)
     asked.traceparent = request.headers.get("traceparent", "")
+    deadline = request.headers.get(DEADLINE_HEADER.decode())
+    if deadline is not None:
+        asked.deadline_ms = read_deadline_ms(deadline.encode("latin-1"))
     connection: HttpProtocol | None = request.scope.get(CONNECTION_KEY)
     if connection is not None and connection.raw_headers is not None:
         asked.parameters = add_parameters(asked.parameters, doors.access.http_parameters(connection.raw_headers))

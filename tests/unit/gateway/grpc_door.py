@@ -121,8 +121,11 @@ class Calculator:
         prepared: PreparedRequest,
         body: bytes,
         on_answer: OnAnswer,
+        deadline_ms: int = 0,
     ) -> InferRequest:
-        return self.submit(unpack_body(body, model.name, prepared.request.model_version), on_answer)
+        request = unpack_body(body, model.name, prepared.request.model_version)
+        request.deadline_ms = deadline_ms
+        return self.submit(request, on_answer)
 
     def abandon(self, pending: InferRequest) -> None:
         self.abandoned.append(pending)
