@@ -48,18 +48,6 @@ LIMITS = (
     FieldLimit("optimization.output_pinned_memory", SILENT, "there are no copies from a GPU that it could speed up"),
     FieldLimit("optimization.gather_kernel_buffer_threshold", IGNORED, "there are no gather kernels without a GPU"),
     FieldLimit("optimization.eager_batching", IGNORED, "batches are put together when they run"),
-    FieldLimit("dynamic_batching.priority_levels", IGNORED, "all requests have the same priority"),
-    FieldLimit("dynamic_batching.default_priority_level", IGNORED, "all requests have the same priority"),
-    FieldLimit("dynamic_batching.priority_queue_policy", IGNORED, "all requests have the same priority"),
-    FieldLimit("dynamic_batching.default_queue_policy.timeout_action", IGNORED, "requests don't time out in the queue"),
-    FieldLimit(
-        "dynamic_batching.default_queue_policy.default_timeout_microseconds",
-        IGNORED,
-        "requests don't time out in the queue",
-    ),
-    FieldLimit(
-        "dynamic_batching.default_queue_policy.allow_timeout_override", IGNORED, "requests don't time out in the queue"
-    ),
     FieldLimit(
         "sequence_batching.state.use_same_buffer_for_input_output",
         SILENT,

@@ -51,7 +51,7 @@ def test_roles_are_told_what_is_not_the_default_and_only_what_they_take() -> Non
     words = {role: _role_command(role, values)[4:] for role in ("gateway", "scheduler", "worker")}
     assert words == {
         "gateway": ("gateway", "--http-port=0", "--allow-client-shm=true", "--log-verbose=2"),
-        "scheduler": ("scheduler", "--log-verbose=2"),
+        "scheduler": ("scheduler", "--model-repository=/a", "--model-repository=/b", "--log-verbose=2"),
         "worker": (
             "worker",
             "--model-repository=/a",

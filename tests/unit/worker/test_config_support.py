@@ -33,20 +33,6 @@ SNIPPETS = {
     "optimization.output_pinned_memory": "optimization { output_pinned_memory { enable: true } }",
     "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 1 }",
     "optimization.eager_batching": "optimization { eager_batching: true }",
-    "dynamic_batching.priority_levels": "dynamic_batching { priority_levels: 2 }",
-    "dynamic_batching.default_priority_level": "dynamic_batching { default_priority_level: 2 }",
-    "dynamic_batching.priority_queue_policy": (
-        "dynamic_batching { priority_queue_policy { key: 1 value { max_queue_size: 1 } } }"
-    ),
-    "dynamic_batching.default_queue_policy.timeout_action": (
-        "dynamic_batching { default_queue_policy { timeout_action: DELAY } }"
-    ),
-    "dynamic_batching.default_queue_policy.default_timeout_microseconds": (
-        "dynamic_batching { default_queue_policy { default_timeout_microseconds: 1 } }"
-    ),
-    "dynamic_batching.default_queue_policy.allow_timeout_override": (
-        "dynamic_batching { default_queue_policy { allow_timeout_override: true } }"
-    ),
     "sequence_batching.state.use_same_buffer_for_input_output": (
         'backend: "onnxruntime" sequence_batching { state { use_same_buffer_for_input_output: true } }'
     ),
