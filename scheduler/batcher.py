@@ -32,6 +32,7 @@ class Batcher(ABC):
         self._gone = 0  # cancelled requests that are still in `_fifo`: passed over when they come up
         self._ordered = OrderedQueue(rules)
         self._queue: deque[QueuedRequest] | OrderedQueue = self._fifo if rules.is_plain else self._ordered
+        self.is_timed = not rules.is_plain  # requests may have timeouts or deadlines; if not, none is `overdue`
         self._forming: list[QueuedRequest] = []  # taken off the queue for the next batch; they are waiting all the same
 
     def __len__(self) -> int:
@@ -130,10 +131,12 @@ class Batcher(ABC):
                 return True
             waiting = self.drain()
             self._queue = self._ordered
+            self.is_timed = True
             self._ordered.put_back(waiting)
             return False
         if self.rules.is_plain and not len(self):
             self._queue = self._fifo
+            self.is_timed = False
             return self._stays_plain(coming)
         return False
 

@@ -248,7 +248,7 @@ class ModelScheduler:
         """Fails what has waited for longer than it may, or than its caller waits. Comes before each `dispatch`."""
         failures: list[Failure] = []
         for version in self._versions.values():
-            if isinstance(version, VersionScheduler):
+            if isinstance(version, VersionScheduler) and version.is_timed:
                 failures += version.overdue(now_us)
         return self._forget(((), failures)) if failures else NOTHING_ENDED
 

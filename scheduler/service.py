@@ -23,13 +23,14 @@ from bus.connection import Bus, Message
 from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
+from scheduler import policy_clock as clock
 from scheduler.counters import model_counters, pack_scheduler
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.record_follower import RecordFollower
 from scheduler.strategy_files import StrategyFiles
-from scheduler.version_scheduler import Batch, Ended, Failure
+from scheduler.version_scheduler import NOTHING_ENDED, Batch, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
 from schemas.frames import Row, pack_batch_rows, unpack_done_rows, unpack_frame_rows
@@ -44,8 +45,6 @@ PROBE_INTERVAL_S = 0.25
 """How often a worker that holds batches is probed: its death is noticed within this time."""
 
 _DRAIN_POLL_S = 0.02
-
-_FAR_AWAY_US = 10 * 365 * 24 * 3600 * 1_000_000
 
 RECONNECT_GRACE_S = 2.0
 """After a reconnection other roles need a moment too: nobody is taken for dead meanwhile."""
@@ -144,12 +143,12 @@ class SchedulerService:
     def _on_frame(self, owned: OwnedModel, data: bytes, ack_subject: str) -> None:
         if not ack_subject:
             return  # not from the stream: whoever sent it to the inbox itself gets no answer
-        now_us = _now_us()
+        now_us = clock.now_us()
         try:
             gateway, rows = unpack_frame_rows(data)
             frame = LiveFrame(owned, ack_subject, len(data), len(rows))
             owned.counters.frame_came(ack_subject)
-            requests = requests_of(gateway, rows, now_us, frame, _policy_us)
+            requests = requests_of(gateway, rows, now_us, frame, clock.at_unix_ms)
         except MalformedMessage as error:
             self._dropped(owned.name, error)
             owned.pull.refuse(ack_subject)
@@ -171,7 +170,7 @@ class SchedulerService:
         except MalformedMessage as error:
             self._dropped("", error)
             return
-        now_us = _now_us()
+        now_us = clock.now_us()
         for batch_id, outcome, busy_us, rescheduled in dones:
             owned = self._batches.get(batch_id)
             if owned is not None:
@@ -227,7 +226,7 @@ class SchedulerService:
             logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
             owned = self._models[name]
             owned.counters.redone_batches += len(batch_ids)
-            self._finish(owned.scheduler.batches_missing(_now_us(), sorted(batch_ids)))
+            self._finish(owned.scheduler.batches_missing(clock.now_us(), sorted(batch_ids)))
             self._touch(owned)
 
     def _on_statistics_query(self, message: Message) -> None:
@@ -235,7 +234,7 @@ class SchedulerService:
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:
-        models = [model_counters(owned.scheduler, owned.counters, _now_us()) for owned in self._models.values()]
+        models = [model_counters(owned.scheduler, owned.counters, clock.now_us()) for owned in self._models.values()]
         return pack_scheduler(self._id, self._born_ns, models, self.malformed_messages, leaving)
 
     def _dropped(self, model: str, error: MalformedMessage) -> None:
@@ -253,7 +252,7 @@ class SchedulerService:
                 task = self._taking[name] = asyncio.get_running_loop().create_task(self._take(name))
                 task.add_done_callback(lambda task: self._on_taken(name, task))
             return
-        for ended in self._follower.update(owned, _now_us()):
+        for ended in self._follower.update(owned, clock.now_us()):
             self._finish(ended)
         self._touch(owned)
 
@@ -286,7 +285,7 @@ class SchedulerService:
             self._on_model_change(name)
 
     def _on_worker_lost(self, worker: str) -> None:
-        now_us = _now_us()
+        now_us = clock.now_us()
         self._missing.pop(worker, None)
         for owned in self._models.values():
             for batch_id in owned.scheduler.in_flight_on(worker):
@@ -326,9 +325,11 @@ class SchedulerService:
 
     def _pump(self) -> None:
         dirty, self._dirty = self._dirty, set()
-        now_us = _now_us()
+        now_us = clock.now_us()
         for owned in dirty:
-            self._finish(owned.scheduler.overdue(now_us))
+            overdue = owned.scheduler.overdue(now_us)
+            if overdue is not NOTHING_ENDED:
+                self._finish(overdue)
             batches, wake_at_us = owned.scheduler.dispatch(now_us)
             for batch in batches:
                 self._send(owned, batch, now_us)
@@ -336,11 +337,15 @@ class SchedulerService:
 
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         requests, instance = batch.requests, batch.instance
-        rows: list[Row] = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
+        rows: list[Row]
+        if batch.has_deadlines or batch.places:
+            rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
+        else:
+            rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body) for r in requests]
         if batch.places:
             rows = [(*row, place) for row, place in zip(rows, batch.places, strict=True)]
         for row in batch.null_rows:
-            rows.insert(row, (NOBODY, 0, 0, requests[0].body, 0))
+            rows.insert(row, (NOBODY, 0, 0, requests[0].body))
         acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
         if logs_requests(logger):
             step = f"in batch {batch.id} for instance {instance.number} of version {batch.version} on {instance.worker}"
@@ -382,15 +387,6 @@ class SchedulerService:
                 for worker in self._registry.expire():
                     self._erase(worker)
                 for owned in list(self._models.values()):
-                    self._finish(owned.scheduler.expire(_now_us()))
+                    self._finish(owned.scheduler.expire(clock.now_us()))
                     if owned.pull.consumer_lost:
                         await self._try(self._take_again(owned))
-
-
-def _now_us() -> int:
-    return time.monotonic_ns() // 1000
-
-
-def _policy_us(unix_ms: int) -> int:
-    """When unix milliseconds are on the policy clock; 1 at the least, and nothing is further away than ten years."""
-    return max(1, _now_us() + min(unix_ms * 1000 - time.time_ns() // 1000, _FAR_AWAY_US))

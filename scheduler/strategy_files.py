@@ -92,6 +92,6 @@ def _load(path: Path, config: ModelConfig) -> GuardedStrategy | None:
         if not callable(strategy):
             raise TypeError(f"{CLASS} is not a class")
         return GuardedStrategy(strategy(config.model_dump(mode="json")), str(path))
-    except Exception:
+    except (Exception, SystemExit):
         logger.exception("%s can't be used: batches are formed by the ordinary rule", path)
         return None

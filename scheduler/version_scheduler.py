@@ -32,11 +32,12 @@ class Batch:
     """Requests that run together: of this version, on this instance.
 
     `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
-    each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `released`: the
-    instance has taken on another since, while answers of this batch are still to come.
+    each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `has_deadlines`: some
+    requests may have one. `released`: the instance has taken on another since, while answers of this batch are still to
+    come.
     """
 
-    __slots__ = ("id", "instance", "null_rows", "places", "released", "requests", "version")
+    __slots__ = ("has_deadlines", "id", "instance", "null_rows", "places", "released", "requests", "version")
 
     def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
         self.id = id
@@ -45,6 +46,7 @@ class Batch:
         self.requests = requests
         self.null_rows: Sequence[int] = ()
         self.places: Sequence[SequencePlace] = ()
+        self.has_deadlines = True
         self.released = False
 
 
@@ -98,6 +100,11 @@ class VersionScheduler:
         self.is_decoupled = False
         self.failures = {"REJECTED": 0, "CANCELED": 0}
         self.is_given_up = False  # nobody has the version, or will have it: nothing need wait for it
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether something may ever be `overdue`, as things are."""
+        return self._batcher.is_timed
 
     @property
     def waiting(self) -> int:
@@ -188,6 +195,7 @@ class VersionScheduler:
                     ready_us = max(partial_us, batcher.ready_at_us())
                 break
             batch = Batch(self._next_batch_id(), self.version, instance, requests)
+            batch.has_deadlines = batcher.is_timed
             rows = 0
             for request in requests:
                 request.place = batch.id
@@ -195,8 +203,9 @@ class VersionScheduler:
             placement.occupy(instance, now_us, rows)
             self._in_flight[batch.id] = batch
             batches.append(batch)
-        wake_us = min(ready_us, batcher.next_timeout_us)
-        return batches, None if wake_us == NEVER_US else wake_us
+        if batcher.is_timed:
+            ready_us = min(ready_us, batcher.next_timeout_us)
+        return batches, None if ready_us == NEVER_US else ready_us
 
     def complete(
         self, now_us: int, batch_id: int, outcome: int, busy_us: int, _rescheduled: Sequence[int] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -319,3 +321,46 @@ async def test_garbage_neither_raises_nor_keeps_good_requests_from_their_end(mes
     assert seen == [1, 2]
     assert served.service.unanswered == 0
     served.owned.alarm.close()
+
+
+TIMED = {
+    "name": "model",
+    "max_batch_size": 4,
+    "dynamic_batching": {"default_queue_policy": {"default_timeout_microseconds": 20_000}},
+}
+
+
+async def test_what_times_out_is_answered_once_though_nothing_else_happens():
+    served = await serve(TIMED)
+    served.frame(1)
+    (busy,) = served.batches()
+    served.frame(2, 3, ack="$JS.ACK.2")
+    assert served.batches() == []
+    began_s = time.monotonic()
+    while not (answers := served.bus.taken("reply.gateway")):
+        assert time.monotonic() - began_s < 5
+        await asyncio.sleep(0.001)
+        served.bus.turn()
+    assert 0.015 < time.monotonic() - began_s < 1
+    (message,) = answers
+    assert [(a.key, a.error.code, a.error.message) for a in unpack_answers(message)[1]] == [
+        (key, ErrorCode.UNAVAILABLE, "Request timeout expired") for key in (2, 3)
+    ]
+    assert served.acks() == ["$JS.ACK.2"]
+    assert served.owned.scheduler.failures() == {1: {"REJECTED": 2, "CANCELED": 0}}
+    served.done(busy.batch_id)
+    assert served.batches() == []
+    assert served.service.unanswered == 0
+    served.owned.alarm.close()
+
+
+def test_a_deadline_is_kept_in_the_queue_and_told_to_the_worker(served: Served):
+    deadline_ms = time.time_ns() // 1_000_000 + 60_000
+    parts = [part(1, deadline_ms=deadline_ms), part(2), part(3, deadline_ms=2**64 - 1), part(4, deadline_ms=1)]
+    served.bus.deliver(INBOX, pack_frame("gateway", parts), "$JS.ACK.1")
+    (late,) = served.bus.taken("reply.gateway")
+    assert [(a.key, a.error.message) for a in unpack_answers(late)[1]] == [(4, "Request timeout expired")]
+    (batch,) = served.batches()
+    assert [(entry.key, entry.deadline_ms) for entry in batch.entries] == [(1, deadline_ms), (2, 0), (3, 2**64 - 1)]
+    served.done(batch.batch_id)
+    assert served.service.unanswered == 0

@@ -1,0 +1,140 @@
+"""Where a model's own batch strategy is looked for, and that a bad one harms nobody."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from queued import keys, request
+
+from scheduler.batch_strategy import GuardedStrategy
+from scheduler.dynamic_batcher import DynamicBatcher
+from scheduler.strategy_files import PATH_PARAMETER, StrategyFiles
+from schemas.model_config import ModelConfig
+
+STRATEGY = """
+class BatchStrategy:
+    def __init__(self, config):
+        self.name = config["name"] + "%s"
+    def begin(self):
+        return []
+    def include(self, request, batch):
+        batch.append(request.size_bytes)
+        return sum(batch) <= 10
+"""
+
+
+def config(path: str = "", **more: Any) -> ModelConfig:
+    parameters = {PATH_PARAMETER: {"string_value": path}} if path else {}
+    return ModelConfig.model_validate(
+        {"name": "m", "max_batch_size": 8, "dynamic_batching": {}, "parameters": parameters, **more}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of model `m`; its repository is the folder around it."""
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    return tmp_path / "models" / "m"
+
+
+def name_of(found: GuardedStrategy | None) -> str | None:
+    return None if found is None else found._strategy.name
+
+
+def test_the_file_of_the_version_goes_before_that_of_the_model(folder: Path):
+    files = StrategyFiles([folder.parent.parent / "empty", folder.parent])
+    assert files.find("m", 1, config()) is None
+    (folder / "batchstrategy.py").write_text(STRATEGY % " of the model")
+    assert name_of(files.find("m", 1, config())) == "m of the model"
+    (folder / "1" / "batchstrategy.py").write_text(STRATEGY % " of 1")
+    assert name_of(files.find("m", 1, config())) == "m of 1"
+    assert name_of(files.find("m", 2, config())) == "m of the model"
+    (folder / "named.py").write_text(STRATEGY % " by name")
+    assert name_of(files.find("m", 1, config("named.py"))) == "m by name"
+    assert not list(folder.rglob("__pycache__"))
+
+
+def test_a_file_is_read_again_when_it_has_changed_and_only_then(folder: Path):
+    path = folder / "batchstrategy.py"
+    path.write_text(STRATEGY % "1")
+    files = StrategyFiles([folder.parent])
+    first = files.find("m", 1, config())
+    assert files.find("m", 1, config()) is first
+    path.write_text(STRATEGY % "2")
+    os.utime(path, ns=(1, 1))
+    assert name_of(files.find("m", 1, config())) == "m2"
+    path.unlink()
+    assert files.find("m", 1, config()) is None
+
+
+@pytest.mark.parametrize("named", ["absent.py", "../outside.py", "1/../../outside.py", "/absent/strategy.py", "lib.so"])
+def test_a_file_that_can_t_be_used_is_told_of_once(folder: Path, named: str, caplog: pytest.LogCaptureFixture):
+    (folder.parent / "outside.py").write_text(STRATEGY % "")
+    files = StrategyFiles([folder.parent])
+    with caplog.at_level(logging.WARNING):
+        assert files.find("m", 1, config(named)) is files.find("m", 1, config(named)) is None
+    (told,) = caplog.records
+    assert "batches are formed by the ordinary rule" in told.getMessage()
+
+
+def test_an_absolute_path_may_be_anywhere(folder: Path, tmp_path: Path):
+    (tmp_path / "say.py").write_text(STRATEGY % " elsewhere")
+    assert name_of(StrategyFiles().find("m", 1, config(str(tmp_path / "say.py")))) == "m elsewhere"
+
+
+def test_names_that_lead_out_of_the_repository_are_not_followed(folder: Path):
+    (folder.parent.parent / "batchstrategy.py").write_text(STRATEGY % "")
+    assert StrategyFiles([folder.parent]).find("..", 1, config()) is None
+
+
+def test_sequences_have_rules_of_their_own(folder: Path):
+    (folder / "batchstrategy.py").write_text(STRATEGY % "")
+    no_batching = config(dynamic_batching=None, sequence_batching={})
+    assert StrategyFiles([folder.parent]).find("m", 1, no_batching) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["this is not Python", "x = 1", "BatchStrategy = 3", "def BatchStrategy(config): raise KeyError", "exit()"]
+)
+def test_a_file_that_fails_is_told_of(folder: Path, text: str, caplog: pytest.LogCaptureFixture):
+    (folder / "batchstrategy.py").write_text(text)
+    assert StrategyFiles([folder.parent]).find("m", 1, config()) is None
+    assert "can't be used" in caplog.text
+
+
+class Sized:
+    """At most ten bytes a batch; raises when it meets the number of bytes that it can't stand."""
+
+    def __init__(self, unbearable: int = 0) -> None:
+        self.unbearable = unbearable
+
+    def begin(self) -> list[int]:
+        return []
+
+    def include(self, request: Any, batch: list[int]) -> bool:
+        if request.size_bytes == self.unbearable:
+            raise ValueError
+        batch.append(request.size_bytes)
+        return sum(batch) <= 10
+
+
+def batches(strategy: GuardedStrategy | None, *sizes: int) -> list[list[int] | None]:
+    batcher = DynamicBatcher(4, strategy=strategy)
+    batcher.enqueue([request(key=key, body=bytes(size)) for key, size in enumerate(sizes, 1)])
+    found = []
+    while len(batcher):
+        found.append(keys(batcher.next_batch(0)))
+    return found
+
+
+def test_a_strategy_ends_batches_sooner_and_never_later():
+    assert batches(GuardedStrategy(Sized(), "s"), 4, 6, 5, 50, 1, 1, 1, 1, 1) == [[1, 2], [3], [4], [5, 6, 7, 8], [9]]
+
+
+def test_without_it_when_it_has_raised(caplog: pytest.LogCaptureFixture):
+    assert batches(GuardedStrategy(Sized(unbearable=7), "s"), 6, 5, 7, 9, 9, 9) == [[1], [2, 3, 4, 5], [6]]
+    assert len(caplog.records) == 1
