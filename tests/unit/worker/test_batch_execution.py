@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,25 @@ def test_an_instance_is_not_closed_before_its_last_answer(model: Scripted) -> No
     execution.respond(0, None, True)
     stopping.join(10)
     assert model.is_closed
+
+
+def test_what_is_late_is_not_run_and_what_gets_late_is_cancelled(model: Scripted) -> None:
+    deadline_ms = time.time_ns() // 1_000_000 + 100
+    body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")]))
+    deadlines = [1, 0, deadline_ms]
+    entries = [BatchEntry("gateway1", key, 5, body, deadline) for key, deadline in enumerate(deadlines, 1)]
+    seen: list[list[bool]] = []
+
+    def execute(requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+        seen.append([execution.is_cancelled(position) for position in range(len(requests))])
+        while not execution.is_cancelled(1):
+            time.sleep(0.001)
+        return [number(5)] * len(requests)
+
+    model.execute = execute
+    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, ["ack"])))
+    outcome, said, _ = model.left()
+    assert outcome == BatchOutcome.ANSWERED
+    assert said == [(1, "Request timeout expired", True), (2, 5, True), (3, 5, True)]
+    assert seen == [[False, False]]
+    assert model.counted() == (2, 1, {"REJECTED": 1}, 2)
