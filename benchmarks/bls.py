@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import tritonclient.http as triton
 
 import weir
@@ -62,7 +63,13 @@ def write_model(root: Path, name: str, config: str, source: str) -> None:
     (root / name / "1" / "model.py").write_text(source)
 
 
-def measure(client: triton.InferenceServerClient, size: int) -> None:
+def cpu_us(pids: list[int]) -> float:
+    """Time that all threads of these processes have spent on a CPU."""
+    tasks = (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e3
+
+
+def measure(client: triton.InferenceServerClient, pids: list[int], size: int) -> None:
     content = np.arange(size, dtype=np.uint8)
     tensor = triton.InferInput("IN", [size], "UINT8")
     tensor.set_data_from_numpy(content)
@@ -70,17 +77,22 @@ def measure(client: triton.InferenceServerClient, size: int) -> None:
         for _ in range(TURN):
             assert np.array_equal(client.infer(model, [tensor]).as_numpy("OUT"), content)
     took_us: dict[str, list[float]] = {"inner": [], "outer": [], "asked": []}
+    spent_us = {"inner": 0.0, "outer": 0.0}
     until = time.perf_counter() + SECONDS
     while time.perf_counter() < until:
         for model in ("inner", "outer"):
+            spent_before_us = cpu_us(pids)
             for _ in range(TURN):
                 began = time.perf_counter()
                 result = client.infer(model, [tensor])
                 took_us[model].append((time.perf_counter() - began) * 1e6)
                 if model == "outer":
                     took_us["asked"].append(float(result.as_numpy("ASKED_US")[0]))
+            spent_us[model] += cpu_us(pids) - spent_before_us
     inner, outer, asked = (statistics.median(took_us[name]) for name in ("inner", "outer", "asked"))
-    print(f"{size:>9} {inner:>12.0f} {outer:>12.0f} {outer - inner:>8.0f} {asked:>14.0f}")
+    cpu_inner, cpu_outer = (spent_us[name] / len(took_us[name]) for name in ("inner", "outer"))
+    figures = (inner, outer, outer - inner, asked, cpu_inner, cpu_outer, cpu_outer - cpu_inner)
+    print(f"{size:>8}", *(f"{figure:>9.0f}" for figure in figures))
 
 
 def main() -> None:
@@ -92,10 +104,12 @@ def main() -> None:
             weir.Server(model_repository=folder) as server,
             triton.InferenceServerClient(server.http_address) as client,
         ):
-            print("medians in us")
-            print(f"{'bytes':>9} {'inner, asked':>12} {'outer, asked':>12} {'added':>8} {'exec, in outer':>14}")
+            pids = [process.pid for process in psutil.Process(server.pid).children(recursive=True)]
+            print("us a request: median latency, and CPU of all processes of the server; `exec` is measured in outer")
+            heads = ("inner", "outer", "added", "exec", "CPU inner", "CPU outer", "CPU added")
+            print(f"{'bytes':>8}", *(f"{head:>9}" for head in heads))
             for size in SIZES_BYTES:
-                measure(client, size)
+                measure(client, pids, size)
 
 
 if __name__ == "__main__":
