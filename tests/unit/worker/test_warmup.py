@@ -87,6 +87,7 @@ class Warmed:
             self.statistics,
             None,
             controls if controls.is_needed else None,
+            None,
             self.published.put,
             warm_up=warm_up_samples(version),
         )
