@@ -40,10 +40,10 @@ class Sequence:
     @property
     def next_request(self) -> QueuedRequest:
         """What runs next: the first that waits, unless others must bring the state to it again. One waits."""
-        first = self.queue[0]
-        if first.sequence_flags & SEQUENCE_START:
+        first, progress = self.queue[0], self.progress
+        if progress.state_at == progress.number or first.sequence_flags & SEQUENCE_START:
             return first
-        return self.progress.next_replay or first
+        return progress.next_replay or first
 
     def holds(self, request: QueuedRequest) -> bool:
         """Whether the request is one of this sequence's that has not ended."""
