@@ -186,13 +186,7 @@ def test_the_time_a_grpc_call_has_is_its_deadline(policies: Server, grpc: Any) -
         # The client's own clock runs out at the same moment.
         assert late.refusal in {("DEADLINE_EXCEEDED", "Deadline Exceeded"), EXPIRED}
         gated.wait_queued()
-        # Those with little time go ahead, in batches of the strategy's three.
-        patient = [gated.ask() for _ in range(3)]
-        hasty = [gated.ask(client_timeout=0.9) for _ in range(2)]
-        gated.wait_queued()
         gated.open()
-    turns = [asked.output("TURN") for asked in [*hasty, *patient]]
-    assert turns == [turns[0]] * 3 + [turns[0] + 1] * 2
 
 
 def test_a_running_model_is_told_that_nobody_waits_any_more(policies: Server) -> None:

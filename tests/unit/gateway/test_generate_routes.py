@@ -136,3 +136,15 @@ def test_a_body_beyond_the_limit() -> None:
         assert door.inference.asked.empty()
 
     run(scenario, input_size=1000)
+
+
+def test_a_deadline_goes_with_the_request_and_a_bad_one_is_refused() -> None:
+    async def scenario(door: Door) -> None:
+        _, writer = await door.ask("generate", {"text": "a"}, "Weir-Deadline-Ms: 1700000000123")
+        assert (await door.asked())[0].deadline_ms == 1_700_000_000_123
+        writer.close()
+        reader, writer = await door.ask("generate", {"text": "a"}, "Weir-Deadline-Ms: soon")
+        assert (await head(reader))[0] == 400
+        writer.close()
+
+    run(scenario)

@@ -354,7 +354,7 @@ async def test_what_times_out_is_answered_once_though_nothing_else_happens():
     served.owned.alarm.close()
 
 
-def test_a_deadline_is_kept_in_the_queue_and_told_to_the_worker(served: Served):
+async def test_a_deadline_is_kept_in_the_queue_and_told_to_the_worker(served: Served):
     deadline_ms = time.time_ns() // 1_000_000 + 60_000
     parts = [part(1, deadline_ms=deadline_ms), part(2), part(3, deadline_ms=2**64 - 1), part(4, deadline_ms=1)]
     served.bus.deliver(INBOX, pack_frame("gateway", parts), "$JS.ACK.1")
@@ -363,4 +363,21 @@ def test_a_deadline_is_kept_in_the_queue_and_told_to_the_worker(served: Served):
     (batch,) = served.batches()
     assert [(entry.key, entry.deadline_ms) for entry in batch.entries] == [(1, deadline_ms), (2, 0), (3, 2**64 - 1)]
     served.done(batch.batch_id)
+    assert served.service.unanswered == 0
+
+
+async def test_requests_with_little_time_go_ahead(served: Served):
+    served.frame(1)
+    (busy,) = served.batches()
+    deadline_ms = time.time_ns() // 1_000_000 + 900
+    served.frame(2, 3, 4, ack="$JS.ACK.2")
+    hasty = [part(5, deadline_ms=deadline_ms), part(6, deadline_ms=deadline_ms - 1)]
+    served.bus.deliver(INBOX, pack_frame("gateway", hasty), "$JS.ACK.3")
+    served.done(busy.batch_id)
+    (first,) = served.batches()
+    assert [entry.key for entry in first.entries] == [6, 5, 2, 3]
+    served.done(first.batch_id)
+    (second,) = served.batches()
+    assert [entry.key for entry in second.entries] == [4]
+    served.done(second.batch_id)
     assert served.service.unanswered == 0

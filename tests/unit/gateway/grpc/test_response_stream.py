@@ -1,6 +1,7 @@
 """ModelStreamInfer as stock clients see it: order, errors, the ends of answers, and the ends of streams."""
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -258,3 +259,16 @@ def test_a_stopping_server_answers_what_was_asked_and_refuses_what_is_new(own_do
     assert told(next(read))[:2] == ("new", refusal[1])
     assert busy.ending() == refusal
     stopped.result(TIMEOUT_S)
+
+
+def test_requests_have_as_long_as_their_stream_and_calls_as_they_say(door: Door) -> None:
+    request = raw_request("same_FP32", raw_input_contents=[np.zeros(2, np.float32).tobytes()])
+    began_ms = time.time() * 1000
+    answers(door, request, request)
+    door.stub.ModelInfer(request, timeout=TIMEOUT_S)
+    door.stub.ModelInfer(request)
+    *timed, untimed = [asked.deadline_ms for asked in door.inference.requests]
+    assert len(timed) == 3
+    assert timed[0] == timed[1], "that of the stream, whenever they come"
+    assert all(-100 < deadline_ms - began_ms - TIMEOUT_S * 1000 < 10_000 for deadline_ms in timed)
+    assert untimed == 0
