@@ -21,7 +21,7 @@ from examples.read_picture import LINES, read, rendered
 
 @pytest.fixture(scope="module")
 def client(served: Served) -> Iterator[http.InferenceServerClient]:
-    with http.InferenceServerClient(served.here("localhost:8000"), concurrency=4) as client:
+    with http.InferenceServerClient(served.here("localhost:8000")) as client:
         yield client
 
 
@@ -51,10 +51,14 @@ def test_the_lines_are_read_from_the_top_down(client: http.InferenceServerClient
     assert tops == sorted(tops)
 
 
-def test_pictures_of_many_sizes_at_once(client: http.InferenceServerClient) -> None:
+def test_pictures_of_many_sizes_at_once(served: Served) -> None:
+    def read_alone(picture: bytes) -> list[str]:
+        with http.InferenceServerClient(served.here("localhost:8000")) as client:  # one is for one thread
+            return texts(client, picture)
+
     pictures = [rendered(LINES[:count], height) for count in (1, 2, 3) for height in (28, 36)]
     with ThreadPoolExecutor(4) as callers:
-        read_at_once = list(callers.map(lambda picture: texts(client, picture), pictures))
+        read_at_once = list(callers.map(read_alone, pictures))
     assert read_at_once == [list(LINES[:count]) for count in (1, 2, 3) for _ in (28, 36)]
 
 
