@@ -17,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest
 from scheduler.version_scheduler import Batch
@@ -26,25 +27,27 @@ from schemas.model_config import ModelConfig
 FORMAT = "weir scheduler events"
 FORMAT_VERSION = 1
 
-EVENTS = (
-    "configure",
-    "look_ahead",
-    "set_instances",
-    "worker_lost",
-    "enqueue",
-    "cancel",
-    "dispatch",
-    "complete",
-    "batches_missing",
-    "expire",
+QUESTIONS = (
+    "waiting",
+    "versions",
+    "oldest_us",
+    "workers",
+    "needs",
+    "cancelled_in_flight",
+    "failures",
+    "in_flight_on",
 )
-"""The methods of `ModelScheduler` that change something; all others only tell."""
+"""What `ModelScheduler` only tells; all its other methods are events."""
+
+EVENTS = tuple(name for name in vars(ModelScheduler) if not name.startswith("_") and name not in QUESTIONS)
+"""The methods of `ModelScheduler` that change something."""
 
 _DIGEST_BYTES = 8
 _REQUEST, _CONFIG, _SET, _NAMED_TUPLE = 1, 2, 3, 4
 _OURS = ("scheduler", "schemas")
 
-REQUEST_FIELDS = tuple(name for name in QueuedRequest.__slots__ if name not in ("frame", "body"))
+_NO_FACTS = ("frame", "body", "place")  # `place` is the scheduler's own note, not there yet when a request comes
+REQUEST_FIELDS = tuple(name for name in QueuedRequest.__slots__ if name not in _NO_FACTS)
 """What is kept of a request, in order; the length of its body stands behind."""
 
 _facts = attrgetter(*REQUEST_FIELDS)
@@ -183,7 +186,7 @@ def _of_any(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Iterable):
         return list(value)
-    return type(value).__name__  # a log must never be what a request fails of
+    raise TypeError(f"a {type(value).__module__}.{type(value).__qualname__} can't be kept")
 
 
 def _packer(default: Callable[[Any], Any], strict_types: bool = False) -> msgpack.Packer:

@@ -18,7 +18,7 @@ import msgpack
 from scheduler.event_rows import FORMAT, FORMAT_VERSION, REQUEST_FIELDS, digest_of, unpack_event
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.state_snapshot import UnknownState, unpack_state
-from scheduler.version_scheduler import Batch, Failure
+from scheduler.version_scheduler import NOTHING_ENDED, Batch, Ended, Failure
 from schemas.errors import WeirError
 
 _NO_BATCH_ID = 1 << 62
@@ -112,13 +112,14 @@ class Replay:
         expected, self._next = self._next, event.number + 1
         try:
             actions = getattr(self.scheduler, event.method)(*event.arguments, **event.by_name)
+            digest = digest_of(event.packed, actions)
         except (WeirError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             return None, f"{type(error).__name__}: {error}"
         if event.number != expected:
             return actions, f"event {expected} is missing"
         if self._ids:
             return actions, f"{len(self._ids)} batches less than were recorded"
-        return actions, "" if digest_of(event.packed, actions) == event.digest else "other than what was recorded"
+        return actions, "" if digest == event.digest else "other than what was recorded"
 
     def _next_batch_id(self) -> int:
         return self._ids.pop() if self._ids else next(self._unknown_ids)
@@ -132,21 +133,25 @@ def lines_of(event: Event, actions: Any) -> Iterator[str]:
     arguments = [_text(argument) for argument in event.arguments]
     arguments += [f"{name}={_text(argument)}" for name, argument in event.by_name.items()]
     yield f"{event.number} {event.method} {' '.join(arguments)}"
-    if isinstance(actions, list):  # enqueue tells whom it refuses
-        actions = ((), actions)
-    if actions is None:
-        return
-    first, second = actions
-    if event.method == "dispatch":
-        for batch in first:
+    if event.method == "dispatch" and actions is not None:
+        batches, wake_at_us = actions
+        for batch in batches:
             yield f"    {_batch(batch)}"
-        if second is not None:
-            yield f"    wakes at {second}"
+        if wake_at_us is not None:
+            yield f"    wakes at {wake_at_us}"
         return
-    if first:
-        yield f"    ended: {_requests(first)}"
-    for failure in second:
+    answered, failures = ended_by(event, actions)
+    if answered:
+        yield f"    ended: {_requests(answered)}"
+    for failure in failures:
         yield f"    {_failure(failure)}"
+
+
+def ended_by(event: Event, actions: Any) -> Ended:
+    """The requests that the event has ended; `actions` are what came of it."""
+    if event.method == "enqueue":  # which tells whom it refuses
+        return (), actions or ()
+    return actions if isinstance(actions, tuple) and event.method != "dispatch" else NOTHING_ENDED
 
 
 def _text(argument: Any) -> str:
@@ -185,8 +190,8 @@ def main() -> int:
             events += 1
             if event.method == "dispatch" and actions is not None:
                 batches += len(actions[0])
-            elif actions is not None:
-                ended += len(actions) if isinstance(actions, list) else len(actions[0]) + len(actions[1])
+            else:
+                ended += sum(map(len, ended_by(event, actions)))
             if not arguments.quiet or difference:
                 print(*lines_of(event, actions), sep="\n")
             if difference:

@@ -8,6 +8,7 @@ next event is the earliest of a heap.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
@@ -45,6 +46,7 @@ class _Model:
     def __init__(self, number: int, scheduler: ModelScheduler) -> None:
         self.number = number
         self.scheduler = scheduler
+        self.overdue: Callable[[int], Ended] | None = getattr(scheduler, "overdue", None)  # where requests may be late
         self.wake_at_us = _NEVER
 
 
@@ -154,6 +156,8 @@ class Cluster:
         self._dirty[model] = None
 
     def _dispatch(self, model: _Model, now_us: int) -> None:
+        if model.overdue is not None:
+            self._ended(model.overdue(now_us), now_us)
         batches, wake_at_us = model.scheduler.dispatch(now_us)
         for batch in batches:
             self._send(model, batch, now_us)
