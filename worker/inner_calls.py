@@ -11,6 +11,7 @@ A worker that never asks pays for none of it: `open` listens to the registry and
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from bus.connection import Bus
 from bus.payloads import PayloadArena
@@ -37,6 +38,7 @@ class InnerCalls:
         self._expiry: asyncio.Task[None] | None = None
         self._payloads: PayloadStore | None = None
         self._inference: Inference | None = None
+        self._on_tick: Callable[[], None] = lambda: None
         self.registry = RegistryView(bus)
         self.catalog = Catalog(self.registry, strict_readiness=False)
 
@@ -52,6 +54,10 @@ class InnerCalls:
         if self._opening is None:
             self._opening = self._background.create_task(self._open())
         await asyncio.shield(self._opening)
+
+    def each_second(self, listener: Callable[[], None]) -> None:
+        """`listener()` about once a second: the catalog waits for models whose workers have gone, but not for ever."""
+        self._on_tick = listener
 
     def submit(self, request: InferRequest, on_answer: OnAnswer) -> Pending:
         """Asks a model; `on_answer(response or error or None, is it the last?)` is called later, from the event loop.
@@ -100,3 +106,4 @@ class InnerCalls:
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
             if self._bus.is_connected:
                 self.registry.expire()
+                self._on_tick()

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from asking import http_inputs
 from endpoints import Endpoints
-from ensembles import write_ledger_ensembles
+from ensembles import Step, write_ensemble, write_ledger_ensembles
 from ledger import Ledger
-from model_zoo import write_slow, write_small_zoo
+from model_zoo import write_identity, write_slow, write_small_zoo
 from role_process import RoleProcess
 from serving import clean_environment, segments_of, wait_until
 
@@ -115,6 +115,26 @@ def test_a_coordinator_of_ensembles_may_die(start: Start, tmp_path: Path) -> Non
         wait_until(lambda: len(ledger.entries) > so_far + 100)
     print(ledger.summary("kill -9 of one of three coordinators", 1, [recovery]))
     assert (ledger.unanswered, ledger.faults) == (0, [])
+
+
+@pytest.mark.timeout(120)
+def test_an_ensemble_waits_for_models_of_another_worker(start: Start, tmp_path: Path) -> None:
+    write_identity(tmp_path / "steps", "fast_step", "FP32")
+    steps: list[Step] = [("fast_step", {"IN": "IN"}, {"OUT": "M"}), ("fast_step", {"IN": "M"}, {"OUT": "OUT"})]
+    write_ensemble(tmp_path / "models", "pair", {"IN": ("FP32", [-1])}, {"OUT": ("FP32", [-1])}, steps, 8)
+    start("scheduler")
+    served = start.gateway()
+    start.worker()
+    assert not served.is_ready("pair")
+    of_steps = start("worker", f"--model-repository={tmp_path / 'steps'}")
+    wait_until(lambda: served.is_ready("pair"))
+    content = np.random.default_rng(1).random((1, 100_000), np.float32)  # which lies in the other worker's memory
+    with served.http() as client:
+        assert np.array_equal(client.infer("pair", http_inputs({"IN": content})).as_numpy("OUT"), content)
+        assert of_steps.end() == 0
+        # A worker that is being replaced is waited for, and so is what its models are needed for.
+        start("worker", f"--model-repository={tmp_path / 'steps'}")
+        assert np.array_equal(client.infer("pair", http_inputs({"IN": content})).as_numpy("OUT"), content)
 
 
 async def _executions_by_worker(nats_url: str, workers: int) -> list[int]:

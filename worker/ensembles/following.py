@@ -45,6 +45,7 @@ class EnsembleFollower:
         self._followed: dict[str, _Followed] = {}
         self.on_change: Callable[[str], None] = lambda _name: None
         calls.registry.on_model_change(self._on_model_change)
+        calls.each_second(self._look_at_all)
 
     def read(self, found: FoundModel, override: str | None) -> ModelConfig | None:
         """The configuration of what was found, if it is an ensemble's that can be; blocking."""
@@ -98,6 +99,10 @@ class EnsembleFollower:
         for ensemble, followed in list(self._followed.items()):
             if name in composing_models(followed.config):
                 self.on_change(ensemble)
+
+    def _look_at_all(self) -> None:
+        for ensemble in list(self._followed):
+            self.on_change(ensemble)
 
     def _signature(self, config: ModelConfig) -> _Signature | None:
         """The models it is made of as they are served, None where not all of them are."""
