@@ -208,7 +208,12 @@ class EnsembleRequest:
         if self._has_responded or self._runs >= MAX_RUNS:
             self._fail(call, unavailable("tensors between its steps were lost; the request may be sent again"))
             return
-        self._drop(self._run.cancel())
+        actions = self._run.failed(call)
+        if actions.ended:
+            self._drop(actions)
+            self._run_again()
+
+    def _run_again(self) -> None:
         self._release_whole()
         self._run = EnsembleRun(self._selection, self._plan.is_decoupled)
         self.begin()
@@ -232,10 +237,23 @@ class EnsembleRequest:
             )
             self._caller.ended(self._named(invalid(text)))
             return
+        if self._whole is not None and self._runs < MAX_RUNS and not all(map(self._is_there, self._whole.values())):
+            self._run_again()
+            return
         whole, self._whole = self._whole, None
         if whole is not None:
             self._respond(whole)
         self._caller.ended(None)
+
+    def _is_there(self, value: Value) -> bool:
+        """Whether an output that was made a while ago can still be read."""
+        if not value.is_lent:
+            return True
+        try:
+            self._reader.view(cast(PayloadRef, value.tensor.data))
+        except (StalePayload, ValueError):
+            return False
+        return True
 
     def _respond(self, values: Mapping[str, Value]) -> None:
         self._has_responded = True

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from queued import keys, request
 
 from scheduler.batcher import DefaultBatcher
+from scheduler.ensemble_batcher import MAX_REQUESTS, EnsembleBatcher
 
 
 def test_each_request_is_a_batch_in_the_order_they_came():
@@ -87,3 +88,18 @@ def test_the_queue_is_always_in_the_order_of_arrival_and_loses_nothing(events: l
             waiting = []
         assert len(batcher) == len(waiting)
     assert keys(batcher.drain()) == waiting
+
+
+def test_requests_to_an_ensemble_go_together_whatever_their_sizes():
+    batcher = EnsembleBatcher(1000)
+    batcher.enqueue([request(key=key, batch_size=7) for key in range(MAX_REQUESTS + 3)])
+    assert keys(batcher.next_batch(0, full_only=True)) == list(range(MAX_REQUESTS))
+    assert len(batcher.next_batch(0, full_only=True)) == 3
+    assert batcher.next_batch(0) is None
+
+
+def test_a_batch_for_an_ensemble_fits_a_message():
+    batcher = EnsembleBatcher(10)
+    large = [request(key=key, body=bytes(3 << 20)) for key in range(2)]
+    batcher.enqueue(large)
+    assert [keys(batcher.next_batch(0)) for _ in large] == [[0], [1]]
