@@ -128,12 +128,11 @@ _BOUNDS = [
         "the next batch takes the rest",
     ),
     (
-        "gateway.repository_control",
+        "calls.model_operations",
         "DEPENDENTS_PATIENCE_S",
         "wait for an ensemble's running requests before its models are unloaded with it",
         "they are unloaded",
     ),
-    ("calls.inference", "MAX_FRAME_BYTES", "bodies that share a frame", "the next frame takes the rest"),
     ("calls.payload_store", "FRAME_INLINE_BYTES", "bodies inside a frame, where memory is shared", "by reference"),
     ("calls.outbox", "MAX_FRAMES_ON_THE_WAY", "unacknowledged frames of one model", "later requests wait for one"),
     ("calls.inference", "BROKER_PATIENCE_S", "wait for a broker that is away", "503"),

@@ -56,7 +56,7 @@ class SequenceScheduler:
         self._patience = Patience(unavailable_timeout_us)
         self._retry = RetryPolicy()
         self._next_batch_id = next_batch_id or count(1).__next__
-        self._own_ids = count(1)
+        self._own_ids = 0  # given to iterative sequences so far
         self._in_flight: dict[int, tuple[Batch, list[StatefulSequence]]] = {}
         self.is_decoupled = config.is_decoupled  # what may have been seen in part is never done again here
         self.failures = {"REJECTED": 0, "CANCELED": 0}
@@ -251,7 +251,8 @@ class SequenceScheduler:
             if not request.correlation_id:
                 # Below zero, where no caller's id is.
                 flags = SEQUENCE_START
-                id = -next(self._own_ids)
+                self._own_ids += 1
+                id = -self._own_ids
                 request.terms = request.terms._replace(correlation_id=id, sequence_flags=flags)
             flags |= SEQUENCE_END
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):

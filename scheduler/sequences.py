@@ -10,7 +10,6 @@ Thousands of sequences are live at once, so what is done for each request looks 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from itertools import count
 
 from scheduler.queued_request import QueuedRequest
 from scheduler.sequence import CorrelationId, Sequence, SlottedInstance
@@ -43,8 +42,8 @@ class SequenceTable:
         self._idle: dict[Sequence, None] = {}  # in the order in which they became idle
         self._lost: dict[CorrelationId, None] = {}  # ended with their instances, and their callers may not know
         self._deadlines: list[tuple[int, int, Sequence]] = []  # of requests that came for sequences without a slot
-        self._order = count()
-        self._runs = count(1)
+        self._ordered = 0  # instances and deadlines so far: a number for each
+        self._runs = 0  # sequences begun so far
         # Instances by the number of their free slots, most first; entries that are not true any more are passed over.
         self._offers: list[tuple[int, int, SlottedInstance]] = []
         self._resting: dict[SlottedInstance, int] = {}
@@ -56,7 +55,7 @@ class SequenceTable:
         """`worker` has these instances now; returns the sequences that lost their slots and can't go on."""
         for number in numbers:
             if (worker, number) not in self.instances:
-                instance = SlottedInstance(worker, number, self.slots_per_instance, next(self._order))
+                instance = SlottedInstance(worker, number, self.slots_per_instance, self._next_number())
                 self.instances[worker, number] = instance
                 self._offer(instance)
         gone = [key for key in self.instances if key[0] == worker and key[1] not in numbers]
@@ -165,7 +164,8 @@ class SequenceTable:
             sequence.queue.popleft()
             self.waiting -= 1
         if request.sequence_flags & SEQUENCE_START and request is not sequence.progress.next_replay:
-            sequence.progress.begin(next(self._runs))
+            self._runs += 1
+            sequence.progress.begin(self._runs)
         sequence.running = request
         return request, sequence.progress.place(sequence.slot, request.sequence_flags)
 
@@ -284,7 +284,11 @@ class SequenceTable:
         return None
 
     def _note_deadline(self, deadline_us: int, sequence: Sequence) -> None:
-        heappush(self._deadlines, (deadline_us, next(self._order), sequence))
+        heappush(self._deadlines, (deadline_us, self._next_number(), sequence))
         if len(self._deadlines) > 2 * self.waiting + 64:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._backlog]
             heapify(self._deadlines)
+
+    def _next_number(self) -> int:
+        self._ordered += 1
+        return self._ordered

@@ -242,7 +242,7 @@ NOWHERE = Place()
 
 def test_named_tuples_stay_what_they_are_and_constants_the_very_same(monkeypatch: pytest.MonkeyPatch):
     """A policy may tell "none given" by a comparison of identities."""
-    monkeypatch.setattr("scheduler.event_rows._OURS", (__name__,))
+    monkeypatch.setattr("scheduler.event_rows._OURS", (__name__, "scheduler"))
     for place in (NOWHERE, Place(3)):
         asked = request()
         asked.shape_key = place
