@@ -44,7 +44,9 @@ EVENTS = tuple(name for name in vars(ModelScheduler) if not name.startswith("_")
 
 _DIGEST_BYTES = 8
 _REQUEST, _CONFIG, _SET, _NAMED_TUPLE = 1, 2, 3, 4
-_OURS = ("scheduler", "schemas")
+
+OURS = ("scheduler", "schemas")
+"""Packages whose classes may be named in a log."""
 
 _NO_FACTS = ("frame", "body", "place")  # `place` is the scheduler's own note, not there yet when a request comes
 REQUEST_FIELDS = tuple(name for name in QueuedRequest.__slots__ if name not in _NO_FACTS)
@@ -91,7 +93,7 @@ def header(model: str, options: Mapping[str, int], first: int, unix_us: int, sta
 
 def our_class(module: str, name: str) -> type:
     """The class of this qualified name in one of our modules; ValueError, ImportError or AttributeError if none is."""
-    if module.partition(".")[0] not in _OURS:
+    if module.partition(".")[0] not in OURS:
         raise ValueError(f"a class of {module}")
     found: Any = import_module(module)
     for part in name.split("."):

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from itertools import count
 from typing import Any
 
 import msgpack
 
-from scheduler.event_rows import NO_FRAME, named_tuple, our_class, zeros
+from scheduler.event_rows import NO_FRAME, OURS, named_tuple, our_class, zeros
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import QueuedRequest
 from schemas.config_message import ConfigMessage
@@ -32,7 +33,10 @@ _PLAIN_OBJECT, _NEXT_BATCH_ID, _CONFIG, _ENUM, _INSTANCE, _NAMED_TUPLE = (
     "new",
     "row",
 )
-_OURS = ("scheduler", "schemas")
+_COUNT, _NEXT_OF = "count", "next of"
+
+
+_METHOD_OF_COUNT = type(count().__next__)
 
 
 class UnknownState(ValueError):
@@ -95,9 +99,14 @@ class _Writer:
             return name, [(refer(k), refer(v)) for k, v in value.items()], factory and factory.__name__
         if kind is object:
             return (_PLAIN_OBJECT,)
+        if kind is count:
+            # What it would give next is told by nothing but its name.
+            return _COUNT, [int(number) for number in repr(value)[len("count(") : -1].split(",")]
+        if kind is _METHOD_OF_COUNT and type(value.__self__) is count and value.__name__ == "__next__":
+            return _NEXT_OF, refer(value.__self__)
         if value == self._next_batch_id:
             return (_NEXT_BATCH_ID,)
-        if kind.__module__.partition(".")[0] in _OURS:
+        if kind.__module__.partition(".")[0] in OURS:
             return self._of_our_class(value, (kind.__module__, kind.__qualname__))
         raise UnknownState(f"a {kind.__module__}.{kind.__qualname__} can't be kept")
 
@@ -134,7 +143,7 @@ class _Reader:
     def read(self) -> Any:
         rows = self._rows
         for number, row in enumerate(rows):
-            if row[0] not in _IMMUTABLE and row[0] != _NAMED_TUPLE:
+            if row[0] not in _IMMUTABLE and row[0] not in (_NAMED_TUPLE, _NEXT_OF):
                 self._made[number] = self._shell(row)
         for number, row in enumerate(rows):
             if row[0] == _INSTANCE:
@@ -161,6 +170,8 @@ class _Reader:
             return defaultdict(_FACTORIES[row[2]])
         if kind == _PLAIN_OBJECT:
             return object()
+        if kind == _COUNT:
+            return count(*row[1])
         if kind == _NEXT_BATCH_ID:
             return self._next_batch_id
         found = our_class(*row[1])
@@ -178,7 +189,9 @@ class _Reader:
         number = reference[0]
         if number not in self._made:
             row = self._rows[number]
-            if row[0] == _NAMED_TUPLE:
+            if row[0] == _NEXT_OF:
+                self._made[number] = self._value(row[1]).__next__
+            elif row[0] == _NAMED_TUPLE:
                 self._made[number] = named_tuple(row[1][0], row[1][1], map(self._value, row[2]))
             else:
                 self._made[number] = _IMMUTABLE[row[0]](map(self._value, row[1]))

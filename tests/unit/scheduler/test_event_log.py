@@ -22,6 +22,7 @@ from scheduler.event_rows import EVENTS, QUESTIONS, pack_event, unpack_event
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import requests_of
 from scheduler.replay import NotAnEventLog, Replay, lines_of, read_log
+from scheduler.state_snapshot import pack_state, unpack_state
 from schemas.messages import BatchOutcome, Part
 from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
@@ -244,10 +245,21 @@ NOWHERE = Place()
 
 def test_named_tuples_stay_what_they_are_and_constants_the_very_same(monkeypatch: pytest.MonkeyPatch):
     """A policy may tell "none given" by a comparison of identities."""
-    monkeypatch.setattr("scheduler.event_rows._OURS", (__name__, "scheduler", "schemas"))
+    monkeypatch.setattr("scheduler.event_rows.OURS", (__name__, "scheduler", "schemas"))
     for place in (NOWHERE, Place(3)):
         asked = request()
         asked.shape_key = place
         _, _, ((read,),), _ = unpack_event(pack_event(1, "enqueue", ([asked],), {}))
         assert type(read.shape_key) is Place
         assert (read.shape_key, read.shape_key is NOWHERE) == (place, place is NOWHERE)
+
+
+def test_counters_go_on_in_a_state_that_was_kept():
+    scheduler = ModelScheduler("model")
+    scheduler.numbers = count(3)
+    scheduler.draw = count(7).__next__
+    next(scheduler.numbers)
+    scheduler.draw()
+    read = unpack_state(pack_state(scheduler, lambda: 0), lambda: 0)
+    assert [next(read.numbers), next(read.numbers), read.draw(), read.draw()] == [4, 5, 8, 9]
+    assert next(scheduler.numbers) == 4
