@@ -270,7 +270,7 @@ class ModelControl:
         result = await loop.run_in_executor(self._pool, self._loader.load, found, override, serving)
         model.error = result.error
         if self._ensembles is not None:
-            self._ensembles.tried(model.name)
+            self._ensembles.tried(model.name, result.error is not None and model.is_serving)
         if result.error is not None:
             model.reject(result)
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shutil
 import urllib.request
@@ -16,7 +17,7 @@ import tritonclient.http
 from asking import grpc_inputs, http_inputs
 from ensembles import CHAIN, NUMBERS, OUT, ensemble_text, write_ensemble, write_ensembles, write_steps
 from serving import Server, wait_until
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, shared_memory
 
 from repository.config_text import config_to_json, parse_config
 
@@ -142,6 +143,25 @@ def test_large_tensors_go_from_step_to_step_by_reference(http, server):
         assert np.array_equal(result.as_numpy("Y"), content)
         assert np.array_equal(result.as_numpy("A"), content)
     wait_until(lambda: server.metrics()["weir_worker_payload_slots", ""] == 0)
+
+
+def test_inputs_and_outputs_may_lie_in_memory_of_the_client(http):
+    content = np.random.default_rng(4).random((1, 50_000), np.float32)
+    size = content.nbytes
+    region = shared_memory.create_shared_memory_region("both", f"/ensembles-{os.getpid()}", 2 * size)
+    try:
+        shared_memory.set_shared_memory_region(region, [content])
+        http.register_system_shared_memory("both", f"/ensembles-{os.getpid()}", 2 * size)
+        given = tritonclient.http.InferInput("X", list(content.shape), "FP32")
+        given.set_shared_memory("both", size)
+        wanted = tritonclient.http.InferRequestedOutput("Y")
+        wanted.set_shared_memory("both", size, size)
+        http.infer("large", [given], outputs=[wanted])
+        written = shared_memory.get_contents_as_numpy(region, np.float32, content.shape, size)
+        assert np.array_equal(written, content)
+        http.unregister_system_shared_memory("both")
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
 
 
 # Failing

@@ -43,6 +43,7 @@ class EnsembleFollower:
         self._calls = calls
         self._circle = circle
         self._followed: dict[str, _Followed] = {}
+        self._candidates: dict[str, _Followed] = {}
         self.on_change: Callable[[str], None] = lambda _name: None
         calls.registry.on_model_change(self._on_model_change)
         calls.each_second(self._look_at_all)
@@ -58,20 +59,24 @@ class EnsembleFollower:
         return None if config.ensemble_scheduling is None or self._circle(config) else config
 
     async def follow(self, name: str, config: ModelConfig, override: str | None) -> None:
-        """From now on this ensemble is wanted here."""
-        followed = self._followed.get(name)
-        if followed is None or (followed.config, followed.override) != (config, override):
-            self._followed[name] = _Followed(config, override)
+        """Keeps the ensemble that is about to be loaded, until `tried` tells what came of it."""
+        self._candidates[name] = _Followed(config, override)
         await self._calls.open()
 
     def forget(self, name: str) -> None:
         """The model is no ensemble, or not wanted any more."""
+        self._candidates.pop(name, None)
         self._followed.pop(name, None)
 
-    def tried(self, name: str) -> None:
-        """The ensemble was loaded, or could not be: with its models as they are now, nothing else would come of it."""
-        followed = self._followed.get(name)
+    def tried(self, name: str, old_one_serves: bool) -> None:
+        """The ensemble was loaded, or could not be (`old_one_serves`: so that what was there before goes on).
+
+        With its models as they are now, nothing else would come of trying again.
+        """
+        candidate = self._candidates.pop(name, None)
+        followed = self._followed.get(name) if old_one_serves else candidate
         if followed is not None:
+            self._followed[name] = followed
             followed.signature = self._signature(followed.config)
 
     def verdict(self, name: str, is_serving: bool) -> Verdict:
