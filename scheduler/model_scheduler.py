@@ -322,7 +322,8 @@ class ModelScheduler:
         """Instances have come or gone: requests for the latest version wait where they will run."""
         served = self._served()
         staying = [version for version in served if version.version not in self._retiring]
-        self._latest = max(staying or served or self._versions.values(), key=_version, default=None)
+        hoped_for = [version for version in self._versions.values() if not version.is_given_up]
+        self._latest = max(staying or served or hoped_for or self._versions.values(), key=_version, default=None)
         if not served:
             return NOTHING_ENDED
         self._patience.renew()

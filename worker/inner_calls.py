@@ -11,26 +11,44 @@ A worker that never asks pays for none of it: `open` listens to the registry and
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
+from typing import Any
 
 from bus.connection import Bus
 from bus.payloads import PayloadArena
 from bus.registry import RegistryView
+from calls.cache_config import CacheConfig
 from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from calls.pending import OnAnswer, Pending
+from calls.response_cache import ResponseCache
 from calls.tracing import PassedTraces
+from schemas.errors import WeirError
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
+
+logger = logging.getLogger("weir.worker")
 
 _EXPIRY_INTERVAL_S = 1.0
 
 
 class InnerCalls:
-    """See the module. Everything runs in the worker's event loop; tasks live in `background`."""
+    """See the module. Everything runs in the worker's event loop; tasks live in `background`.
 
-    def __init__(self, bus: Bus, worker_id: str, background: asyncio.TaskGroup) -> None:
+    `cache_config` is the response cache that what is asked here may be answered from, `has_summaries` whether its counters
+    have sketches of latencies.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        worker_id: str,
+        background: asyncio.TaskGroup,
+        cache_config: CacheConfig | None = None,
+        has_summaries: bool = False,
+    ) -> None:
         self._bus = bus
         self._worker_id = worker_id
         self._background = background
@@ -38,6 +56,9 @@ class InnerCalls:
         self._expiry: asyncio.Task[None] | None = None
         self._payloads: PayloadStore | None = None
         self._inference: Inference | None = None
+        self._cache_config = cache_config
+        self._has_summaries = has_summaries
+        self._cache: ResponseCache | None = None
         self._on_tick: Callable[[], None] = lambda: None
         self.registry = RegistryView(bus)
         self.catalog = Catalog(self.registry, strict_readiness=False)
@@ -76,6 +97,10 @@ class InnerCalls:
         """Gives an output back to the worker in whose memory it lies."""
         self._asking.release(ref)
 
+    def cache_counters(self) -> list[dict[str, Any]]:
+        """What was answered from the cache, or might have been, in the form of `schemas.statistics.VersionCounters`."""
+        return [] if self._cache is None else self._cache.counters.snapshot()
+
     async def close(self) -> None:
         """Asks no more: what has no answer ends with UNAVAILABLE."""
         if self._expiry is not None:
@@ -94,12 +119,31 @@ class InnerCalls:
     async def _open(self) -> None:
         self._payloads = PayloadStore(PayloadArena(f"{self._worker_id}_asks"), self.registry.all_share_memory)
         inference = Inference(
-            self._bus, self._worker_id, self.catalog, self._payloads, tracing=PassedTraces(), keeps_references=True
+            self._bus,
+            self._worker_id,
+            self.catalog,
+            self._payloads,
+            tracing=PassedTraces(),
+            keeps_references=True,
+            cache=await self._opened_cache(),
         )
         await inference.start(self._background)
         await self.registry.start(self._background)
         self._expiry = self._background.create_task(self._expire())
         self._inference = inference
+
+    async def _opened_cache(self) -> ResponseCache | None:
+        if self._cache_config is None:
+            return None
+        bus, registry = self._bus, self.registry
+        cache = ResponseCache(bus, self._worker_id, self.catalog, registry, self._cache_config, self._has_summaries)
+        try:
+            await cache.start()
+        except WeirError as error:
+            logger.warning("models are asked from here without a response cache: %s", error.message)
+            return None
+        self._cache = cache
+        return cache
 
     async def _expire(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from bus.payloads import remove_dead_segments
 from bus.sequence_states import SequenceStates
 from bus.settings import follow_log
 from bus.thread_publisher import ThreadPublisher
+from calls.cache_config import CacheConfig
 from calls.model_operations import ModelOperations
 from repository.layout import ModelRepository
 from telemetry.log_settings import LogSettings
@@ -75,6 +76,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     worker_id = settings.worker_id or new_id("worker")
     try:
         metrics = parse_metrics_config(settings.metrics_config)
+        cache_config = CacheConfig.parse(settings.cache_config)
         bus = await Bus.connect(settings.nats_url, worker_id, background)
     except (OSError, ValueError) as error:
         announce_failure(str(error))
@@ -84,8 +86,8 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
     gpus = gpu_uuids() if settings.allow_client_shm else []
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
-    service = WorkerService(bus, publisher, worker_id, devices, gpus)
-    inner_calls = InnerCalls(bus, worker_id, background)
+    inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies)
+    service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters)
     repository = ModelRepository(list(settings.model_repositories), settings.model_config_name)
     ensembles = EnsembleBackend(repository, inner_calls, loop)
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)

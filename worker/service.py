@@ -10,7 +10,8 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -50,6 +51,7 @@ class WorkerService:
     """One worker process: holds models and runs the batches that schedulers send it. It is ModelControl's `Host`.
 
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
+    `cache_counters` tells what models asked of others and had from a cache.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class WorkerService:
         worker_id: str,
         devices: DevicePoller | None = None,
         gpus: Sequence[str] = (),
+        cache_counters: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
+        self._cache_counters = cache_counters
         self._devices = devices
         self._born_ns = time.time_ns()
         self._bus = bus
@@ -235,7 +239,7 @@ class WorkerService:
             {
                 "worker": self.worker_id,
                 "born_ns": self._born_ns,
-                "models": self.statistics(),
+                "models": [*self.statistics(), *self._cache_counters()],
                 "malformed_messages": self.malformed_messages,
                 "payload_slots": sum(instance.slots_held for instance in list(self._arenas.values())),
                 "host": None if devices is None else devices.host,
