@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from schemas.errors import invalid
 from schemas.request_errors import long_correlation_id
 from schemas.request_limits import RequestLimits
@@ -9,6 +10,8 @@ from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
 
 WINDOW = "weir-window"
 """How many answers may be on their way that the caller has not acknowledged."""
+
+DEADLINE = DEADLINE_HEADER.decode()
 
 _MAX_WINDOW = 65_536
 
@@ -18,6 +21,8 @@ def read_headers(request: InferRequest, headers: dict[str, str], limits: Request
 
     Raises WeirError (INVALID_ARG) for a value that can't be one.
     """
+    if DEADLINE in headers:
+        request.deadline_ms = read_deadline_ms(headers[DEADLINE].encode())
     if "weir-priority" in headers:
         request.priority = _number(headers, "weir-priority")
     if "weir-sequence-id" in headers:

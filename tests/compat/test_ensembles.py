@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import shutil
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -215,6 +216,17 @@ def test_a_request_that_is_given_up_leaves_its_steps(server, grpc, http):
     # One was running and ends by itself; the others have never run, and no second step has.
     wait_until(lambda: counters(http, "slow_step")["execution_count"] == steps + 1)
     assert failures(server, "patient")["OTHER"] == before["OTHER"]
+
+
+def test_a_deadline_goes_with_the_steps(server, http):
+    before = counters(http, "slow_step")["execution_count"]
+    arrays = {"VALUE": np.array([[1]], np.int64), "DELAY_MS": np.array([[400]], np.float32)}
+    soon = str(int(time.time() * 1000) + 200)
+    with pytest.raises(InferenceServerException) as refused:
+        http.infer("patient", http_inputs(arrays), headers={"Weir-Deadline-Ms": soon})
+    assert refused.value.message() == "in ensemble 'patient', Request timeout expired"
+    # The first step was begun in time, and the second one too late.
+    assert counters(http, "slow_step")["execution_count"] == before + 1
 
 
 # Streams

@@ -120,6 +120,7 @@ async def test_names_are_escaped_and_versions_named(client: Client) -> None:
         ("identity", document([1]), {"Inference-Header-Content-Length": "x"}, "400", "Unable to parse"),
         ("identity", document([1]), {"Weir-Priority": "high"}, "400", "Unable to parse header 'weir-priority'"),
         ("identity", document([1]), {"Weir-Window": "-1"}, "400", "Unable to parse header 'weir-window'"),
+        ("identity", document([1]), {"Weir-Deadline-Ms": "1"}, "503", "Request timeout expired"),
     ],
 )
 async def test_what_is_refused_has_tritons_text_and_the_service_apis_headers(

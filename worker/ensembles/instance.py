@@ -16,7 +16,7 @@ from typing import Any
 from bus.identity import shares_memory
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal
+from schemas.errors import ErrorCode, WeirError, internal, unavailable
 from schemas.messages import (
     BatchEntry,
     BatchOutcome,
@@ -207,11 +207,15 @@ class _OpenRequest:
         if self._position in self._batch.running.cancelled:
             self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
             return
+        if self._batch.running.is_late(self._position):
+            self._refuse(unavailable("Request timeout expired"), "REJECTED")
+            return
         try:
             ref = body_ref(self._entry.body)
             # A copy: tensors of it may be wanted by steps that start when the body's place has been given back.
             body = self._entry.body if ref is None else bytes(instance.reader.view(ref))
             request = self._request = unpack_body(body, message.model, message.version)
+            request.deadline_ms = self._entry.deadline_ms
         except StalePayload:
             self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
             return
