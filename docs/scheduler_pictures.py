@@ -120,6 +120,7 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
                 for name, at_us in zip("abcdef", range(0, 600, 100), strict=True)
             ),
             *(Asked(at_us, f"high {at}", 1, priority=1) for at, at_us in enumerate((500, 700, 900, 1100, 1300, 1500))),
+            Asked(4700, "low g", 0, priority=2),
         ],
         lambda _rows: 1500,
         10000,
@@ -215,8 +216,8 @@ class _Run:
         )
 
     def _dispatch(self, now_us: int) -> None:
+        self._refused(now_us, [failure.request for failure in self._model.overdue(now_us)[1]])
         batches, wake_us = self._model.dispatch(now_us)
-        self._refused(now_us, [failure.request for failure in self._model.expire(now_us)[1]])
         for batch in batches:
             number = batch.instance.number
             start_us = max(now_us, self._free_us[number])
