@@ -62,14 +62,10 @@ def counters(client: tritonclient.http.InferenceServerClient, model: str) -> dic
 
 
 def failures(server: Server, model: str) -> dict[str, float]:
-    _, page = _metrics(server)
+    with urllib.request.urlopen(f"http://{server.metrics_place}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
     rows = [line for line in page.splitlines() if line.startswith(f'nv_inference_request_failure{{model="{model}"')]
     return {row.split('reason="')[1].split('"')[0]: float(row.rpartition(" ")[2]) for row in rows}
-
-
-def _metrics(server: Server) -> tuple[int, str]:
-    with urllib.request.urlopen(f"http://{server.metrics_place}/metrics", timeout=10) as answer:
-        return answer.status, answer.read().decode()
 
 
 def told(result: Any, name: str = "T") -> dict[str, Any]:
@@ -221,7 +217,7 @@ def test_a_request_that_is_given_up_leaves_its_steps(server, grpc, http):
 def test_a_deadline_goes_with_the_steps(server, http):
     before = counters(http, "slow_step")["execution_count"]
     arrays = {"VALUE": np.array([[1]], np.int64), "DELAY_MS": np.array([[400]], np.float32)}
-    soon = str(int(time.time() * 1000) + 200)
+    soon = f"{int(time.time() * 1000) + 200}"
     with pytest.raises(InferenceServerException) as refused:
         http.infer("patient", http_inputs(arrays), headers={"Weir-Deadline-Ms": soon})
     assert refused.value.message() == "in ensemble 'patient', Request timeout expired"
