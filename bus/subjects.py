@@ -6,6 +6,7 @@ contract (producers use them); the others are between roles.
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 LIVE_STREAM = "LIVE"
@@ -24,6 +25,8 @@ MODEL_FILES_STREAM = f"OBJ_{MODEL_FILES_STORE}"
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+
+_MAX_CONSUMER_NAME = 255
 
 
 def token(name: str) -> str:
@@ -275,5 +278,11 @@ def cache_answers(caller: str) -> str:
 
 
 def live_consumer(model: str) -> str:
-    """Name of the durable consumer through which the owner of `model` pulls its frames."""
-    return f"live-{token(model)}"
+    """Name of the durable consumer through which the owner of `model` pulls its frames.
+
+    nats-server takes 255 bytes at most, which a model's namespace may exceed: a digest stands for the rest then.
+    """
+    name = f"live-{token(model)}"
+    if len(name) <= _MAX_CONSUMER_NAME:
+        return name
+    return f"live-{hashlib.blake2b(model.encode(), digest_size=32).hexdigest()}"

@@ -15,6 +15,7 @@ from bus.registry import RegistryView
 from calls.prepared import PreparedRequests
 from schemas.errors import WeirError, invalid, not_found, unavailable
 from schemas.model_config import ModelConfig
+from schemas.model_identity import namespace_of, plain_name
 from schemas.normalizer import RequestNormalizer
 from schemas.registry import UNLOADED, ModelRecord, ModelState
 
@@ -27,6 +28,7 @@ RECOVERY_GRACE_S = 30.0
 class ServedModel:
     """One model with its configuration and its READY versions, ascending.
 
+    `name` is its identity (`schemas.model_identity`), `namespace` the one it lies in, "" without namespacing.
     `loads` tells, by version, what its workers have loaded: another text after each reload, "" where it can't be told.
     """
 
@@ -37,8 +39,10 @@ class ServedModel:
         versions: list[int],
         labels: dict[str, list[str]],
         loads: Mapping[int, str] | None = None,
+        namespace: str = "",
     ) -> None:
         self.name = name
+        self.namespace = namespace
         self.config = config
         self.versions = versions
         self.labels = labels
@@ -83,7 +87,8 @@ class Catalog:
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model, if requests for this version of it ("" for the latest) are accepted.
 
-        Raises WeirError with Triton's texts: NOT_FOUND, or UNAVAILABLE for a version that exists but is not ready.
+        Raises WeirError with Triton's texts: NOT_FOUND, UNAVAILABLE for a version that exists but is not ready, or
+        INVALID_ARG for a name that models in several namespaces have.
         """
         served = self._served.get(name)
         if served is not None and version in served.version_texts and self._is_accepted(name):
@@ -124,6 +129,10 @@ class Catalog:
         known = {record.name for record in told if record.versions or record.reason}
         return sorted(known | self._served.keys())
 
+    def knows(self, name: str) -> bool:
+        """Whether some worker tells of a model of this identity, served or not."""
+        return any(record.versions or record.reason for record in self._records(name))
+
     def served_model(self, name: str) -> ServedModel | None:
         """The model, if requests for it are accepted."""
         return self._served.get(name) if self._is_accepted(name) else None
@@ -159,7 +168,8 @@ class Catalog:
         if versions:
             record = max((r for r in records if _ready_versions([r])), key=lambda r: r.written_ns)
             config = ModelConfig.model_validate(record.config)
-            self._served[name] = ServedModel(name, config, versions, record.labels, _loads(records, versions))
+            loads = _loads(records, versions)
+            self._served[name] = ServedModel(name, config, versions, record.labels, loads, record.namespace)
             self._accept_until_s.pop(name, None)
         elif name in self._served:
             given_up = [r for r in records if r.reason or _is_given_up(r)]
@@ -185,9 +195,24 @@ class Catalog:
             if name in view.models and not view.record.draining
         ]
 
+    def _identities(self, name: str) -> set[str]:
+        """The models of this name that are told apart by their namespaces, but for those that were unloaded."""
+        return {
+            identity
+            for view in self._registry.workers.values()
+            for identity, record in view.models.items()
+            if namespace_of(identity) and plain_name(identity) == name and _is_there(record)
+        }
+
     def _refusal(self, name: str, version: str) -> WeirError:
         if not _is_version(version):
             return _not_a_version(version)
+        identities = self._identities(name)
+        if len(identities) > 1:
+            return invalid(
+                f"There are {len(identities)} identifiers of model '{name}' in global map, model namespace must be "
+                "provided to resolve ambiguity."
+            )
         records = self._records(name)
         if not records:
             return not_found(f"Request for unknown model: '{name}' is not found")
@@ -223,6 +248,12 @@ def _loads(records: list[ModelRecord], versions: list[int]) -> dict[int, str]:
         is_known = all(load for _, load in ready)
         loads[number] = " ".join(f"{in_force}:{load}" for in_force, load in sorted(ready)) if is_known else ""
     return loads
+
+
+def _is_there(record: ModelRecord) -> bool:
+    """Whether the worker has the model, or should have it."""
+    rows = record.versions.values()
+    return bool(record.reason) or any(v.reason != UNLOADED and v.state != ModelState.UNLOADING for v in rows)
 
 
 def _is_given_up(record: ModelRecord) -> bool:

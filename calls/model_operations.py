@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -23,6 +23,7 @@ from repository.paths import check_model_name
 from schemas.desired import MAX_FILES, DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.model_config import ModelConfig
+from schemas.model_identity import plain_name
 from schemas.registry import ModelRecord, ModelState
 
 logger = logging.getLogger("weir.calls")
@@ -86,8 +87,7 @@ class ModelOperations:
         gone = time.monotonic() + DEPENDENTS_PATIENCE_S
         while time.monotonic() < gone and any(
             version.state == ModelState.UNLOADING
-            for worker in self._live_workers()
-            if (record := self._record(worker, name)) is not None
+            for record in self._records(name)
             for version in record.versions.values()
         ):
             await asyncio.sleep(_GONE_POLL_S)
@@ -153,7 +153,7 @@ class ModelOperations:
 
     async def _settle(self, entry: DesiredModel, before: DesiredModel | None) -> None:
         """After a load: what did not work is wanted no longer, and what nobody refers to any more is removed."""
-        records = [r for worker in self._live_workers() if (r := self._record(worker, entry.name)) is not None]
+        records = self._records(entry.name)
         kept: DesiredModel | None = entry
         if not any(record.in_force == entry.revision or not record.error_code for record in records):
             fallback = entry.fallback
@@ -173,7 +173,7 @@ class ModelOperations:
 
     async def _unload(self, name: str) -> None:
         known = self._desired.get(name)
-        workers = {worker for worker in self._live_workers() if self._record(worker, name) is not None}
+        workers = {worker for worker in self._live_workers() if self._records(name, [worker])}
         if known is None and not workers:
             return
         revision = next_revision(known, time.time_ns())
@@ -184,7 +184,7 @@ class ModelOperations:
     def _in_force(self, name: str) -> WantedModel | None:
         """What workers serve of the model now, if anything."""
         known = self._desired.get(name)
-        serving = [r for worker in self._live_workers() if (r := self._record(worker, name)) is not None and r.config]
+        serving = [record for record in self._records(name) if record.config]
         if not serving:
             return None
         if known is None:
@@ -211,9 +211,19 @@ class ModelOperations:
     def _live_workers(self) -> set[str]:
         return {worker for worker, view in self._registry.workers.items() if not view.record.draining}
 
-    def _record(self, worker: str, name: str) -> ModelRecord | None:
-        view = self._registry.workers.get(worker)
-        return None if view is None else view.models.get(name)
+    def _records(self, name: str, workers: Iterable[str] | None = None) -> list[ModelRecord]:
+        """What these workers, or all live ones, tell of the models that an operation on `name` is one on.
+
+        With namespacing that may be several: those of all namespaces.
+        """
+        views = self._registry.workers
+        return [
+            record
+            for worker in (self._live_workers() if workers is None else workers)
+            if worker in views
+            for identity, record in views[worker].models.items()
+            if name in (identity, plain_name(identity))
+        ]
 
     def _config(self, name: str) -> ModelConfig | None:
         return next((config for config in self._configs() if config.name == name), None)

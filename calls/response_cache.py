@@ -22,6 +22,7 @@ from calls.cached_answer import CachedAnswer, CachedOutput
 from calls.catalog import Catalog, ServedModel
 from calls.local_cache import LocalCache
 from calls.shared_cache import SharedCache
+from repository.dependencies import step_identity
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef, Reference
 
@@ -155,7 +156,7 @@ class ResponseCache:
             return load
         loads = [load]
         for step in ensemble.step:
-            part = self._catalog.served_model(step.model_name)
+            part = self._catalog.served_model(step_identity(step))
             if part is None or part.config.is_decoupled or part.config.sequence_batching or depth >= _MAX_DEPTH:
                 return ""
             number = int(part.latest) if step.model_version < 0 else step.model_version

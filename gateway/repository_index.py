@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.registry import RegistryView
+from schemas.model_identity import plain_name
 from schemas.registry import ModelRecord, ModelState, VersionRecord
 from schemas.repository_view import RepositoryView, unpack_repository_view
 from schemas.wire import MalformedMessage
@@ -79,18 +80,21 @@ class RepositoryIndex:
 
 
 def index_rows(found: Mapping[str, str], records: Mapping[str, list[ModelRecord]]) -> list[Row]:
-    """Rows by name and version, from what lies in repositories (names, with a problem or "") and what workers tell."""
+    """Rows by identity and version, from what lies in repositories (with a problem or "") and what workers tell.
+
+    As in Triton, models that their namespaces tell apart are listed by the name that they have in common.
+    """
     rows: list[Row] = []
-    for name in sorted({*found, *records}):
+    for name in sorted({*found, *records}, key=lambda identity: (plain_name(identity), identity)):
         of_model = records.get(name, [])
         versions = merged_versions(of_model)
         for number, version in sorted(versions.items()):
             reason = {"reason": version.reason} if version.reason else {}
-            rows.append({"name": name, "version": str(number), "state": version.state.value, **reason})
+            rows.append({"name": plain_name(name), "version": str(number), "state": version.state.value, **reason})
         if not versions:
             problem = found.get(name, "") or next((record.reason for record in of_model if record.reason), "")
             told = {"state": ModelState.UNAVAILABLE.value, "reason": problem} if problem else {}
-            rows.append({"name": name, **told})
+            rows.append({"name": plain_name(name), **told})
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+from schemas.model_identity import plain_name
 from schemas.statistics import (
     FAILURE_REASONS,
     HistogramCounters,
@@ -132,7 +133,7 @@ class VersionTotals:
     def triton_row(self) -> dict[str, Any]:
         """The row of `model_stats` in Triton's JSON; gRPC's message has the same fields."""
         return {
-            "name": self.model,
+            "name": plain_name(self.model),
             "version": str(self.version),
             "last_inference": self.last_inference_ms,
             "inference_count": min(self.inference_count, _MOST),

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from schemas.model_config import ModelConfig
+from schemas.model_identity import model_identity, plain_name
+from schemas.scheduling_config import EnsembleStep
+
+
+def step_identity(step: EnsembleStep) -> str:
+    """The identity of the model that a step asks, in a configuration whose steps `in_namespaces` has settled."""
+    return model_identity(step.model_name, step.model_namespace)
 
 
 def composing_models(config: ModelConfig) -> list[str]:
     """The models an ensemble is made of, each once, in order of its steps; none for another model."""
     scheduling = config.ensemble_scheduling
-    return [] if scheduling is None else list(dict.fromkeys(step.model_name for step in scheduling.step))
+    return [] if scheduling is None else list(dict.fromkeys(map(step_identity, scheduling.step)))
+
+
+def in_namespaces(config: ModelConfig, namespace: str, is_known: Callable[[str], bool]) -> ModelConfig:
+    """The configuration of an ensemble that lies in `namespace`, with `model_namespace` where a step needs one.
+
+    As in Triton, a step asks the model of its name in the ensemble's own namespace, if `is_known(identity)` there is one,
+    else the only one of that name. What a configuration file says of namespaces counts for nothing, as in Triton.
+    """
+    scheduling = config.ensemble_scheduling
+    if scheduling is None:
+        return config
+    of_steps = [
+        namespace if namespace and is_known(model_identity(step.model_name, namespace)) else ""
+        for step in scheduling.step
+    ]
+    if of_steps == [step.model_namespace for step in scheduling.step]:
+        return config
+    steps = [step.replace(model_namespace=own) for step, own in zip(scheduling.step, of_steps, strict=True)]
+    return config.replace(ensemble_scheduling=scheduling.replace(step=steps))
 
 
 def left_over(config: ModelConfig, others: Iterable[ModelConfig], explicit: Iterable[str]) -> list[str]:
     """The composing models that go with `config`: those nobody asked for by name, and that no other model needs."""
     needed = {name for other in others if other.name != config.name for name in composing_models(other)}
-    return [name for name in composing_models(config) if name not in needed and name not in set(explicit)]
+    asked_for = set(explicit)
+    return [name for name in composing_models(config) if name not in needed and plain_name(name) not in asked_for]

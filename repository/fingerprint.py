@@ -42,6 +42,11 @@ def fingerprint(found: FoundModel) -> Fingerprint:
     return Fingerprint(found.path, tuple(_files(found.path, "", folders)), versions)
 
 
+def appearance(found: FoundModel) -> tuple[Fingerprint, str, str]:
+    """What tells whether the model is to be looked at again: more than its files, for it may have a problem."""
+    return fingerprint(found), found.problem, found.config_file
+
+
 def _files(
     folder: Path, prefix: str, without: set[str] | frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, int, int]]:

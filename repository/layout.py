@@ -7,17 +7,19 @@ opens no file: what is found is a snapshot, and reading the configuration is the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repository.paths import check_model_name, parse_version, path_inside
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.model_config import ModelConfig
+from schemas.model_identity import model_identity, plain_name
 
 CONFIG_FILE = "config.pbtxt"
 
 DUPLICATE = "model appears in two or more repositories"
-"""The problem of a name that is in several repositories: none of the models is served, in Triton's words."""
+"""The problem of a name that is in several repositories, without namespacing: none of the models is served, in Triton's
+words."""
 
 _SILENT_FOLDERS = frozenset({"configs", "initial_state", "warmup"})
 
@@ -28,7 +30,7 @@ class FoundModel:
 
     `config_file` is relative to `path`, "" when there is none. `versions` ascend. `ignored` names folders that are
     neither versions nor known by name. `problem` says why the model can't be served, "" when nothing is known to be
-    wrong.
+    wrong. With namespacing, `namespace` is the repository it lies in; `is_ambiguous` tells that others have its name.
     """
 
     name: str
@@ -37,6 +39,13 @@ class FoundModel:
     versions: tuple[int, ...] = ()
     ignored: tuple[str, ...] = ()
     problem: str = ""
+    namespace: str = ""
+    is_ambiguous: bool = False
+
+    @property
+    def identity(self) -> str:
+        """What it is known by among the roles (`schemas.model_identity`)."""
+        return model_identity(self.name, self.namespace) if self.is_ambiguous else self.name
 
     def version_dir(self, version: int) -> Path:
         """The folder of `version`, inside the model's folder. Raises ConfigProblem for a link that leads out of it."""
@@ -50,17 +59,19 @@ class FoundModel:
 class ModelRepository:
     """One or more repository folders, looked at together.
 
-    `config_name` chooses `configs/<config_name>.pbtxt` for the models that have it (Triton's `--model-config-name`).
+    `config_name` chooses `configs/<config_name>.pbtxt` for the models that have it (Triton's `--model-config-name`). With
+    `namespacing`, models of different folders may have the same name, and each has an identity of its own then.
     """
 
-    def __init__(self, paths: Sequence[Path], config_name: str | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], config_name: str | None = None, namespacing: bool = False) -> None:
         if config_name:
             check_model_name(config_name)
-        self.paths = list(paths)
+        self.paths = list(dict.fromkeys(paths)) if namespacing else list(paths)
         self.config_name = config_name
+        self.namespacing = namespacing
 
     def scan(self) -> dict[str, FoundModel]:
-        """Every model folder by name, in order of names; those that can't be served say so in `problem`.
+        """Every model folder by identity, in order of names; those that can't be served say so in `problem`.
 
         Files and hidden folders are passed over. Raises WeirError(UNAVAILABLE) when a repository can't be read.
         """
@@ -68,24 +79,48 @@ class ModelRepository:
         for path in self.paths:
             for folder in _subfolders(path):
                 places.setdefault(folder.name, []).append(folder)
-        return {name: self._look(name, places[name]) for name in sorted(places)}
+        found = (model for name in sorted(places) for model in self._look_at_all(name, places[name]))
+        return {model.identity: model for model in found}
 
-    def find(self, name: str) -> FoundModel:
-        """The model `name`. Raises INVALID_ARG for a name that is none, INTERNAL (as Triton) when it is not there."""
+    def find(self, identity: str) -> FoundModel:
+        """The model of this identity. Raises INVALID_ARG for what can't be one, INTERNAL (as Triton) where it isn't."""
+        found = next((model for model in self.find_all(plain_name(identity)) if model.identity == identity), None)
+        if found is None:
+            raise _not_found(identity)
+        return found
+
+    def find_all(self, name: str) -> list[FoundModel]:
+        """The models called `name`: one, or with namespacing one for each repository that has it. Raises as `find`."""
         check_model_name(name)
         folders = [path / name for path in self.paths if (path / name).is_dir()]
         if not folders:
-            raise internal(f"failed to load '{name}', failed to poll from model repository")
-        return self._look(name, folders)
+            raise _not_found(name)
+        return self._look_at_all(name, folders)
+
+    def has(self, identity: str) -> bool:
+        """Whether there is a model of this identity."""
+        try:
+            self.find(identity)
+        except WeirError:
+            return False
+        return True
 
     def look_at(self, name: str, folder: Path) -> FoundModel:
         """The model `name` in `folder`, wherever that is: what stands in for the one in the repository."""
-        return self._look(name, [folder])
+        return self._look(name, folder)
 
-    def _look(self, name: str, folders: list[Path]) -> FoundModel:
-        folder = folders[0]
-        if len(folders) > 1:
-            return FoundModel(name, folder, problem=DUPLICATE)
+    def _look_at_all(self, name: str, folders: list[Path]) -> list[FoundModel]:
+        if not self.namespacing:
+            if len(folders) > 1:
+                return [FoundModel(name, folders[0], problem=DUPLICATE)]
+            return [self._look(name, folders[0])]
+        is_ambiguous = len(folders) > 1
+        return [
+            replace(self._look(name, folder), namespace=str(folder.parent), is_ambiguous=is_ambiguous)
+            for folder in folders
+        ]
+
+    def _look(self, name: str, folder: Path) -> FoundModel:
         try:
             check_model_name(name)
         except WeirError as error:
@@ -96,6 +131,10 @@ class ModelRepository:
     def _config_file(self, folder: Path) -> str:
         candidates = [f"configs/{self.config_name}.pbtxt"] if self.config_name else []
         return next((file for file in [*candidates, CONFIG_FILE] if (folder / file).is_file()), "")
+
+
+def _not_found(name: str) -> WeirError:
+    return internal(f"failed to load '{name}', failed to poll from model repository")
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from repository.problem import ConfigProblem
 from scheduler.batch_strategy import GuardedStrategy
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
+from schemas.model_identity import namespace_of, plain_name
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -65,8 +66,10 @@ class StrategyFiles:
         """The file of a version, which is there; None where it has none. Raises ConfigProblem for one that can't be."""
         parameter = config.parameters.get(PATH_PARAMETER)
         named = "" if parameter is None else parameter.string_value
+        namespace, name = namespace_of(name), plain_name(name)
         check_model_name(name)  # it came over the bus
-        folders = [folder / name for folder in self._repositories if (folder / name).is_dir()]
+        repositories = [folder for folder in self._repositories if namespace in ("", str(folder))]
+        folders = [folder / name for folder in repositories if (folder / name).is_dir()]
         if not named:
             candidates = [path for folder in folders for path in (folder / str(version), folder)]
             return next((path / STRATEGY_FILE for path in candidates if (path / STRATEGY_FILE).is_file()), None)

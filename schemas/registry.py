@@ -57,6 +57,8 @@ class ModelRecord:
     `revision` is the last operation of the repository API that the worker has carried out on the model, `in_force` the
     one by which it has what it serves now. `error_code` and `error` tell how the last one failed: a number of
     `ErrorCode` (0: it did not) and Triton's text.
+
+    `name` is the model's identity (`schemas.model_identity`); `namespace` is the one it lies in, "" without namespacing.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ModelRecord:
     in_force: int = 0
     error_code: int = 0
     error: str = ""
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def unpack_model_record(data: bytes) -> ModelRecord:
         raise MalformedMessage(f"not a model record: {type(error).__name__}") from error
     labels = record.labels
     if not (
-        _are(str, record.name, record.reason, record.error)
+        _are(str, record.name, record.reason, record.error, record.namespace)
         and _are(int, record.written_ns, record.revision, record.in_force, record.error_code)
         and isinstance(labels, dict)
         and all(isinstance(names, list) and _are(str, output, *names) for output, names in labels.items())

@@ -55,7 +55,6 @@ LIMITS = (
     ),
     FieldLimit("sequence_batching.state.use_growable_memory", SILENT, "states lie on the host, where they are kept"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
-    FieldLimit("ensemble_scheduling.step.model_namespace", IGNORED, "models have no namespaces yet"),
     FieldLimit("instance_group.secondary_devices", REFUSED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("instance_group.profile", REFUSED, "belongs to TensorRT, which is not served yet"),
     FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),

@@ -23,7 +23,8 @@ class ControlledModel:
 
     `revision` is the last operation carried out, `asked` the last that has come, `in_force` the one that made what
     serves. Operations on the model hold `lock`, `turns`
-    of them do or wait for it. `seen` is what the model's folder looked like when it was last tried.
+    of them do or wait for it. `seen` is what the model's folder looked like when it was last tried. `name` is the model's
+    identity; `shared_by` are those of a name that is ambiguous, and has no model of its own (`worker.shared_names`).
     """
 
     def __init__(self, name: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -43,6 +44,7 @@ class ControlledModel:
         self.revision = 0
         self.in_force = 0
         self.error: WeirError | None = None
+        self.shared_by: frozenset[str] = frozenset()
         self._clock_ns = clock_ns
 
     @property
@@ -58,7 +60,7 @@ class ControlledModel:
     @property
     def is_blank(self) -> bool:
         """Whether there is nothing to remember of the model."""
-        return not (self.result or self.retiring or self.past or self.reason or self.draining)
+        return not (self.result or self.retiring or self.past or self.reason or self.draining or self.shared_by)
 
     @property
     def failure(self) -> str:
@@ -117,4 +119,5 @@ class ControlledModel:
             in_force=self.in_force if self.is_serving else 0,
             error_code=0 if self.error is None else self.error.code.number,
             error="" if self.error is None else self.error.message,
+            namespace="" if self.result is None else self.result.namespace,
         )

@@ -36,12 +36,13 @@ from worker.ensembles.backend import EnsembleBackend
 from worker.ensembles.following import EnsembleFollower
 from worker.execution_turns import execution_turns
 from worker.inner_calls import InnerCalls
-from worker.model_control import ModelControl, check_startup_models
+from worker.model_control import ModelControl
 from worker.model_loader import ModelLoader
 from worker.override_folder import remove_left_folders
 from worker.repository_report import RepositoryReport
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
+from worker.startup_models import check_startup_models
 
 logger = logging.getLogger("weir.worker")
 
@@ -88,7 +89,9 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
     inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies)
     service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters)
-    repository = ModelRepository(list(settings.model_repositories), settings.model_config_name)
+    repository = ModelRepository(
+        list(settings.model_repositories), settings.model_config_name, settings.model_namespacing
+    )
     ensembles = EnsembleBackend(repository, inner_calls, loop)
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)

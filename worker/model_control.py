@@ -19,11 +19,12 @@ from nats.errors import Error as NatsError
 
 from bus.desired_models import DesiredModels
 from bus.model_files import ModelFiles
-from repository.dependencies import composing_models
-from repository.fingerprint import Fingerprint, fingerprint
+from repository.dependencies import composing_models, in_namespaces
+from repository.fingerprint import appearance, fingerprint
 from repository.layout import FoundModel
 from schemas.desired import DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.model_identity import plain_name
 from schemas.registry import ModelState, VersionRecord
 from worker.controlled_model import ControlledModel
 from worker.drains import Drains
@@ -31,6 +32,8 @@ from worker.ensembles.following import EnsembleFollower, Verdict
 from worker.model_loader import LoadedResult, ModelLoader, poll_failure
 from worker.model_records import ModelRecords, RecordHost
 from worker.override_folder import OverrideFolder
+from worker.shared_names import SharedNames
+from worker.startup_models import check_startup_models, wanted_at_start
 from worker.unloading import Unloading, UnloadingHost
 
 logger = logging.getLogger("weir.worker")
@@ -77,6 +80,9 @@ class ModelControl:
         self._startup = startup
         self._pool = ThreadPoolExecutor(threads, "loader")
         self._models: dict[str, ControlledModel] = {}
+        self._shared_names = SharedNames(
+            loader.repository, self._models, self._records, self._turn, self._load, self._unload
+        )
         self._background: asyncio.TaskGroup | None = None
         self._operations: set[asyncio.Task[None]] = set()
         self._endings: set[asyncio.Task[None]] = set()
@@ -91,8 +97,7 @@ class ModelControl:
         self._desired.on_change(self._on_desired)
         entries = {entry.name: entry for entry in self._desired.all()}
         found = await asyncio.to_thread(self._loader.scan)
-        names = list(found) if self._startup == ("*",) else list(dict.fromkeys(self._startup))
-        at_start = [name for name in names if name not in entries]
+        at_start = [name for name in wanted_at_start(self._startup, found) if plain_name(name) not in entries]
         await asyncio.gather(
             *(self._load_at_start(name, found.get(name)) for name in at_start),
             *(self._restore(entry) for entry in entries.values()),
@@ -162,20 +167,28 @@ class ModelControl:
             if model.turns > MAX_WAITING_OPERATIONS and newest is not None and newest.revision > entry.revision:
                 return
             if entry.wanted.load:
-                await self._load(model, entry.wanted, entry.revision)
-                if self._ensembles is not None and not model.is_serving:
-                    self._ensembles.forget(model.name)  # whoever asked for it was told that it can't be
+                await self._shared_names.load(model, entry.wanted, entry.revision)
+                self._forget_unserved(model.name, *model.shared_by)
             else:
-                await self._unload(model, entry.revision)
+                await self._shared_names.unload(model, entry.revision)
+
+    def _forget_unserved(self, *names: str) -> None:
+        """Ensembles that were asked for and can't be are not waited for: whoever asked was told."""
+        if self._ensembles is None:
+            return
+        for name in names:
+            model = self._models.get(name)
+            if model is None or not model.is_serving:
+                self._ensembles.forget(name)
 
     async def _restore(self, entry: DesiredModel) -> None:
         """Brings about what was asked for before this worker was started."""
         async with self._turn(entry.name) as model:
             model.asked = entry.revision
             if entry.wanted.load:
-                await self._load(model, entry.wanted, entry.revision)
+                await self._shared_names.load(model, entry.wanted, entry.revision)
                 if model.error is not None and entry.fallback is not None and entry.fallback.load:
-                    await self._load(model, entry.fallback, entry.revision)
+                    await self._shared_names.load(model, entry.fallback, entry.revision)
 
     async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
         async with self._turn(name) as model:
@@ -187,8 +200,8 @@ class ModelControl:
             await self._records.tell(model)
 
     async def _load_if_changed(self, found: FoundModel) -> None:
-        async with self._turn(found.name) as model:
-            if model.seen != await asyncio.to_thread(_look, found):
+        async with self._turn(found.identity) as model:
+            if model.seen != await asyncio.to_thread(appearance, found):
                 await self._load_found(model, found, None, 0)
                 await self._records.tell(model)
 
@@ -258,7 +271,7 @@ class ModelControl:
         folder: OverrideFolder | None = None,
     ) -> bool:
         """Loads what was found and swaps it in; returns whether that worked. `folder` is the model's from then on."""
-        model.seen = await asyncio.to_thread(_look, found)
+        model.seen = await asyncio.to_thread(appearance, found)
         if self._ensembles is not None:
             await self._prepare_ensemble(self._ensembles, found, override, revision)
         if not model.served:
@@ -294,15 +307,17 @@ class ModelControl:
         """Sees to it that the models of an ensemble are loaded before it is, as far as that is this worker's to do."""
         config = await asyncio.to_thread(ensembles.read, found, override)
         if config is None:
-            ensembles.forget(found.name)
+            ensembles.forget(found.identity)
             return
-        await ensembles.follow(found.name, config, override)
+        await ensembles.follow(found, config, override)
+        repository = self._loader.repository
+        config = await asyncio.to_thread(in_namespaces, config, found.namespace, repository.has)
         await asyncio.gather(*(self._bring(name, revision) for name in composing_models(config)))
 
     async def _bring(self, name: str, revision: int) -> None:
-        entry = self._desired.get(name)
-        if entry is not None and not entry.wanted.load and entry.revision > revision:
-            return  # somebody has unloaded it since the ensemble was asked for
+        for entry in (self._desired.get(name), self._desired.get(plain_name(name))):
+            if entry is not None and not entry.wanted.load and entry.revision > revision:
+                return  # somebody has unloaded it since the ensemble was asked for
         async with self._turn(name) as model:
             if self._mode != "explicit" or model.is_serving:
                 return  # what was to be loaded has been, now that it is our turn
@@ -379,16 +394,3 @@ class ModelControl:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task
-
-
-def check_startup_models(mode: str, names: tuple[str, ...]) -> None:
-    """Raises INVALID_ARG, in Triton's words, for start-up models that can't be."""
-    if names and mode != "explicit":
-        raise invalid("Use of '--load-model' requires setting '--model-control-mode=explicit' as well.")
-    if "*" in names and names != ("*",):
-        raise invalid("Wildcard model name '*' must be the ONLY startup model if specified at all.")
-
-
-def _look(found: FoundModel) -> tuple[Fingerprint, str, str]:
-    """What tells whether a folder has changed."""
-    return fingerprint(found), found.problem, found.config_file

@@ -44,10 +44,12 @@ class LoadedResult:
     """What came of loading a model: its configuration if it has one, and each version, loaded or not.
 
     `labels` are the label files of its outputs, by output. `reason` tells why there is no version at all. `error` is the
-    answer to the request to load it, in Triton's words; None when it is loaded. Versions are loaded all or none.
+    answer to the request to load it, in Triton's words; None when it is loaded. Versions are loaded all or none. `name` is
+    the model's identity, `namespace` the one it lies in.
     """
 
     name: str
+    namespace: str = ""
     config: ModelConfig | None = None
     labels: dict[str, list[str]] = field(default_factory=dict)
     served: dict[int, ServedVersion] = field(default_factory=dict)
@@ -102,23 +104,24 @@ class ModelLoader:
 
         `serving` is what is loaded of the model already: its versions that are the same on disk are taken over.
         """
-        result = LoadedResult(found.name, fingerprint=fingerprint(found))
+        name = found.identity
+        result = LoadedResult(name, found.namespace, fingerprint=fingerprint(found))
         try:
             source = read_config(found, override)
         except WeirError as error:
             result.reason = _reason(error)
-            result.error = poll_failure(found.name)
-            logger.error("Poll failed for model directory '%s': %s", found.name, error.message)
+            result.error = poll_failure(name)
+            logger.error("Poll failed for model directory '%s': %s", name, error.message)
             return result
         try:
             versions = select_versions(source.config, found.versions)
         except WeirError as error:
             result.reason = _reason(error)
-            result.error = invalid(f"load failed for model '{found.name}': {error.message}\n")
-            logger.error("failed to load model '%s': %s", found.name, error.message)
+            result.error = invalid(f"load failed for model '{name}': {error.message}\n")
+            logger.error("failed to load model '%s': %s", name, error.message)
             return result
         for number in versions:
-            logger.info("loading: %s:%d", found.name, number)
+            logger.info("loading: %s:%d", name, number)
         try:
             backend, result.config = self._configure(found, source, versions[0])
             result.labels = read_output_labels(found, result.config)
@@ -126,8 +129,8 @@ class ModelLoader:
                 result.labels = backend.labels(result.config) | result.labels
         except UnfitEnsemble as problem:
             result.reason = _reason(problem)
-            result.error = invalid(f"load failed for model '{found.name}': {problem.message}\n")
-            logger.error("failed to load model '%s': %s", found.name, problem.message)
+            result.error = invalid(f"load failed for model '{name}': {problem.message}\n")
+            logger.error("failed to load model '%s': %s", name, problem.message)
             return result
         except Exception as error:  # noqa: BLE001 - a backend may fail in any way, and the others must load
             reason = _reason(error)
@@ -142,7 +145,7 @@ class ModelLoader:
         if source.config.ensemble_scheduling is not None and self._ensembles is not None:
             config = settle_config(source, None, gpu_ids=())
             check_supported(config)
-            return self._ensembles, self._ensembles.settle(config)
+            return self._ensembles, self._ensembles.settle(config, found)
         backend = backend_for(source.config)
         described: DescribedModel | ModelConfig | None = None
         if self._auto_complete:

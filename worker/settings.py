@@ -12,6 +12,7 @@ class WorkerSettings:
 
     `model_repositories` exist when the worker is started. `worker_id` None lets the worker draw one.
     `model_config_name` NAME reads `configs/NAME.pbtxt` of a model instead of its `config.pbtxt`, where it exists.
+    With `model_namespacing`, models of different repositories may have the same name.
     `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
     (`announce_failure`); without it the others serve. `backend_config` holds values of the form `<backend>,<key>=<value>`,
@@ -24,6 +25,7 @@ class WorkerSettings:
     worker_id: str | None = None
     model_config_name: str | None = None
     disable_auto_complete_config: bool = False
+    model_namespacing: bool = False
     model_control_mode: str = "none"
     repository_poll_secs: float = 15.0
     load_model: tuple[str, ...] = ()

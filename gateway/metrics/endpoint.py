@@ -13,7 +13,7 @@ from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from gateway.metrics.device_families import device_families
-from gateway.metrics.model_families import ServedVersion, model_families
+from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families
 from gateway.statistics import Statistics
@@ -55,15 +55,17 @@ class MetricsEndpoint:
 
     def _families(self) -> Iterator[Family]:
         totals = self._statistics.versions()
-        versions = []
+        versions, names = [], {}
         for served in self._catalog.served():
+            names[served.name] = model_labels(served.name, served.namespace)
             tags, cache = served.config.metric_tags, served.config.response_cache
             for version in served.versions:
                 duration_s = self._catalog.load_duration_s(served.name, version)
                 has_cache = cache is not None and cache.enable
-                versions.append(ServedVersion(totals[served.name, version], tags, duration_s, has_cache))
+                versions.append(
+                    ServedVersion(totals[served.name, version], tags, duration_s, has_cache, served.namespace)
+                )
         yield from model_families(versions, self._config)
         yield from device_families(self._statistics.live_workers())
-        names = {version.totals.model for version in versions}
         yield from cluster_families(self._statistics, totals.values(), self._inference, names)
         yield from gateway_families(self._inference, self._payloads)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gateway.metrics.text import Family, Labels, Sample, counter, gauge, histogram_samples
 from gateway.version_totals import VersionTotals
+from schemas.model_identity import plain_name
 from schemas.statistics import FAILURE_REASONS
 from telemetry.metrics_config import MetricsConfig
 
@@ -69,18 +70,28 @@ _NO_LABEL = re.compile(r"[^A-Za-z0-9_]")
 
 
 class ServedVersion(NamedTuple):
-    """A version as its metrics are labelled: sums, metric tags, how long it took to load, and whether it caches."""
+    """A version as its metrics are labelled: sums, metric tags, how long it took to load, and whether it caches.
+
+    `namespace` is that of its model, "" without namespacing.
+    """
 
     totals: VersionTotals
     tags: Mapping[str, str]
     load_duration_s: float
     has_cache: bool
+    namespace: str = ""
 
     @property
     def labels(self) -> dict[str, str]:
         """Triton's labels, in the order in which it writes them; what can't be in a label's name becomes `_`."""
         tags = {f"_{_NO_LABEL.sub('_', tag)}": value for tag, value in self.tags.items()}
-        return {**dict(sorted(tags.items())), "model": self.totals.model, "version": str(self.totals.version)}
+        model = model_labels(self.totals.model, self.namespace)
+        return {**dict(sorted(tags.items())), **model, "version": str(self.totals.version)}
+
+
+def model_labels(identity: str, namespace: str) -> dict[str, str]:
+    """The labels that say which model a series is of; `namespace` "" without namespacing."""
+    return {"model": plain_name(identity), **({"namespace": namespace} if namespace else {})}
 
 
 def model_families(versions: Iterable[ServedVersion], config: MetricsConfig) -> Iterator[Family]:

@@ -11,11 +11,11 @@ How hops are measured:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
-from gateway.metrics.text import NO_LABELS, Family, Sample, counter, gauge, histogram_samples
+from gateway.metrics.text import NO_LABELS, Family, Labels, Sample, counter, gauge, histogram_samples
 from gateway.statistics import Statistics
 from gateway.version_totals import VersionTotals
 from schemas.statistics import HistogramCounters, QueueCounters
@@ -49,21 +49,21 @@ def gateway_families(inference: Inference, payloads: PayloadStore) -> Iterator[F
 
 
 def cluster_families(
-    statistics: Statistics, totals: Iterable[VersionTotals], inference: Inference, served: set[str]
+    statistics: Statistics, totals: Iterable[VersionTotals], inference: Inference, served: Mapping[str, Labels]
 ) -> Iterator[Family]:
-    """What schedulers and workers count, for the models that are `served`."""
+    """What schedulers and workers count, for the models that are `served`: their labels by identity."""
     totals = list(totals)
-    yield from _queue_families([q for s in statistics.schedulers() for q in s.models if q.model in served])
+    yield from _queue_families([q for s in statistics.schedulers() for q in s.models if q.model in served], served)
     yield _histogram(
         "weir_batch_rows",
         "Rows per executed batch",
-        [({"model": t.model, "version": str(t.version)}, _rows(t)) for t in totals],
+        [({**served[t.model], "version": str(t.version)}, _rows(t)) for t in totals],
     )
     yield counter(
         "weir_hop_duration_us",
         "Cumulative time of successful requests in each hop in microseconds",
         (
-            Sample({"model": t.model, "version": str(t.version), "hop": hop}, ns // 1000)
+            Sample({**served[t.model], "version": str(t.version), "hop": hop}, ns // 1000)
             for t in totals
             for hop, ns in _hops(t).items()
         ),
@@ -87,7 +87,7 @@ def cluster_families(
     )
 
 
-def _queue_families(queues: list[QueueCounters]) -> Iterator[Family]:
+def _queue_families(queues: list[QueueCounters], served: Mapping[str, Labels]) -> Iterator[Family]:
     depths: dict[tuple[str, str], int] = {}
     oldest_us: dict[tuple[str, str], int] = {}
     redelivered: dict[str, int] = {}
@@ -102,7 +102,7 @@ def _queue_families(queues: list[QueueCounters]) -> Iterator[Family]:
         redone[queue.model] = redone.get(queue.model, 0) + queue.redone_batches
         known = sizes.get(queue.model)
         sizes[queue.model] = queue.batch_requests if known is None else _sum(known, queue.batch_requests)
-    lanes = {key: {"model": key[0], "lane": key[1]} for key in sorted(depths)}
+    lanes = {key: {**served[key[0]], "lane": key[1]} for key in sorted(depths)}
     yield gauge(
         "weir_queue_depth",
         "Requests that wait in the scheduler",
@@ -116,16 +116,16 @@ def _queue_families(queues: list[QueueCounters]) -> Iterator[Family]:
     yield _histogram(
         "weir_batch_requests",
         "Requests per batch sent to a worker",
-        [({"model": m}, h) for m, h in sorted(sizes.items())],
+        [(served[m], h) for m, h in sorted(sizes.items())],
     )
     for metric, help, counts in (
         ("weir_redelivered_frames", "Frames that the broker delivered again to a scheduler", redelivered),
         ("weir_redone_batches", "Batches that were lost or not answered, and done again", redone),
     ):
-        yield counter(metric, help, (Sample({"model": model}, value) for model, value in sorted(counts.items())))
+        yield counter(metric, help, (Sample(served[model], value) for model, value in sorted(counts.items())))
 
 
-def _histogram(name: str, help: str, rows: Iterable[tuple[dict[str, str], HistogramCounters]]) -> Family:
+def _histogram(name: str, help: str, rows: Iterable[tuple[Labels, HistogramCounters]]) -> Family:
     return Family(
         name,
         help,

@@ -40,6 +40,12 @@ def _models() -> tuple[Option, ...]:
             differs="It may have a value.",
             **panel,
         ),
+        switch(
+            "--model-namespacing",
+            False,
+            "Models of different folders may have the same name: each folder is a namespace.",
+            **panel,
+        ),
         Option(
             names=("--model-control-mode",),
             value=Choice(("none", "poll", "explicit"), "invalid argument for --model-control-mode"),

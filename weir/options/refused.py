@@ -27,7 +27,6 @@ def _off(value: Any) -> bool:
 _ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
     ("--allow-sagemaker", Switch(), _off, "SageMaker's endpoints are not served"),
     ("--allow-vertex-ai", Switch(), _off, "Vertex AI's endpoints are not served"),
-    ("--model-namespacing", Switch(), _off, "models are told apart by their names alone yet"),
     ("--cache-directory", Text("FOLDER"), _never, "caches of Triton's are shared libraries, which can't be loaded"),
     ("--model-load-gpu-limit", Checked("DEVICE:FRACTION", device_pair), _never, "device memory is not limited yet"),
     ("--backend-directory", Text("FOLDER"), _never, _NO_LIBRARIES),

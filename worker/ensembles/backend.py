@@ -6,9 +6,11 @@ An ensemble is loaded when the models it is made of are served, by this worker o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from repository.dependencies import composing_models
-from repository.layout import ModelRepository
+from repository.dependencies import composing_models, in_namespaces, step_identity
+from repository.layout import FoundModel, ModelRepository
 from repository.loading import read_config
 from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig, TransactionPolicy
@@ -23,6 +25,8 @@ _ECHO_PATIENCE_S = 1.0
 
 _ECHO_POLL_S = 0.01
 _LOOK_TIMEOUT_S = 30.0
+
+_T = TypeVar("_T")
 
 
 class UnfitEnsemble(WeirError):
@@ -52,11 +56,15 @@ class EnsembleBackend:
         self._calls = calls
         self._loop = loop
 
-    def settle(self, config: ModelConfig) -> ModelConfig:
-        """`config` as it is served: decoupled where a step is. Raises UnfitEnsemble."""
-        circle = self.circle(config)
+    def settle(self, config: ModelConfig, found: FoundModel) -> ModelConfig:
+        """`config` of `found` as it is served: decoupled where a step is, and with the namespaces of its steps.
+
+        Raises UnfitEnsemble.
+        """
+        circle = self.circle(config, found)
         if circle:
             raise UnfitEnsemble(ErrorCode.INVALID_ARG, f"circular dependency between ensembles: {circle}")
+        config = self._wait_for(self._settle_steps(config, found.namespace))
         composing = self._composing(config)
         try:
             check_ensemble_models(config, composing)
@@ -70,7 +78,7 @@ class EnsembleBackend:
         labels: dict[str, list[str]] = {}
         for step in config.ensemble_scheduling.step if config.ensemble_scheduling else ():
             for of_model, tensor in step.output_map.items():
-                inherited = composing[step.model_name].labels.get(of_model)
+                inherited = composing[step_identity(step)].labels.get(of_model)
                 if tensor in outputs and inherited:
                     labels[tensor] = inherited
         return labels
@@ -82,40 +90,48 @@ class EnsembleBackend:
         """See `worker.backend.Backend`."""
         return EnsembleModel(EnsemblePlan(model.config, _decoupled(self._composing(model.config))), self._calls)
 
-    def circle(self, config: ModelConfig) -> str:
-        """How the ensemble comes to be a part of itself, "" where it does not."""
-        way = self._way_back(config.name, config, [])
-        return "" if way is None else f"{config.name} -> ... -> {way[-1]} -> {config.name}"
+    def circle(self, config: ModelConfig, found: FoundModel) -> str:
+        """How the ensemble `found` comes to be a part of itself, "" where it does not."""
+        name = found.identity
+        way = self._way_back(name, config, found, [])
+        return "" if way is None else f"{name} -> ... -> {way[-1]} -> {name}"
 
-    def _way_back(self, name: str, config: ModelConfig, way: list[str]) -> list[str] | None:
-        if config.name in way:
+    def _way_back(self, name: str, config: ModelConfig, found: FoundModel, way: list[str]) -> list[str] | None:
+        if found.identity in way:
             return None
-        way = [*way, config.name]
-        for composing in composing_models(config):
+        way = [*way, found.identity]
+        for composing in composing_models(in_namespaces(config, found.namespace, self._repository.has)):
             if composing == name:
                 return way
-            inner = self._read(composing)
-            found = None if inner is None else self._way_back(name, inner, way)
-            if found is not None:
-                return found
+            try:
+                inner = self._repository.find(composing)
+                of_inner = read_config(inner).config
+            except WeirError:
+                continue  # it has no steps here; what is wrong with it is told elsewhere
+            back = self._way_back(name, of_inner, inner, way)
+            if back is not None:
+                return back
         return None
 
-    def _read(self, name: str) -> ModelConfig | None:
-        try:
-            return read_config(self._repository.find(name)).config
-        except WeirError:
-            return None  # it has no steps here; what is wrong with it is told elsewhere
-
     def _composing(self, config: ModelConfig) -> dict[str, ComposingModel]:
-        looking = asyncio.run_coroutine_threadsafe(self._look(composing_models(config)), self._loop)
-        return looking.result(_LOOK_TIMEOUT_S)
+        return self._wait_for(self._look(composing_models(config)))
+
+    def _wait_for(self, looking: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(looking, self._loop).result(_LOOK_TIMEOUT_S)
+
+    async def _settle_steps(self, config: ModelConfig, namespace: str) -> ModelConfig:
+        """The configuration with the namespaces of its steps, as soon as all their models are served, or a little later."""
+        await self._calls.open()
+        catalog, patience_s = self._calls.catalog, _ECHO_PATIENCE_S
+        while True:
+            settled = in_namespaces(config, namespace, catalog.knows)
+            if patience_s <= 0 or all(catalog.served_model(name) for name in composing_models(settled)):
+                return settled
+            await asyncio.sleep(_ECHO_POLL_S)
+            patience_s -= _ECHO_POLL_S
 
     async def _look(self, names: list[str]) -> dict[str, ComposingModel]:
         await self._calls.open()
-        patience_s = _ECHO_PATIENCE_S
-        while patience_s > 0 and not all(self._calls.catalog.served_model(name) for name in names):
-            await asyncio.sleep(_ECHO_POLL_S)
-            patience_s -= _ECHO_POLL_S
         return {name: self._composing_model(name) for name in names}
 
     def _composing_model(self, name: str) -> ComposingModel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from repository.dependencies import step_identity
 from schemas.errors import invalid
 from schemas.model_config import ModelConfig, ModelInput, ModelOutput
 from schemas.scheduling_config import EnsembleStep
@@ -58,7 +59,7 @@ def _check_available(name: str, steps: Sequence[EnsembleStep], composing: Mappin
     if missing:
         raise invalid(f"ensemble {name} contains models that are not available or ambiguous: {', '.join(missing)}")
     for step in steps:
-        found = composing[step.model_name]
+        found = composing[step_identity(step)]
         if not found.versions:
             raise invalid(
                 f"ensemble '{name}' depends on '{step.model_name}' which has no loaded version. Model "
@@ -72,7 +73,7 @@ def _check_available(name: str, steps: Sequence[EnsembleStep], composing: Mappin
 
 
 def _config(composing: Mapping[str, ComposingModel], step: EnsembleStep) -> ModelConfig:
-    config = composing[step.model_name].config
+    config = composing[step_identity(step)].config
     assert config is not None  # noqa: S101 - models with versions have one
     return config
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from repository.dependencies import composing_models
+from repository.dependencies import composing_models, in_namespaces, step_identity
 from repository.layout import FoundModel
 from repository.loading import read_config
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
+from schemas.model_identity import plain_name
 from worker.inner_calls import InnerCalls
 
 _Signature = tuple[tuple[str, tuple[int, ...], ModelConfig], ...]
@@ -28,10 +29,14 @@ class Verdict(Enum):
 
 
 class _Followed:
-    __slots__ = ("config", "override", "signature")
+    __slots__ = ("config", "names", "namespace", "override", "signature")
 
-    def __init__(self, config: ModelConfig, override: str | None) -> None:
+    def __init__(self, config: ModelConfig, namespace: str, override: str | None) -> None:
         self.config = config
+        self.names = (
+            {step.model_name for step in config.ensemble_scheduling.step} if config.ensemble_scheduling else set()
+        )
+        self.namespace = namespace
         self.override = override
         self.signature: _Signature | None = None
 
@@ -39,7 +44,7 @@ class _Followed:
 class EnsembleFollower:
     """See the module. `on_change(name)` is called in the event loop when `verdict` may have something new to say."""
 
-    def __init__(self, calls: InnerCalls, circle: Callable[[ModelConfig], str]) -> None:
+    def __init__(self, calls: InnerCalls, circle: Callable[[ModelConfig, FoundModel], str]) -> None:
         self._calls = calls
         self._circle = circle
         self._followed: dict[str, _Followed] = {}
@@ -56,11 +61,11 @@ class EnsembleFollower:
             config = read_config(found, override).config
         except (WeirError, OSError):
             return None  # loading it tells what is wrong
-        return None if config.ensemble_scheduling is None or self._circle(config) else config
+        return None if config.ensemble_scheduling is None or self._circle(config, found) else config
 
-    async def follow(self, name: str, config: ModelConfig, override: str | None) -> None:
+    async def follow(self, found: FoundModel, config: ModelConfig, override: str | None) -> None:
         """Keeps the ensemble that is about to be loaded, until `tried` tells what came of it."""
-        self._candidates[name] = _Followed(config, override)
+        self._candidates[found.identity] = _Followed(config, found.namespace, override)
         await self._calls.open()
 
     def forget(self, name: str) -> None:
@@ -77,14 +82,14 @@ class EnsembleFollower:
         followed = self._followed.get(name) if old_one_serves else candidate
         if followed is not None:
             self._followed[name] = followed
-            followed.signature = self._signature(followed.config)
+            followed.signature = self._signature(followed)
 
     def verdict(self, name: str, is_serving: bool) -> Verdict:
         """What is to be done about the ensemble now."""
         followed = self._followed.get(name)
         if followed is None:
             return Verdict.KEEP
-        signature = self._signature(followed.config)
+        signature = self._signature(followed)
         if signature is None:
             return Verdict.WITHDRAW if is_serving else Verdict.KEEP
         return Verdict.KEEP if signature == followed.signature else Verdict.LOAD
@@ -102,15 +107,16 @@ class EnsembleFollower:
 
     def _on_model_change(self, name: str) -> None:
         for ensemble, followed in list(self._followed.items()):
-            if name in composing_models(followed.config):
+            if plain_name(name) in followed.names:
                 self.on_change(ensemble)
 
     def _look_at_all(self) -> None:
         for ensemble in list(self._followed):
             self.on_change(ensemble)
 
-    def _signature(self, config: ModelConfig) -> _Signature | None:
+    def _signature(self, followed: _Followed) -> _Signature | None:
         """The models it is made of as they are served, None where not all of them are."""
+        config = in_namespaces(followed.config, followed.namespace, self._calls.catalog.knows)
         found: list[tuple[str, tuple[int, ...], ModelConfig]] = []
         for name in composing_models(config):
             served = self._calls.catalog.served_model(name)
@@ -119,7 +125,7 @@ class EnsembleFollower:
             found.append((name, tuple(served.versions), served.config))
         versions = {name: numbers for name, numbers, _ in found}
         for step in config.ensemble_scheduling.step if config.ensemble_scheduling else ():
-            if step.model_version >= 0 and step.model_version not in versions[step.model_name]:
+            if step.model_version >= 0 and step.model_version not in versions[step_identity(step)]:
                 return None
         return tuple(found)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from repository.dependencies import step_identity
 from schemas.model_config import ModelConfig
 
 _MAX_SELECTIONS = 64
@@ -45,11 +46,11 @@ class EnsemblePlan:
         self.steps = tuple(
             Step(
                 index,
-                row.model_name,
+                step_identity(row),
                 "" if row.model_version < 0 else str(row.model_version),
                 tuple(row.input_map.items()),
                 tuple(row.output_map.items()),
-                row.model_name in decoupled,
+                step_identity(row) in decoupled,
             )
             for index, row in enumerate(rows)
         )
