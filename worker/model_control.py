@@ -124,6 +124,8 @@ class ModelControl:
 
     async def stop(self, timeout_s: float) -> None:
         """Ends what goes on, and waits for what is being unloaded; what is loaded is unloaded by the host."""
+        if self._ensembles is not None:
+            self._ensembles.on_change = lambda _name: None  # that models go now is no reason to begin anything
         for task in self._operations:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -38,3 +38,10 @@ def test_registry_keys_and_their_subjects_fit_together() -> None:
     assert key == "worker-1.a=2Eb"
     assert subjects.registry_subject(key).removeprefix(subjects.registry_subject("")) == key
     assert subjects.registry_key("worker-1") == "worker-1"
+
+
+def test_a_consumer_s_name_is_never_too_long_for_the_broker() -> None:
+    assert subjects.live_consumer("/a::m") == "live-=2Fa=3A=3Am"
+    long = [subjects.live_consumer(f"{'/folder' * 60}::{name}") for name in ("m", "n")]
+    assert len(set(long)) == 2
+    assert max(map(len, long)) <= 255

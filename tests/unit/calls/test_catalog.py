@@ -55,6 +55,10 @@ class Cluster:
         await self._writer(worker).write_model(record)
         await self._bus.flush()
 
+    async def write(self, worker: str, record: ModelRecord) -> None:
+        await self._writer(worker).write_model(record)
+        await self._bus.flush()
+
     async def leave(self, worker: str) -> None:
         await self._writer(worker).remove_all()
         await self._bus.flush()
@@ -245,3 +249,38 @@ async def test_what_was_loaded_is_told_by_all_its_workers(nats_url: str) -> None
         assert both != alone
         assert await load_told("w1", "y") not in (alone, both)
         assert await load_told("w2", "") == "", "an older worker does not tell"
+
+
+async def test_a_name_of_several_namespaces_is_refused_unless_it_is_in_full(nats_url: str) -> None:
+    refused = (
+        ErrorCode.INVALID_ARG,
+        "There are 2 identifiers of model 'm' in global map, model namespace must be provided to resolve ambiguity.",
+    )
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.load("w1", "/a::m", v1=ModelState.READY)
+        await c.load("w1", "/b::m", v1=ModelState.UNAVAILABLE)
+        await c.load("w1", "/b::other", v1=ModelState.READY)
+        assert c.refusal("m") == c.refusal("m", "1") == c.refusal("m", "7") == refused
+        assert c.refusal("m", "x")[0] is ErrorCode.INVALID_ARG
+        assert c.catalog.resolve("/a::m", "").name == "/a::m"
+        assert c.catalog.served_model("m") is None
+        assert not c.catalog.is_ready("m", "")
+        assert c.catalog.is_ready("/a::m", "1")
+        assert [c.catalog.knows(name) for name in ("/a::m", "/b::m", "m", "/c::m")] == [True, True, False, False]
+
+        unloaded = {1: VersionRecord(ModelState.UNAVAILABLE, UNLOADED)}
+        for name in ("/a::m", "/b::m"):
+            await c.write("w1", ModelRecord(name, unloaded, CONFIG, written_ns=time.time_ns()))
+        assert c.refusal("m")[0] is ErrorCode.NOT_FOUND
+        await c.load("w1", "m", v1=ModelState.READY)
+        assert c.catalog.resolve("m", "1").name == "m"
+
+
+async def test_an_ambiguous_name_stays_so_while_its_worker_is_being_replaced(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        for name in ("/a::m", "/b::m"):
+            await c.load("w1", name, v1=ModelState.READY)
+        await c.leave("w1")
+        assert c.refusal("m")[0] is ErrorCode.INVALID_ARG
+        assert c.catalog.knows("/a::m"), "so that ensembles wait for it"

@@ -199,3 +199,31 @@ def test_labels(tmp_path):
         with pytest.raises(ConfigProblem, match=reason) as caught:
             read_labels(tmp_path, filename)
         assert caught.value.field == "label_filename"
+
+
+def test_with_namespacing_each_repository_has_its_own_model_of_a_name(tmp_path):
+    a, b = make(tmp_path / "a", "twice/1/", "once/1/"), make(tmp_path / "b", "twice/2/")
+    repository = ModelRepository([a, b], namespacing=True)
+    first, second = f"{a}::twice", f"{b}::twice"
+    found = repository.scan()
+    assert list(found) == ["once", first, second]
+    assert found["once"] == FoundModel("once", a / "once", versions=(1,), namespace=str(a))
+    assert found[second] == FoundModel("twice", b / "twice", "", (2,), namespace=str(b), is_ambiguous=True)
+    assert [model.identity for model in repository.find_all("twice")] == [first, second]
+    assert repository.find(first) == found[first]
+    assert repository.find("once") == found["once"]
+    assert repository.has(first)
+    assert repository.has("once")
+    assert not repository.has("twice")
+    for name in ("twice", f"{a}::once", f"{tmp_path}::twice", "nobody"):
+        with pytest.raises(WeirError, match="failed to poll from model repository"):
+            repository.find(name)
+    (b / "twice" / "2").rmdir()
+    (b / "twice").rmdir()
+    assert list(repository.scan()) == ["once", "twice"]
+    assert repository.find("twice").namespace == str(a)
+
+
+def test_a_repository_that_is_given_twice_is_one_namespace(tmp_path):
+    make(tmp_path, "m/1/")
+    assert list(ModelRepository([tmp_path, tmp_path], namespacing=True).scan()) == ["m"]

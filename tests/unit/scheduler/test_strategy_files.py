@@ -138,3 +138,12 @@ def test_a_strategy_ends_batches_sooner_and_never_later():
 def test_without_it_when_it_has_raised(caplog: pytest.LogCaptureFixture):
     assert batches(GuardedStrategy(Sized(unbearable=7), "s"), 6, 5, 7, 9, 9, 9) == [[1], [2, 3, 4, 5], [6]]
     assert len(caplog.records) == 1
+
+
+def test_models_of_one_name_have_the_files_of_their_own_repositories(tmp_path: Path):
+    for name in ("a", "b"):
+        (tmp_path / name / "m").mkdir(parents=True)
+        (tmp_path / name / "m" / "batchstrategy.py").write_text(STRATEGY % f" of {name}")
+    files = StrategyFiles([tmp_path / "a", tmp_path / "b"])
+    assert [name_of(files.find(f"{tmp_path / name}::m", 1, config())) for name in "ba"] == ["m of b", "m of a"]
+    assert files.find(f"{tmp_path / 'c'}::m", 1, config()) is None

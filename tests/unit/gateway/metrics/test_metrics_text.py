@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.metrics.device_families import device_families
-from gateway.metrics.model_families import ServedVersion, model_families
+from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.text import Family, Sample, counter, gauge, histogram_samples, render
 from gateway.metrics.weir_families import _sum
 from gateway.version_totals import VersionTotals
@@ -52,6 +52,13 @@ def served(tags: dict[str, str] | None = None, has_cache: bool = False) -> Serve
 def test_tags_are_labels_whatever_they_are_called() -> None:
     assert served({"team": "a", "a-b": "c"}).labels == {"_a_b": "c", "_team": "a", "model": "m", "version": "3"}
     assert list(served({"z": "a"}).labels) == ["_z", "model", "version"]
+
+
+def test_with_namespacing_the_namespace_is_a_label() -> None:
+    version = ServedVersion(VersionTotals("/a::m", 3), {"team": "a"}, 0.5, False, "/a")
+    assert list(version.labels.items()) == [("_team", "a"), ("model", "m"), ("namespace", "/a"), ("version", "3")]
+    assert model_labels("m", "/a") == {"model": "m", "namespace": "/a"}
+    assert model_labels("m", "") == {"model": "m"}
 
 
 def test_a_model_that_caches_has_the_cache_s_series_and_no_summary_of_requests() -> None:
