@@ -76,6 +76,7 @@ class Catalog:
         self._strict_readiness = strict_readiness
         self._clock = clock
         self._served: dict[str, ServedModel] = {}
+        self._namesakes: dict[str, set[str]] = {}  # identities with a namespace, by plain name
         self._accept_until_s: dict[str, float] = {}  # models without a live worker, still accepted
         self._is_unwanted: Callable[[str], bool] = lambda _name: False
         registry.on_model_change(self._refresh)
@@ -93,6 +94,9 @@ class Catalog:
         served = self._served.get(name)
         if served is not None and version in served.version_texts and self._is_accepted(name):
             return served
+        only = self._only_one_called(name)
+        if only is not None and version in only.version_texts:
+            return only
         raise self._refusal(name, version)
 
     def is_ready(self, name: str, version: str) -> bool:
@@ -102,8 +106,8 @@ class Catalog:
         """
         if not _is_version(version):
             raise _not_a_version(version)
-        served = self._served.get(name)
-        return served is not None and version in served.version_texts and name not in self._accept_until_s
+        served = self._served.get(name) or self._only_one_called(name)
+        return served is not None and version in served.version_texts and served.name not in self._accept_until_s
 
     def server_ready(self) -> bool:
         """Whether some worker has settled and, with strict readiness, every model has a live READY version."""
@@ -167,6 +171,8 @@ class Catalog:
             return
         records = self._records(name)
         versions = _ready_versions(records)
+        if namespace_of(name):
+            self._note_namesake(name, is_known=bool(records))
         if versions:
             record = max((r for r in records if _ready_versions([r])), key=lambda r: r.written_ns)
             config = ModelConfig.model_validate(record.config)
@@ -197,15 +203,24 @@ class Catalog:
             if name in view.models and not view.record.draining
         ]
 
+    def _only_one_called(self, name: str) -> ServedModel | None:
+        """The model of this name that is told apart by its namespace, while there is but one of those."""
+        identities = self._identities(name)
+        return self.served_model(identities.pop()) if len(identities) == 1 else None
+
     def _identities(self, name: str) -> set[str]:
         """The models of this name that are told apart by their namespaces, but for those that were unloaded."""
-        told = {
-            identity
-            for view in self._registry.workers.values()
-            for identity, record in view.models.items()
-            if _is_there(record)
+        known = self._namesakes.get(name, ())
+        return {
+            identity for identity in known if identity in self._served or any(map(_is_there, self._records(identity)))
         }
-        return {known for known in told | self._served.keys() if namespace_of(known) and plain_name(known) == name}
+
+    def _note_namesake(self, identity: str, is_known: bool) -> None:
+        namesakes = self._namesakes.setdefault(plain_name(identity), set())
+        if is_known:
+            namesakes.add(identity)
+        elif identity not in self._served:
+            namesakes.discard(identity)
 
     def _refusal(self, name: str, version: str) -> WeirError:
         if not _is_version(version):

@@ -71,11 +71,12 @@ class ModelOperations:
         `with_dependents` also unloads the models that were loaded for its sake alone.
         """
         self._check_mode()
-        config = self._config(name)
         dependents: list[str] = []
-        if with_dependents and config is not None:
+        if with_dependents:
             explicit = [entry.name for entry in self._desired.all() if entry.explicit and entry.wanted.load]
-            dependents = left_over(config, self._configs(in_use=True), explicit)
+            in_use = self._configs(in_use=True)
+            configs = [config for config in self._configs() if config.name == name]
+            dependents = list(dict.fromkeys(d for config in configs for d in left_over(config, in_use, explicit)))
         await self._run(name, self._unload(name))
         if dependents:
             await self._await_gone(name)
@@ -224,9 +225,6 @@ class ModelOperations:
             for identity, record in views[worker].models.items()
             if name in (identity, plain_name(identity))
         ]
-
-    def _config(self, name: str) -> ModelConfig | None:
-        return next((config for config in self._configs() if config.name == name), None)
 
     def _configs(self, in_use: bool = False) -> list[ModelConfig]:
         """The configurations of all models, or with `in_use` of those that are not being unloaded."""

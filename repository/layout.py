@@ -6,7 +6,7 @@ opens no file: what is found is a snapshot, and reading the configuration is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -104,6 +104,18 @@ class ModelRepository:
         except WeirError:
             return False
         return True
+
+    def with_namesakes(self, names: Iterable[str]) -> list[str]:
+        """The identities of all models that are called as these are; what is in no repository stays as it is."""
+        plain = dict.fromkeys(map(plain_name, names))
+        if not self.namespacing:
+            return list(plain)
+        places = {name: [path / name for path in self.paths if (path / name).is_dir()] for name in plain}
+        return [
+            model_identity(name, str(folder.parent)) if len(folders) > 1 else name
+            for name, folders in places.items()
+            for folder in folders or [Path(name)]
+        ]
 
     def look_at(self, name: str, folder: Path) -> FoundModel:
         """The model `name` in `folder`, wherever that is: what stands in for the one in the repository."""

@@ -19,7 +19,7 @@ from nats.errors import Error as NatsError
 
 from bus.desired_models import DesiredModels
 from bus.model_files import ModelFiles
-from repository.dependencies import composing_models, in_namespaces
+from repository.dependencies import composing_models
 from repository.fingerprint import appearance, fingerprint
 from repository.layout import FoundModel
 from schemas.desired import DesiredModel, WantedModel
@@ -312,9 +312,9 @@ class ModelControl:
             ensembles.forget(found.identity)
             return
         await ensembles.follow(found, config, override)
-        repository = self._loader.repository
-        config = await asyncio.to_thread(in_namespaces, config, found.namespace, repository.has)
-        await asyncio.gather(*(self._bring(name, revision) for name in composing_models(config)))
+        # As in Triton, all models that have a step's name, in whatever namespace.
+        names = await asyncio.to_thread(self._loader.repository.with_namesakes, composing_models(config))
+        await asyncio.gather(*(self._bring(name, revision) for name in names))
 
     async def _bring(self, name: str, revision: int) -> None:
         for entry in (self._desired.get(name), self._desired.get(plain_name(name))):

@@ -117,6 +117,20 @@ def test_a_load_or_unload_by_name_is_one_of_all_of_them(repository: Repository) 
     wait_until(lambda: rows(repository, "asks") == [READY, READY])
 
 
+def test_what_an_ensemble_brought_goes_with_it_and_leaves_the_name_to_the_other(repository: Repository) -> None:
+    for name in ("asks", "adds"):
+        assert repository.unload(name) == (200, "")
+    assert repository.load("asks_of_models") == (200, "")
+    assert rows(repository, "adds") == [READY, READY], "all models of a step's name are loaded"
+    assert repository.load("asks_of_more") == (200, "")
+    assert repository.unload("asks_of_more", {"parameters": {"unload_dependents": True}}) == (200, "")
+    wait_until(lambda: rows(repository, "adds") == [READY, UNLOADED])
+    assert repository.added("adds") == repository.added("asks_of_models") == 1
+    for name in ("adds", "asks", "asks_of_more"):
+        assert repository.load(name) == (200, "")
+    assert repository.infer("adds") == (400, ambiguous("adds"))
+
+
 def test_a_name_that_is_there_once_again_needs_no_namespace(repository: Repository) -> None:
     repository.load("asks_of_models")
     folder = repository.root.parent / "more" / "adds"

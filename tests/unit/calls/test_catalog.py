@@ -269,6 +269,9 @@ async def test_a_name_of_several_namespaces_is_refused_unless_it_is_in_full(nats
         assert c.catalog.is_ready("/a::m", "1")
         assert [c.catalog.knows(name) for name in ("/a::m", "/b::m", "m", "/c::m")] == [True, True, False, False]
 
+        assert c.catalog.resolve("other", "").name == "/b::other"
+        assert c.catalog.is_ready("other", "1")
+        assert c.refusal("other", "7")[0] is ErrorCode.NOT_FOUND
         unloaded = {1: VersionRecord(ModelState.UNAVAILABLE, UNLOADED)}
         for name in ("/a::m", "/b::m"):
             await c.write("w1", ModelRecord(name, unloaded, CONFIG, written_ns=time.time_ns()))

@@ -218,6 +218,8 @@ def test_with_namespacing_each_repository_has_its_own_model_of_a_name(tmp_path):
     for name in ("twice", f"{a}::once", f"{tmp_path}::twice", "nobody"):
         with pytest.raises(WeirError, match="failed to poll from model repository"):
             repository.find(name)
+    assert repository.with_namesakes([first, "nobody", "once"]) == [first, second, "nobody", "once"]
+    assert ModelRepository([a, b]).with_namesakes(["twice", "nobody"]) == ["twice", "nobody"]
     (b / "twice" / "2").rmdir()
     (b / "twice").rmdir()
     assert list(repository.scan()) == ["once", "twice"]
