@@ -113,7 +113,8 @@ class Inference:
         if self._ticker is not None:
             self._ticker.cancel()
         for pending in self._in_flight:
-            self._outbox.cancel(pending.model.name, pending.key)
+            if pending.is_queued:
+                self._outbox.cancel(pending.model.name, pending.key)
         self._fail(self._in_flight.keys(), unavailable("the server is stopping"))
         self._outbox.flush()
 

@@ -121,6 +121,8 @@ class Outbox:
             asyncio.get_running_loop().call_soon(self.flush)
 
     def _send(self, model: str, parts: list[Part]) -> None:
+        # What was given up while it waited for an acknowledgement is not sent: its cancellation would be ahead of it.
+        parts = [part for part in parts if self._in_flight.find(part.key) is not None]
         if logs_requests(logger):
             for pending in filter(None, (self._in_flight.find(part.key) for part in parts)):
                 log_request(logger, "sent to its queue", model, self._id, pending.key, pending.request.id)
@@ -142,11 +144,9 @@ class Outbox:
         for position, (part, ref) in enumerate(zip(frame, refs, strict=True)):
             frame[position] = Part(*part[:-1], ref)
             pending = self._in_flight.find(part.key)
-            if pending is None:
-                slot.free()  # abandoned since
-                continue
-            self._in_flight.replace_part(pending, frame[position])
-            pending.slots = (*pending.slots, slot)
+            if pending is not None:
+                self._in_flight.replace_part(pending, frame[position])
+                pending.slots = (*pending.slots, slot)
 
     def _on_publish_ack(self, message: Message) -> None:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
@@ -173,4 +173,5 @@ def _frames(parts: list[Part]) -> Iterable[list[Part]]:
             frame, size = [], 0
         frame.append(part)
         size += len(part.body)
-    yield frame
+    if frame:
+        yield frame

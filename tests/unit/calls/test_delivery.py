@@ -220,3 +220,21 @@ async def test_a_request_is_queued_when_the_shared_cache_knows_nothing() -> None
     row = bench.cache.counters.snapshot()[0]
     assert (row["cache_hit"][0], row["cache_miss"][0]) == (1, 1)
     assert subjects.cache_answers("me") in bench.lookups[0]
+
+
+async def test_what_is_given_up_before_it_has_left_does_not_leave(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calls.outbox.MAX_FRAMES_ON_THE_WAY", 1)
+    first = bench.submit("1", "other")
+    await asyncio.sleep(0)
+    gone, later, alone = (bench.submit(name, "other") for name in "234")
+    bench.inference.abandon(gone)
+    bench.inference._outbox._on_publish_ack(Message("ack.me.1", "", b"{}", ""))
+    await asyncio.sleep(0)
+    assert bench.sent == [first.key, later.key, alone.key]
+    last = bench.submit("5", "other")
+    bench.inference.abandon(last)
+    bench.inference._outbox._on_publish_ack(Message("ack.me.2", "", b"{}", ""))
+    await asyncio.sleep(0)
+    assert bench.sent == [first.key, later.key, alone.key], "a frame of nothing is not sent"
