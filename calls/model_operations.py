@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 from nats.errors import Error as NatsError
 
@@ -48,7 +48,8 @@ class ModelOperations:
         self._desired = desired
         self._files = files
         self.is_explicit = mode == "explicit"
-        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # A lock is there for as long as some operation holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._awaited: dict[str, _Awaited] = {}
         self._operations: set[asyncio.Task[None]] = set()
         registry.on_model_change(self._on_model_change)
@@ -108,7 +109,7 @@ class ModelOperations:
         await asyncio.shield(task)
 
     async def _in_turn(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
-        lock = self._locks[name]
+        lock = self._locks.setdefault(name, asyncio.Lock())
         try:
             async with lock:
                 await operation
@@ -116,8 +117,6 @@ class ModelOperations:
             raise unavailable(f"the message broker did not do as asked: {type(error).__name__}") from error
         finally:
             operation.close()
-            if not lock.locked():
-                self._locks.pop(name, None)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._operations.discard(task)
