@@ -86,9 +86,9 @@ class Bus:
         """
         if self._protocol is not None:
             self._protocol.publish(subject, data, reply, header_block)
-        elif self._kept_bytes + len(data) <= MAX_KEPT_BYTES:
+        elif self._kept_bytes + len(data) + len(header_block) <= MAX_KEPT_BYTES:
             self._kept.append((subject, data, reply, header_block))
-            self._kept_bytes += len(data)
+            self._kept_bytes += len(data) + len(header_block)
         else:
             # Whoever published holds the request until its answer and sends again: nothing is lost here.
             logger.warning("the broker is away: dropped a message of %d bytes on %s", len(data), subject)
@@ -100,10 +100,13 @@ class Bus:
         else:
             asyncio.get_running_loop().call_soon(callback)
 
-    async def subscribe(self, subject: str, callback: Callback, queue: str = "") -> Callable[[], None]:
+    async def subscribe(
+        self, subject: str, callback: Callback, queue: str = "", drains: bool = False
+    ) -> Callable[[], None]:
         """Calls `callback` with each message on `subject`; returns the function that ends the subscription.
 
-        Each message goes to one of those who subscribe with the same `queue`.
+        Each message goes to one of those who subscribe with the same `queue`. With `drains`, what is on its way when the
+        subscription is ended is still delivered: all of it has come when a `flush` returns.
         """
         self._next_sid += 1
         sid = str(self._next_sid).encode()
@@ -113,9 +116,14 @@ class Bus:
             self._protocol.send((_sub(subject, queue, sid),))
 
         def unsubscribe() -> None:
-            self._callbacks.pop(sid, None)
-            if self._subjects.pop(sid, None) is not None and self._protocol is not None:
+            if self._subjects.pop(sid, None) is None:
+                return
+            if self._protocol is not None:
                 self._protocol.send((b"UNSUB %s\r\n" % sid,))
+            if drains and self._protocol is not None:
+                self._protocol.ping().add_done_callback(lambda _: self._callbacks.pop(sid, None))
+            else:
+                self._callbacks.pop(sid, None)
 
         return unsubscribe
 

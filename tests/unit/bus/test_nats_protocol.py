@@ -212,3 +212,18 @@ async def test_what_nobody_listens_to_is_told(server: EmbeddedNats) -> None:
         await bus.flush()
         assert [message.status for message in received] == ["503"]
         await bus.close()
+
+
+@pytest.mark.parametrize("drains", [False, True])
+async def test_what_is_on_its_way_when_a_subscription_ends(server: EmbeddedNats, drains: bool) -> None:
+    received: list[Message] = []
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(server.url, "test", background)
+        unsubscribe = await bus.subscribe("drained", received.append, "queue", drains)
+        bus.publish("drained", b"on its way")
+        unsubscribe()
+        unsubscribe()
+        bus.publish("drained", b"too late")
+        await bus.flush()
+        assert [message.data for message in received] == [b"on its way"] * drains
+        await bus.close()
