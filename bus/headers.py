@@ -21,7 +21,7 @@ def parse_headers(block: bytes) -> dict[str, str]:
 
 
 def pack_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
-    """The block of these headers. What would end a line early is made a space."""
+    """The block of these headers. What would end a line early is made a space, and what is no character a question mark."""
     items = headers.items() if isinstance(headers, Mapping) else headers
-    lines = [f"{name}: {' '.join(value.splitlines())}\r\n".encode() for name, value in items]
+    lines = [f"{name}: {' '.join(value.splitlines())}\r\n".encode(errors="replace") for name, value in items]
     return b"".join((_VERSION_LINE, *lines, b"\r\n"))

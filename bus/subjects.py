@@ -64,8 +64,9 @@ INFER_QUEUE = "weir"
 
 def infer_target(subject: str) -> tuple[str, str]:
     """The model and the version ("": the latest) that a request on `subject` is for."""
-    _, model, *version = subject.split(".")
-    return untoken(model), version[0].removeprefix("v") if version else ""
+    _, model, *more = subject.split(".")
+    version = more[0] if more else ""
+    return untoken(model), version[1:] if len(version) > 1 and version[0] == "v" else version
 
 
 def infer_flow(gateway: str) -> str:

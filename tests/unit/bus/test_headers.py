@@ -25,3 +25,7 @@ def test_a_value_can_not_end_its_line() -> None:
 @given(st.binary(max_size=60))
 def test_nothing_breaks_the_reader(block: bytes) -> None:
     parse_headers(b"NATS/1.0\r\n" + block)
+
+
+def test_what_is_no_character_is_packed_all_the_same() -> None:
+    assert parse_headers(pack_headers({"A": "x\ud800y"})) == {"a": "x?y"}

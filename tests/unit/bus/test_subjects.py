@@ -45,3 +45,17 @@ def test_a_consumer_s_name_is_never_too_long_for_the_broker() -> None:
     long = [subjects.live_consumer(f"{'/folder' * 60}::{name}") for name in ("m", "n")]
     assert len(set(long)) == 2
     assert max(map(len, long)) <= 255
+
+
+@pytest.mark.parametrize(
+    ("subject", "target"),
+    [
+        ("infer.a", ("a", "")),
+        ("infer.a=2Eb.v12", ("a.b", "12")),
+        ("infer.a.12", ("a", "12")),
+        ("infer.a.v", ("a", "v")),
+        ("infer.a.vv1", ("a", "v1")),
+    ],
+)
+def test_who_a_nats_client_asks(subject: str, target: tuple[str, str]) -> None:
+    assert subjects.infer_target(subject) == target
