@@ -115,6 +115,13 @@ _BOUNDS = [
         "answers to one NATS request that wait for acknowledgements",
         "the request ends: 503",
     ),
+    ("gateway.nats_door.call", "MAX_ALL_UNREAD_BYTES", "the same of all NATS requests", "the request ends: 503"),
+    (
+        "gateway.nats_door.call",
+        "ACKNOWLEDGEMENT_PATIENCE_S",
+        "wait for a NATS caller's next acknowledgement",
+        "the request ends: 503",
+    ),
     ("calls.answer_order", "MAX_HELD_ANSWERS", "answers that wait for those of earlier requests", "as below"),
     ("calls.answer_order", "MAX_HELD_BYTES", "their outputs", "requests: 503; a stream that waits ends: UNAVAILABLE"),
     ("calls.shared_cache", "PATIENCE_S", "wait for a shared response cache", "the request is queued"),

@@ -162,8 +162,10 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.
     listeners.stop("HTTP")
-    nats_door.stop()
+    deadline_s = loop.time() + settings.exit_timeout_secs
+    await nats_door.stop()
     await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
+    await nats_door.close(max(0.0, deadline_s - loop.time()))
     await tracing.stop()
     listeners.stop("metrics")
     expiry.cancel()

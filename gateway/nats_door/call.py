@@ -3,12 +3,13 @@
 Each answer tells in headers whether it is the last (`Weir-Final`) and what became of the request (`Weir-Outcome`). A model
 may answer faster than its caller reads, and NATS has no back pressure: a caller that wants some names a window, gets so
 many answers, and one more for each that it acknowledges by an empty message on that answer's own reply subject. What waits
-here is bounded. An answer that nobody listens for tells so (nats-server says it on the same subject): its request is given
-up, and its model finds it cancelled.
+here is bounded, in bytes and in time. An answer that nobody listens for tells so (nats-server says it on the same subject):
+its request is given up, and its model finds it cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,13 +24,32 @@ from schemas.requests import InferRequest, InferResponse
 MAX_UNREAD_BYTES = 16 << 20
 """Answers of one request that may wait for their caller's acknowledgements."""
 
-_HEADERS_BYTES = 512  # more than the headers of an answer take, but for the text of an error
+MAX_ALL_UNREAD_BYTES = 256 << 20
+"""The same of all requests together."""
+
+ACKNOWLEDGEMENT_PATIENCE_S = 300.0
+"""How long answers wait for the next acknowledgement: of a caller that has gone nobody tells while nothing is sent to it."""
+
+_HEADERS_BYTES = 512  # more than the headers of an answer take
+_MAX_ERROR_LENGTH = 8192  # characters: a message that is larger than the broker takes would cost the connection
+_MAX_HEADER_LENGTH = 1024
+_FALLEN_BEHIND = "the caller has fallen behind: too many answers wait for acknowledgements"
+_SILENT = "the caller has acknowledged no answer for too long"
 _SUCCEEDED = ("Weir-Outcome", "succeeded")
 _IS_FINAL = {False: ("Weir-Final", "false"), True: ("Weir-Final", "true")}
 
 
+class Unread:
+    """What waits for acknowledgements, of all calls: `size_bytes`."""
+
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+
 class NatsCall:
-    """See the module. `flow` is the subject for acknowledgements; `on_end` is called when the last answer is sent."""
+    """See the module. `flow` is the subject for acknowledgements; `on_end` is called once, when there is no more to send."""
 
     __slots__ = (
         "_asked",
@@ -39,6 +59,8 @@ class NatsCall:
         "_on_end",
         "_reply",
         "_started_ns",
+        "_timer",
+        "_unread",
         "_unsent",
         "_unsent_bytes",
         "_window",
@@ -46,7 +68,7 @@ class NatsCall:
         "give_up",
     )
 
-    def __init__(self, bus: Bus, reply: str, flow: str, on_end: Callable[[NatsCall], None]) -> None:
+    def __init__(self, bus: Bus, reply: str, flow: str, unread: Unread, on_end: Callable[[NatsCall], None]) -> None:
         self._bus = bus
         self._reply = reply
         self._flow = flow
@@ -56,6 +78,8 @@ class NatsCall:
         self._credit = 0
         self._unsent: deque[tuple[bytes, bytes, bool]] = deque()
         self._unsent_bytes = 0
+        self._unread = unread
+        self._timer: asyncio.TimerHandle | None = None
         self._started_ns = time.monotonic_ns()
         self.error = ""
         self.give_up: Callable[[], None] = lambda: None
@@ -78,19 +102,19 @@ class NatsCall:
         except WeirError as error:
             headers, body = self._error(error, is_final)
         block = pack_headers(headers)
-        if self._window and not self._credit:
-            self._unsent_bytes += len(block) + len(body)
-            self._unsent.append((block, body, is_final))
-            if self._unsent_bytes > MAX_UNREAD_BYTES and not is_final:
-                self.give_up()
-                self._unsent.clear()
-                self._unsent_bytes = 0
-                self.refuse(unavailable("the caller has fallen behind: too many answers wait for acknowledgements"))
+        if not self._window or self._credit:
+            self._send(block, body, is_final)
             return
-        self._send(block, body, is_final)
+        self._unsent.append((block, body, is_final))
+        self._count_unsent(len(block) + len(body))
+        is_too_much = self._unsent_bytes > MAX_UNREAD_BYTES and not is_final
+        if is_too_much or self._unread.size_bytes > MAX_ALL_UNREAD_BYTES:
+            self._give_up(_FALLEN_BEHIND)
+        elif self._timer is None:
+            self._wait()
 
     def refuse(self, error: WeirError) -> None:
-        """Answers with an error, whatever waits: it is the end."""
+        """Answers with an error, in the place of whatever waits: it is the end."""
         headers, body = self._error(error, True)
         self._send(pack_headers(headers), body, True)
 
@@ -99,23 +123,48 @@ class NatsCall:
         if not self._window:
             return
         self._credit = min(self._credit + 1, self._window)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while self._credit and self._unsent:
             block, body, is_final = self._unsent.popleft()
-            self._unsent_bytes -= len(block) + len(body)
+            self._count_unsent(-len(block) - len(body))
             self._send(block, body, is_final)
+        if self._unsent:
+            self._wait()
 
     def gone(self) -> None:
         """Nobody listens for answers any more."""
         self.give_up()
         self.error = self.error or "the caller has gone"
-        self._on_end(self)
+        self._end()
+
+    def _wait(self) -> None:
+        patience = ACKNOWLEDGEMENT_PATIENCE_S
+        self._timer = asyncio.get_running_loop().call_later(patience, self._give_up, _SILENT)
+
+    def _give_up(self, reason: str) -> None:
+        self.give_up()
+        self.refuse(unavailable(reason))
 
     def _send(self, block: bytes, body: bytes, is_final: bool) -> None:
         if self._window:
             self._credit = max(0, self._credit - 1)
         self._bus.publish(self._reply, body, "" if is_final else self._flow, block)
         if is_final:
-            self._on_end(self)
+            self._end()
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._unsent.clear()
+        self._count_unsent(-self._unsent_bytes)
+        self._on_end(self)
+
+    def _count_unsent(self, size_bytes: int) -> None:
+        self._unsent_bytes += size_bytes
+        self._unread.size_bytes += size_bytes
 
     def _encoded(
         self, outcome: InferResponse | WeirError | None, is_final: bool
@@ -139,13 +188,14 @@ class NatsCall:
         return [*headers, _SUCCEEDED, _IS_FINAL[is_final]], b"".join(chunks)
 
     def _error(self, error: WeirError, is_final: bool) -> tuple[list[tuple[str, str]], bytes]:
-        self.error = f"{error.http_status}:{error.message}"
+        message = error.message[:_MAX_ERROR_LENGTH]
+        self.error = f"{error.http_status}:{message[:_MAX_HEADER_LENGTH]}"
         outcome = "cancelled" if error.code is ErrorCode.CANCELLED else "failed"
         headers = [
             ("Content-Type", "application/json"),
             ("Nats-Service-Error-Code", str(error.http_status)),
-            ("Nats-Service-Error", error.message),
+            ("Nats-Service-Error", message[:_MAX_HEADER_LENGTH]),
             ("Weir-Outcome", outcome),
             _IS_FINAL[is_final],
         ]
-        return headers, error_body(error.message)
+        return headers, error_body(message)

@@ -70,12 +70,18 @@ class MicroService:
         self._version = version
         self._endpoints = endpoints
         self._started = datetime.now(UTC)
+        self._unsubscribe: list[Callable[[], None]] = []
 
     async def start(self) -> None:
         """Answers from now on."""
         for verb, told in (("PING", self._ping), ("INFO", self._info), ("STATS", self._stats)):
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{NAME}", f"$SRV.{verb}.{NAME}.{self._id}"):
-                await self._bus.subscribe(subject, partial(self._tell, told))
+                self._unsubscribe.append(await self._bus.subscribe(subject, partial(self._tell, told)))
+
+    def stop(self) -> None:
+        """Answers no more: nobody is to find a service that leaves."""
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
 
     def _tell(self, told: Callable[[], Any], message: Message) -> None:
         if message.reply:

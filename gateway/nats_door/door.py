@@ -7,7 +7,10 @@ the last one flagged. Gateways share the subject as a queue group.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -16,16 +19,19 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.headers import parse_headers
 from gateway.doors import Doors
-from gateway.nats_door.call import NatsCall
+from gateway.nats_door.call import NatsCall, Unread
 from gateway.nats_door.discovery import Endpoint, MicroService
 from gateway.nats_door.request_headers import read_headers, window_of
 from gateway.server_info import server_version
-from schemas.errors import WeirError, internal
+from schemas.errors import WeirError, internal, unavailable
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request
 from schemas.requests import InferRequest
 
 logger = logging.getLogger("weir.gateway")
+
+_BROKER_PATIENCE_S = 1.0
+_DRAIN_POLL_S = 0.02
 
 _BARE_VERSION = "0.0.0"  # the service API wants a semantic version, also of a bare source tree
 
@@ -39,6 +45,7 @@ class NatsDoor:
         self._flow = subjects.infer_flow(gateway_id)
         self._numbers = count(1)
         self._calls: dict[int, NatsCall] = {}
+        self._unread = Unread()
         self._endpoints = [Endpoint("infer", subjects.INFER), Endpoint("infer-version", subjects.INFER_VERSION)]
         version = server_version()
         self._service = MicroService(
@@ -51,13 +58,25 @@ class NatsDoor:
         await self._bus.subscribe(f"{self._flow}.*", self._on_flow)
         for endpoint in self._endpoints:
             take = partial(self._on_request, endpoint)
-            self._unsubscribe.append(await self._bus.subscribe(endpoint.subject, take, subjects.INFER_QUEUE))
+            unsubscribe = await self._bus.subscribe(endpoint.subject, take, subjects.INFER_QUEUE, drains=True)
+            self._unsubscribe.append(unsubscribe)
         await self._service.start()
 
-    def stop(self) -> None:
-        """Takes no more requests; those that are here are answered."""
+    async def stop(self) -> None:
+        """Has no more requests sent here; returns when those are here that were on their way."""
+        self._service.stop()
         for unsubscribe in self._unsubscribe:
             unsubscribe()
+        with contextlib.suppress(ConnectionError, TimeoutError):  # without a broker nothing is on its way
+            await asyncio.wait_for(self._bus.flush(), _BROKER_PATIENCE_S)
+
+    async def close(self, timeout_s: float) -> None:
+        """Waits for the acknowledgements of what has been answered; then ends what still waits for some."""
+        deadline_s = time.monotonic() + timeout_s
+        while self._calls and time.monotonic() < deadline_s:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        for call in list(self._calls.values()):
+            call.refuse(unavailable("the server is stopping"))
 
     def _on_request(self, endpoint: Endpoint, message: Message) -> None:
         if not message.reply:
@@ -66,7 +85,7 @@ class NatsDoor:
         number = next(self._numbers)
         endpoint.requests += 1
         ended = partial(self._on_end, number, endpoint)
-        call = self._calls[number] = NatsCall(self._bus, message.reply, f"{self._flow}.{number}", ended)
+        call = self._calls[number] = NatsCall(self._bus, message.reply, f"{self._flow}.{number}", self._unread, ended)
         try:
             self._submit(call, message)
         except WeirError as error:

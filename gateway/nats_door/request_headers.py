@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from schemas.errors import invalid
 from schemas.request_errors import long_correlation_id
@@ -14,6 +16,9 @@ WINDOW = "weir-window"
 DEADLINE = DEADLINE_HEADER.decode()
 
 _MAX_WINDOW = 65_536
+_SHOWN = 40  # characters of a value that makes no sense
+
+_is_number = re.compile(r"[0-9]{1,19}", re.ASCII).fullmatch
 
 
 def read_headers(request: InferRequest, headers: dict[str, str], limits: RequestLimits) -> None:
@@ -44,13 +49,13 @@ def window_of(headers: dict[str, str]) -> int:
 
 def _number(headers: dict[str, str], name: str) -> int:
     value = headers[name]
-    if not (value.isascii() and value.isdigit() and int(value) < 1 << 63):
-        raise invalid(f"Unable to parse header '{name}', got: {value}")
+    if not _is_number(value) or int(value) >= 1 << 63:
+        raise invalid(f"Unable to parse header '{name}', got: {value[:_SHOWN]}")
     return int(value)
 
 
 def _flag(headers: dict[str, str], name: str) -> bool:
     value = headers[name].lower()
     if value not in ("true", "false", "1", "0"):
-        raise invalid(f"Unable to parse header '{name}', got: {headers[name]}")
+        raise invalid(f"Unable to parse header '{name}', got: {headers[name][:_SHOWN]}")
     return value in ("true", "1")

@@ -1,0 +1,125 @@
+"""One NATS client's request: its window, what waits for acknowledgements, and what its headers may say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from bus.headers import parse_headers
+from calls.catalog import ServedModel
+from gateway.nats_door import call as nats_call
+from gateway.nats_door.call import NatsCall, Unread
+from gateway.nats_door.request_headers import read_headers, window_of
+from schemas.errors import ErrorCode, WeirError, internal
+from schemas.model_config import ModelConfig
+from schemas.request_limits import RequestLimits
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
+
+STREAMS = {"name": "m", "model_transaction_policy": {"decoupled": True}}
+
+
+class Caller:
+    """A caller with a window, and what it was sent: (headers, body, where to acknowledge)."""
+
+    max_payload_bytes = 1 << 20
+
+    def __init__(self, window: int = 0, unread: Unread | None = None) -> None:
+        self.sent: list[tuple[dict[str, str], bytes, str]] = []
+        self.given_up = 0
+        self.ended: list[NatsCall] = []
+        self.unread = unread or Unread()
+        self.call = NatsCall(self, "reply", "flow", self.unread, self.ended.append)  # type: ignore[arg-type]
+        self.call.begin(InferRequest("m"), ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {}), window)
+        self.call.give_up = self._give_up
+
+    def _give_up(self) -> None:
+        self.given_up += 1
+
+    def publish(self, subject: str, data: bytes, reply: str, header_block: bytes) -> None:
+        assert subject == "reply"
+        assert len(header_block) + len(data) <= self.max_payload_bytes
+        self.sent.append((parse_headers(header_block), data, reply))
+
+    def answer(self, size: int = 10, is_final: bool = False) -> None:
+        output = Tensor("OUT", "UINT8", [size], bytes(size))
+        self.call.answer(InferResponse("m", "1", "", [output], None), is_final)
+
+    @property
+    def error(self) -> str:
+        return self.sent[-1][0].get("nats-service-error", "")
+
+
+async def test_answers_wait_for_acknowledgements_and_leave_no_trace() -> None:
+    caller = Caller(window=2)
+    for number in range(5):
+        caller.answer(is_final=number == 4)
+    assert len(caller.sent) == 2
+    assert caller.unread.size_bytes > 0
+    for arrived in (3, 4, 5):
+        assert not caller.ended
+        caller.call.acknowledged()
+        assert len(caller.sent) == arrived
+    assert [headers["weir-final"] for headers, _, _ in caller.sent] == ["false"] * 4 + ["true"]
+    assert [reply for _, _, reply in caller.sent] == ["flow"] * 4 + [""]
+    assert caller.ended == [caller.call]
+    assert caller.unread.size_bytes == 0
+
+
+async def test_who_acknowledges_nothing_is_given_up_also_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_call, "ACKNOWLEDGEMENT_PATIENCE_S", 0.01)
+    caller = Caller(window=1)
+    caller.answer()
+    caller.answer(is_final=True)
+    async with asyncio.timeout(5):
+        while not caller.ended:
+            await asyncio.sleep(0.005)
+    assert "acknowledged no answer" in caller.error
+    assert (caller.sent[-1][0]["weir-final"], len(caller.sent)) == ("true", 2)
+    assert caller.unread.size_bytes == 0
+
+
+async def test_what_waits_of_all_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_call, "MAX_ALL_UNREAD_BYTES", 4000)
+    unread = Unread()
+    first, second = Caller(1, unread), Caller(1, unread)
+    for caller in (first, first, second):
+        caller.answer(1000)
+    assert unread.size_bytes < 4000
+    second.answer(1000, is_final=True)
+    assert "fallen behind" in second.error
+    assert second.ended
+    assert not first.ended
+    first.call.gone()
+    assert (first.given_up, unread.size_bytes) == (1, 0)
+
+
+async def test_an_error_of_any_length_and_text_fits_into_a_message() -> None:
+    for text in ("x" * 2_000_000, "\0" * 2_000_000, "\r\n" * 100_000, "\ud800" * 100_000):
+        caller = Caller()
+        caller.call.refuse(internal(text))
+        headers, body, _ = caller.sent[0]
+        assert headers["nats-service-error-code"] == "500"
+        assert orjson.loads(body)["error"]
+        assert caller.ended
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weir-priority", "9" * 5000),
+        ("weir-priority", str(1 << 63)),
+        ("weir-window", "9" * 5000),
+        ("weir-window", "\u0664"),
+        ("weir-sequence-start", "yes"),
+        ("weir-deadline-ms", "1" * 5000),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(name: str, value: str) -> None:
+    with pytest.raises(WeirError) as raised:
+        read_headers(InferRequest("m"), {name: value}, RequestLimits())
+        window_of({name: value})
+    assert raised.value.code is ErrorCode.INVALID_ARG
+    assert len(raised.value.message) < 200
