@@ -7,11 +7,21 @@ from typing import Any
 
 import msgpack
 
-from schemas.requests import InferRequest, RequestedOutput
+from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
 from schemas.tensors import ClientRef, PayloadRef
-from schemas.wire import MalformedMessage, any_ref, pack, packer, parameters_or_none, text, unpack_tensors
+from schemas.wire import (
+    MalformedMessage,
+    any_ref,
+    pack,
+    packer,
+    parameters_or_none,
+    payload_ref,
+    text,
+    unpack_tensors,
+)
 
 _BODY_REF = b"\x95"  # how an array of five begins; a body is an array of seven to eleven
+_ALL_FLAGS = SEQUENCE_START | SEQUENCE_END
 
 
 def pack_body(request: InferRequest) -> bytes:
@@ -72,8 +82,7 @@ def body_ref(body: bytes) -> PayloadRef | None:
     if body[:1] != _BODY_REF:
         return None
     try:
-        segment, slot, generation, offset, size = msgpack.unpackb(body)
-        return PayloadRef(text(segment), int(slot), int(generation), int(offset), int(size))
+        return payload_ref(*msgpack.unpackb(body))
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a reference to a body: {error}") from error
 
@@ -83,10 +92,14 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
     try:
         id, parameters, inputs, outputs, correlation_id, sequence_flags, timeout_us, *more = msgpack.unpackb(body)
         request = InferRequest(model, str(version), text(id), parameters=parameters_or_none(parameters))
+        if not (type(inputs) is type(outputs) is list and type(sequence_flags) is type(timeout_us) is int):
+            raise TypeError("wrong types")
+        if type(correlation_id) is not str and not (type(correlation_id) is int and correlation_id >= 0):
+            raise TypeError("not a correlation id")
+        if not 0 <= sequence_flags <= _ALL_FLAGS or timeout_us < 0:
+            raise TypeError("numbers that can't be")
         request.inputs = unpack_tensors(inputs, any_ref)
         request.outputs = [_requested_output(row) for row in outputs]
-        if not (isinstance(correlation_id, (int, str)) and type(sequence_flags) is type(timeout_us) is int):
-            raise TypeError("wrong types")
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a request body: {error}") from error
     request.correlation_id = correlation_id
@@ -103,7 +116,7 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
 def _unpack_ending(
     request: InferRequest, traceparent: Any, tracestate: Any = "", wants_moments: Any = False, priority: Any = 0
 ) -> None:
-    if type(wants_moments) is not bool or type(priority) is not int:
+    if type(wants_moments) is not bool or type(priority) is not int or priority < 0:
         raise MalformedMessage("not a request body: wrong types")
     request.traceparent, request.tracestate = text(traceparent), text(tracestate)
     request.wants_moments = wants_moments or bool(traceparent)

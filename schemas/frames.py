@@ -52,8 +52,8 @@ def unpack_done_rows(data: bytes) -> list[Row]:
                 batch_id, outcome, busy_us, rescheduled = row
                 if (type(batch_id), type(outcome), type(busy_us)) != _INTEGERS:
                     raise TypeError("expected integers")
-                if rescheduled and not all(type(position) is int for position in rescheduled):
-                    raise TypeError("expected positions")
+                if type(rescheduled) is not list or (rescheduled and not all(type(row) is int for row in rescheduled)):
+                    raise TypeError("expected rows")
             return rows
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a done message: {error}") from error

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from schemas.errors import ErrorCode, WeirError
-from schemas.requests import Parameters
+from schemas.requests import SEQUENCE_END, SEQUENCE_START, Parameters
 from schemas.tensors import Tensor
 from schemas.wire import (
     WIRE_VERSION,
@@ -29,6 +29,7 @@ from schemas.wire import (
     unpack_tensors,
 )
 
+_ALL_FLAGS = SEQUENCE_START | SEQUENCE_END
 _MAX_QUEUED_US = 1 << 40  # twelve days: sums of it stay far within 64 bits
 
 _is_subject = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and neither `*` nor `>`
@@ -147,6 +148,8 @@ def unpack_batch(data: bytes) -> BatchMessage:
     """The batch in a message. Raises MalformedMessage."""
     scheduler, batch_id, model, version, instance, rows, acks = unpack(data, 7)
     try:
+        if not type(rows) is type(acks) is list:
+            raise TypeError("expected lists")
         entries = [_entry(*row) for row in rows]
         if not (_is_subject(scheduler) and all(map(_is_ack, acks))):
             raise TypeError("names that can't be part of a subject")
@@ -171,7 +174,7 @@ def _entry(gateway: str, key: int, queued_us: int, body: bytes, deadline_ms: int
 
 def _place(slot: int, number: int, restore: bool, run: int = 0, flags: int = 0) -> SequencePlace:
     integers = type(slot) is type(number) is type(run) is type(flags) is int
-    if not (integers and type(restore) is bool and min(slot, number, run, flags) >= 0):
+    if not (integers and type(restore) is bool and min(slot, number, run) >= 0 and 0 <= flags <= _ALL_FLAGS):
         raise TypeError("not a place in a sequence")
     return SequencePlace(slot, number, restore, run, flags)
 
@@ -288,9 +291,15 @@ def unpack_release(data: bytes) -> list[tuple[str, int, int]]:
     """The payload slots given back. Raises MalformedMessage."""
     (slots,) = unpack(data, 1)
     try:
-        return [(text(segment), int(slot), int(generation)) for segment, slot, generation in slots]
+        return [_slot(*row) for row in slots]
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not a release: {error}") from error
+
+
+def _slot(segment: Any, slot: Any, generation: Any) -> tuple[str, int, int]:
+    if not type(slot) is type(generation) is int:
+        raise TypeError("expected integers")
+    return text(segment), slot, generation
 
 
 def _unpack_ending(

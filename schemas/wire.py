@@ -43,8 +43,11 @@ def unpack_tensors(rows: Any, reference: Callable[..., Reference]) -> list[Tenso
     """Tensors of (name, datatype, shape, content) each; `reference` reads content that lies in shared memory."""
     tensors: list[Tensor] = []
     for name, datatype, shape, data in rows:
-        if type(name) is not str or datatype not in DATATYPES or not all(type(dim) is int for dim in shape):
+        if type(name) is not str or datatype not in DATATYPES or type(shape) is not list:
             raise TypeError("not a tensor")
+        for dim in shape:
+            if type(dim) is not int or dim < 0:
+                raise TypeError("not the shape of a tensor")
         if isinstance(data, list):
             data = reference(*data)
         elif type(data) is not bytes:
