@@ -29,7 +29,7 @@ def unpack_request(row: tuple[Any, ...], memory: MemoryReader) -> tuple[InferReq
     texts = (name, request_id, trace, *outputs)
     if not all(type(text) is str for text in texts) or not all(type(n) is int for n in (version, flags, timeout_us)):
         raise TypeError("a request of other types")
-    if not isinstance(correlation_id, (int, str)) or not all(type(key) is str for key in parameters):
+    if type(correlation_id) not in (int, str) or not all(type(key) is str for key in parameters):
         raise TypeError("a request of other types")
     if not all(isinstance(value, (bool, int, str)) for value in parameters.values()):
         raise TypeError("parameters of other types")
@@ -50,9 +50,9 @@ def unpack_request(row: tuple[Any, ...], memory: MemoryReader) -> tuple[InferReq
         [RequestedOutput(output, binary=True) for output in outputs],
         parameters or None,
     )
-    request.correlation_id = correlation_id
+    request.correlation_id = correlation_id % 2**64 if isinstance(correlation_id, int) else correlation_id
     request.sequence_flags = flags & _SEQUENCE_FLAGS
-    request.timeout_us = timeout_us
+    request.timeout_us = max(0, timeout_us)
     request.traceparent, request.tracestate = context_of(trace)
     return request, lies_in_memory
 

@@ -296,7 +296,7 @@ def _changed(sequence: Sequence, parameters: Parameters | None) -> Sequence:
     correlation_id, flags = sequence
     given = parameters.get("sequence_id")
     if isinstance(given, (int, str)) and not isinstance(given, bool):
-        correlation_id = given
+        correlation_id = given % 2**64 if isinstance(given, int) else given
     for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
         if isinstance(parameters.get(name), bool):
             flags = flags | flag if parameters[name] else flags & ~flag
