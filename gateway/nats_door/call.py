@@ -28,7 +28,7 @@ MAX_ALL_UNREAD_BYTES = 256 << 20
 """The same of all requests together."""
 
 ACKNOWLEDGEMENT_PATIENCE_S = 300.0
-"""How long answers wait for the next acknowledgement: of a caller that has gone nobody tells while nothing is sent to it."""
+"""How long answers wait for the next acknowledgement: that a caller has gone is told only when something is sent to it."""
 
 _HEADERS_BYTES = 512  # more than the headers of an answer take
 _MAX_ERROR_LENGTH = 8192  # characters: a message that is larger than the broker takes would cost the connection
@@ -49,7 +49,7 @@ class Unread:
 
 
 class NatsCall:
-    """See the module. `flow` is the subject for acknowledgements; `on_end` is called once, when there is no more to send."""
+    """See the module. `flow` is the subject for acknowledgements; `on_end` is called when all is sent."""
 
     __slots__ = (
         "_asked",
