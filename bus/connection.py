@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from nats.aio.client import Client
+from bus.nats_client import Client  # isort: skip  # ahead of all that imports nats-py
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 

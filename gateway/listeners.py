@@ -20,7 +20,20 @@ _LAST_WORDS_S = 5.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the gateway stops all its doors in order."""
+    """uvicorn without signal handlers of its own, and without a clock: the gateway stops all its doors in order."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told_to_exit = asyncio.Event()
+
+    def exit(self, at_once: bool) -> None:
+        """Accepts no more connections, and ends when those that are there have ended; or `at_once`."""
+        self.should_exit, self.force_exit = True, at_once
+        self._told_to_exit.set()
+
+    async def main_loop(self) -> None:
+        """Returns when the server is to stop. (uvicorn's looks ten times a second.)"""
+        await self._told_to_exit.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -85,8 +98,7 @@ class Listeners:
     def stop(self, name: str, at_once: bool = False) -> None:
         """Accepts no more connections for `name`, if it is served, and ends those that are idle, or all `at_once`."""
         if name in self._servers:
-            self._servers[name].should_exit = True
-            self._servers[name].force_exit = at_once
+            self._servers[name].exit(at_once)
 
     async def wait_closed(self) -> None:
         """Returns when all connections have ended, or could have."""
