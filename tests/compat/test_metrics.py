@@ -224,7 +224,7 @@ def test_totals_over_two_workers_at_two_gateways(folder: Path, tmp_path: Path) -
                     (row,) = client.get_inference_statistics("slow").model_stats
                 assert (row.inference_stats.success.count, row.inference_count) == (sent, 2 * sent)
 
-        for turn in range(6):
+        for turn in range(3):
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(lambda number: run(gateways[number % 2], 2, 5), range(4)))
             sent += 4

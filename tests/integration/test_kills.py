@@ -7,7 +7,7 @@ from asking import http_inputs
 from ledger import Ledger, assert_nothing_lost, rounds
 from serving import Server, wait_until
 
-KILLS = 3
+KILLS = 2
 
 
 @pytest.mark.timeout(150)

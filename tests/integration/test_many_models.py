@@ -1,4 +1,4 @@
-"""A repository of 50 models: started, asked, and stopped."""
+"""A repository of many models: started, asked, and stopped."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from asking import http_inputs
 from model_zoo import write_identity, write_python_model
 from serving import Server
 
-MODELS = 25
+MODELS = 10
 """Of each kind."""
 
 
 @pytest.mark.timeout(180)
-def test_fifty_models(serve: Callable[..., Server], tmp_path: Path) -> None:
+def test_many_models(serve: Callable[..., Server], tmp_path: Path) -> None:
     models = tmp_path / "models"
     for number in range(MODELS):
         write_identity(models, f"onnx_{number}", "FP32")

@@ -98,7 +98,7 @@ def reload_under_load(server: Server, root: Path, requests: int, reloads: int, t
 def test_no_request_is_lost_by_reloads(serve: Serve, tmp_path: Path) -> None:
     root = tmp_path / "models"
     write_plus(root, 0.0, 2)
-    reload_under_load(serve(root, "--model-control-mode=explicit"), root, requests=3_000, reloads=6)
+    reload_under_load(serve(root, "--model-control-mode=explicit"), root, requests=1_500, reloads=4)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ sequence_batching { direct { } max_sequence_idle_microseconds: 60000000 control_
 ] }
 instance_group [{ count: 2 kind: KIND_CPU }]
 """
-RELOADS = 3
+RELOADS = 2
 
 
 def test_state_is_never_mixed_up(tmp_path: Path) -> None:

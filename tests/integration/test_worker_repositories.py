@@ -23,7 +23,7 @@ import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def initialize(self, args):
-        time.sleep(1.5)
+        time.sleep(0.8)
 
     def execute(self, requests):
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", r.inputs()[0].as_numpy())]) for r in requests]
@@ -66,7 +66,7 @@ def test_models_are_loaded_by_the_workers_that_have_them(start: Start, tmp_path:
         with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
             client.load_model("nobody")
 
-        reload_under_load(endpoints, both, requests=400, reloads=3, threads=4)
+        reload_under_load(endpoints, both, requests=200, reloads=2, threads=4)
 
         # One of the workers dies while it loads: the other is what counts.
         outcomes: list[object] = []
