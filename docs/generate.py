@@ -216,12 +216,6 @@ _BOUNDS = [
         "clients' GPU allocations open in a worker",
         "the oldest is closed",
     ),
-    (
-        "worker.cuda_regions",
-        "MAX_OPEN_ALLOCATIONS",
-        "clients' GPU allocations open in a worker",
-        "the oldest is closed",
-    ),
     ("calls.model_operations", "MAX_OPERATIONS", "loads and unloads a role waits for", "503"),
     ("calls.model_operations", "OPERATION_TIMEOUT_S", "wait for a load or unload", "503; it goes on"),
     ("schemas.desired", "MAX_FILES", "files of one load request", "400"),
