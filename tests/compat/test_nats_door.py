@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from model_zoo import write_identity, write_slow, write_streamer, write_versions
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 from serving import Server
 
 TIMEOUT_S = 20.0
@@ -200,3 +202,21 @@ async def test_it_is_a_micro_service(client: Client) -> None:
     stats = json.loads((await client.request("$SRV.STATS", timeout=TIMEOUT_S)).data)
     assert stats["endpoints"][0]["num_requests"] > 0
     assert stats["endpoints"][0]["average_processing_time"] > 0
+
+
+async def test_a_gateway_that_stops_answers_what_was_on_its_way(server: Server, client: Client) -> None:
+    async def ask_on() -> int:
+        answered = 0
+        while True:
+            try:
+                answer = await client.request("infer.identity", document([answered]), timeout=TIMEOUT_S)
+            except NoRespondersError:  # told at once: no gateway is there
+                return answered
+            assert json.loads(answer.data)["outputs"][0]["data"] == [answered]
+            answered += 1
+
+    asking = [asyncio.create_task(ask_on()) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    server.kill("gateway", signal.SIGTERM)
+    assert all(await asyncio.gather(*asking))
+    await asyncio.to_thread(server.wait_ready)

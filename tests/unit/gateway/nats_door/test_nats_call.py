@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -11,6 +13,7 @@ from bus.headers import parse_headers
 from calls.catalog import ServedModel
 from gateway.nats_door import call as nats_call
 from gateway.nats_door.call import NatsCall, Unread
+from gateway.nats_door.door import NatsDoor
 from gateway.nats_door.request_headers import read_headers, window_of
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.model_config import ModelConfig
@@ -126,3 +129,33 @@ def test_a_header_that_makes_no_sense_is_refused(name: str, value: str) -> None:
         read()
     assert raised.value.code is ErrorCode.INVALID_ARG
     assert len(raised.value.message) < 200
+
+
+async def test_at_a_stop_each_caller_is_told_that_it_is_the_end() -> None:
+    bus = StoppingBus()
+    door = NatsDoor(bus, "gateway", cast(Any, None))  # type: ignore[arg-type]
+    await door.start()
+    caller = Caller(window=1)
+    door._calls[1] = caller.call
+    await door.stop()
+    assert bus.subscribed == {"flow.gateway.*"}
+    caller.answer()
+    caller.answer(is_final=True)
+    await door.close(0.01)
+    assert caller.error == "the server is stopping"
+    assert len(caller.sent) == 2
+    assert caller.unread.size_bytes == 0
+
+
+class StoppingBus:
+    """A bus that notes who listens, and of which the broker goes away."""
+
+    def __init__(self) -> None:
+        self.subscribed: set[str] = set()
+
+    async def subscribe(self, subject: str, *_: object, **__: object) -> Callable[[], None]:
+        self.subscribed.add(subject)
+        return lambda: self.subscribed.discard(subject)
+
+    async def flush(self) -> None:
+        raise ConnectionError
