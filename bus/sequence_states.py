@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -21,9 +22,11 @@ from bus import subjects
 from bus.connection import Bus
 from bus.streams import ensure_states_bucket
 from bus.thread_publisher import Outgoing
-from schemas.errors import unavailable
+from schemas.errors import WeirError, unavailable
 from schemas.sequence_states import BROKEN, StatePiece, pack_pieces, unpack_piece
 from schemas.wire import MalformedMessage
+
+logger = logging.getLogger("weir.bus")
 
 PIECE_BYTES = 512 << 10
 """A checkpoint that is larger travels in several messages."""
@@ -119,5 +122,9 @@ class SequenceStates:
             return None
 
     async def _make_again(self) -> None:
-        if self._is_needed:
+        if not self._is_needed:
+            return
+        try:
             await ensure_states_bucket(self._bus)
+        except WeirError as error:
+            logger.warning("states of sequences are not checkpointed: %s", error.message)

@@ -21,7 +21,7 @@ from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
 from bus import subjects
 from bus.connection import Bus
-from schemas.errors import unavailable
+from schemas.errors import WeirError, unavailable
 
 logger = logging.getLogger("weir.bus")
 
@@ -80,7 +80,7 @@ async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None
     try:
         await _ensure_stream(bus, config)
     except ServerError as error:
-        raise unavailable(f"the message broker has no room for a response cache: {error.description}") from error
+        raise _no_room("a response cache", error) from error
     found = (await bus.jetstream.stream_info(subjects.CACHE_STREAM)).config
     if (found.max_bytes, found.max_age or 0) != (size_bytes, ttl_s):
         logger.warning(
@@ -92,8 +92,18 @@ async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None
 
 
 async def ensure_states_bucket(bus: Bus) -> None:
-    """Makes the bucket of the states of sequences unless it exists. Safe to call from several workers at once."""
-    await _ensure_bucket(bus, subjects.STATES_BUCKET, STATES_TTL_S, STATES_MAX_BYTES)
+    """Makes the bucket of the states of sequences unless it exists. Safe to call from several workers at once.
+
+    Raises WeirError (UNAVAILABLE) when the broker has no room for it.
+    """
+    try:
+        await _ensure_bucket(bus, subjects.STATES_BUCKET, STATES_TTL_S, STATES_MAX_BYTES)
+    except ServerError as error:
+        raise _no_room("the states of sequences", error) from error
+
+
+def _no_room(what: str, error: ServerError) -> WeirError:
+    return unavailable(f"the message broker has no room for {what}: {error.description}")
 
 
 async def _ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_bytes: int | None = None) -> None:
