@@ -7,6 +7,7 @@ WeirError it raises is told in one line, here and to the supervisor.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 from collections.abc import Mapping
 from importlib import import_module
@@ -33,11 +34,20 @@ def run_role(role: str, values: Mapping[str, Any]) -> None:
     settings = settings_of(role, values)
     watch_parent()
     try:
-        import_module(f"{role}.main").run(settings)
+        _imported(role).run(settings)
     except WeirError as error:
         logging.getLogger(f"weir.{role}").error("%s", error.message)
         announce_failure(error.message)
         raise typer.Exit(1) from error
+
+
+def _imported(role: str) -> Any:
+    """The role's `main`. What is imported lives for ever, so the garbage collector is not to look through it again."""
+    gc.disable()
+    main = import_module(f"{role}.main")
+    gc.freeze()
+    gc.enable()
+    return main
 
 
 def settings_of(role: str, values: Mapping[str, Any]) -> Any:
