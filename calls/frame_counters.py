@@ -1,4 +1,4 @@
-"""`FrameCounters`: what a gateway counts of its frames, at the cost of a few additions for each message."""
+"""`FrameCounters`: what a caller counts of its frames, at the cost of a few additions for each message."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from schemas.errors import unavailable
 from schemas.messages import Part
 
 MAX_IN_FLIGHT = 50_000
-"""Requests that one gateway holds; more are refused at once."""
+"""Requests that one caller holds; more are refused at once."""
 
 MAX_IN_FLIGHT_BYTES = 1 << 30
 """Their packed bodies together (large tensors lie in shared memory, which has its own bound)."""

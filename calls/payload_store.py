@@ -1,4 +1,4 @@
-"""`PayloadStore`: where a gateway puts tensors too large for messages, when the model's workers can read its memory."""
+"""`PayloadStore`: where a caller puts tensors too large for messages, when the model's workers can read its memory."""
 
 from __future__ import annotations
 
