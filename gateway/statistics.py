@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import count
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -158,25 +159,28 @@ class Statistics:
                 return
             self._workers.heard(name, counters)
         elif isinstance(counters, GatewayCounters):
-            name = counters.gateway
-            if name not in self._gateways.current and len(self._gateways.current) >= MAX_GATEWAYS:
-                self._dropped(f"there are {MAX_GATEWAYS} gateways already")
+            name, is_last = counters.gateway, counters.leaving
+            if not self._has_room(self._gateways, name, MAX_GATEWAYS, "gateways"):
                 return
             self._gateways.heard(name, counters)
-            is_last = counters.leaving
             if is_last:
                 self._gateways.gone(name)
         else:
-            name = counters.scheduler
-            if name not in self._schedulers.current and len(self._schedulers.current) >= MAX_SCHEDULERS:
-                self._dropped(f"there are {MAX_SCHEDULERS} schedulers already")
+            name, is_last = counters.scheduler, counters.leaving
+            if not self._has_room(self._schedulers, name, MAX_SCHEDULERS, "schedulers"):
                 return
             self._schedulers.heard(name, counters)
-            is_last = counters.leaving
             if is_last:
                 self._scheduler_has_gone(name)
         if is_last or message.subject == f"{self._subject}.{self._round}":
             self._no_longer_awaited(name)
+
+    def _has_room(self, owners: CounterOwners[Any], name: str, most: int, what: str) -> bool:
+        """Whether one of this name is listened to: names come from messages alone."""
+        if name in owners.current or len(owners.current) < most:
+            return True
+        self._dropped(f"there are {most} {what} already")
+        return False
 
     def _no_longer_awaited(self, name: str) -> None:
         self._awaited.discard(name)
