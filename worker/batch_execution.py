@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from bus.payloads import PayloadReader
@@ -121,6 +121,7 @@ class BatchExecution(Execution):
         "_batch",
         "_batches",
         "_entries",
+        "_fillers",
         "_has_returned",
         "_lock",
         "_requests",
@@ -135,6 +136,7 @@ class BatchExecution(Execution):
         self._batch = batch
         self._batches = batches
         self._entries: Sequence[int] = ()
+        self._fillers: Collection[int] = ()
         self._rows: Sequence[int] = ()
         self._requests: Sequence[InferRequest] = ()
         self._lock = threading.Lock()
@@ -143,9 +145,19 @@ class BatchExecution(Execution):
         self._uncounted = True
         self._rescheduled: list[int] = []
 
-    def begin(self, entries: Sequence[int], rows: Sequence[int], requests: Sequence[InferRequest]) -> None:
-        """The instance is given these entries of the batch, with so many rows each, as these requests."""
+    def begin(
+        self,
+        entries: Sequence[int],
+        rows: Sequence[int],
+        requests: Sequence[InferRequest],
+        fillers: Collection[int] = (),
+    ) -> None:
+        """The instance is given these entries of the batch, with so many rows each, as these requests.
+
+        Those among `fillers` only stand in the place of requests that can't be run: what it says to them is nobody's.
+        """
         self._entries = entries
+        self._fillers = fillers
         self._requests = requests
         self._rows = rows
 
@@ -194,8 +206,11 @@ class BatchExecution(Execution):
             if streams:
                 self._leave(self._answers({self._entries[position]: Result(error=error) for position in streams}))
 
-    def settle(self, results: Sequence[Result | None]) -> None:
-        """The instance is done with the batch; `results` are those of all its entries, None for what is still open."""
+    def settle(self, results: Sequence[Result | None], first: Sequence[Outgoing] = ()) -> None:
+        """The instance is done with the batch; `results` are those of all its entries, None for what is still open.
+
+        `first` are messages that leave before the answers.
+        """
         with self._lock:
             streams = self._open_streams()
             self._has_returned = True
@@ -210,7 +225,7 @@ class BatchExecution(Execution):
             self._count_execution()
             if streams:
                 self._batches.add(self)
-            self._leave(answers, (time.monotonic_ns() - self.start_ns) // 1000)
+            self._leave(answers, (time.monotonic_ns() - self.start_ns) // 1000, first)
 
     def _open_streams(self) -> dict[int, _Stream]:
         if self._streams is None:
@@ -219,9 +234,12 @@ class BatchExecution(Execution):
             self._streams = {
                 position: self._stream(self._entry(position))
                 for position in range(len(self._entries))
-                if is_warm_up or self._entry(position).gateway != NOBODY
+                if is_warm_up or self._is_somebody_s(position)
             }
         return self._streams
+
+    def _is_somebody_s(self, position: int) -> bool:
+        return self._entry(position).gateway != NOBODY and self._entries[position] not in self._fillers
 
     def _stream(self, entry: BatchEntry) -> _Stream:
         if not self._batches.decoupled:
@@ -246,7 +264,7 @@ class BatchExecution(Execution):
 
     def _answers(self, results: dict[int, Result]) -> list[tuple[str, bytes]]:
         """The messages with the last answers to these entries, less those that have it already."""
-        positions = {index: position for position, index in enumerate(self._entries)}
+        positions = {index: position for position, index in enumerate(self._entries) if index not in self._fillers}
         streams = self._open_streams()
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
         for index, result in results.items():
@@ -265,7 +283,9 @@ class BatchExecution(Execution):
             by_gateway.setdefault(entry.gateway, []).append(row)
         return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
 
-    def _leave(self, answers: list[tuple[str, bytes]], busy_us: int | None = None) -> None:
+    def _leave(
+        self, answers: list[tuple[str, bytes]], busy_us: int | None = None, first: Sequence[Outgoing] = ()
+    ) -> None:
         """Publishes answers, with the end of the execution (`busy_us`) or of the batch where they are it."""
         message = self._batch.message
         is_over = self._has_returned and not self._open_streams()
@@ -275,7 +295,7 @@ class BatchExecution(Execution):
             done = Done(message.batch_id, outcome, busy_us or 0, self._rescheduled if is_over else ())
         # What is to run again still holds its frame.
         acks = message.acks if is_over and not self._rescheduled else ()
-        self._batches.publish(FinishedBatch(message.scheduler, done, answers, acks))
+        self._batches.publish(FinishedBatch(message.scheduler, done, answers, acks, first))
         if is_over:
             self._batches.remove(self)
 
@@ -303,7 +323,7 @@ class BatchExecution(Execution):
         if self._uncounted and self._entries:
             self._uncounted = False
             phases = self._phases_ns(time.monotonic_ns())
-            rows = sum(size for at, size in enumerate(self._rows) if self._entry(at).gateway != NOBODY)
+            rows = sum(size for at, size in enumerate(self._rows) if self._is_somebody_s(at))
             self._batches.statistics.record_execution(rows, phases, time.time_ns() // 1_000_000)
 
     def _count_response(self, position: int, stream: _Stream, result: Result | None, began_ns: int) -> None:

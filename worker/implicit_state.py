@@ -72,6 +72,19 @@ class ImplicitStates:
                 request.inputs += found if found is not None else self._declared.initial
         return refused
 
+    def pass_over(self, batch: BatchMessage, entries: Sequence[BatchEntry]) -> list[Outgoing]:
+        """These are not run: as those that fail, they leave the states as they are, for the next ones to go on from.
+
+        Returns messages as `keep` does.
+        """
+        self._restore(batch, [entry.place for entry in entries if entry.place is not None and entry.place.restore])
+        messages: list[Outgoing] = []
+        for entry in entries:
+            tensors = None if entry.place is None else self._state_for(batch.scheduler, entry.place)
+            if entry.place is not None and tensors is not None:
+                messages += self._leave(batch, entry, entry.place, tensors, has_failed=True)
+        return messages
+
     def alike(self, requests: Sequence[InferRequest]) -> list[list[int]]:
         """The positions of the requests whose states have the same shapes, together: others can't be joined."""
         groups: dict[tuple[tuple[int, ...], ...], list[int]] = {}
@@ -91,17 +104,14 @@ class ImplicitStates:
             place = entry.place
             if place is None or outcome is None:
                 continue
-            state = self._slots[place.slot]
             tensors = None if outcome.error is not None else self._declared.as_inputs(list(outcome.states))
             if tensors is None and outcome.error is None:
-                outcome = outcomes[position] = Result(error=internal("the model has not output the states it declares"))
-            if tensors is None and entry.gateway == NOBODY:
-                del self._slots[place.slot]  # what succeeded before has failed: this is not the state it was
-                continue
-            kept = state.tensors if tensors is None else [_owned(tensor, len(entries) > 1) for tensor in tensors]
-            self._slots[place.slot] = _SlotState(batch.scheduler, place.run, place.number + 1, kept)
-            if self._checkpoints is not None:
-                messages += self._checkpoint(batch, place, kept, outcome.error is not None)
+                outcomes[position] = Result(error=internal("the model has not output the states it declares"))
+            if tensors is None:
+                messages += self._leave(batch, entry, place, self._slots[place.slot].tensors, has_failed=True)
+            else:
+                kept = [_owned(tensor, len(entries) > 1) for tensor in tensors]
+                messages += self._leave(batch, entry, place, kept, has_failed=False)
         return messages
 
     def _state_for(self, scheduler: str, place: SequencePlace) -> list[Tensor] | None:
@@ -111,6 +121,16 @@ class ImplicitStates:
         if state is None or (state.scheduler, state.run, state.number) != (scheduler, place.run, place.number):
             return None
         return state.tensors
+
+    def _leave(
+        self, batch: BatchMessage, entry: BatchEntry, place: SequencePlace, tensors: list[Tensor], has_failed: bool
+    ) -> list[Outgoing]:
+        """The request is over, and this state is for the next one."""
+        if has_failed and entry.gateway == NOBODY:
+            del self._slots[place.slot]  # what succeeded before has failed: this is not the state it was
+            return []
+        self._slots[place.slot] = _SlotState(batch.scheduler, place.run, place.number + 1, tensors)
+        return [] if self._checkpoints is None else self._checkpoint(batch, place, tensors, has_failed)
 
     def _checkpoint(
         self, batch: BatchMessage, place: SequencePlace, tensors: list[Tensor], has_failed: bool

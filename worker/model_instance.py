@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -280,22 +280,25 @@ class ModelInstance:
                 entry = batch.entries[position]
                 log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
         outcomes: Sequence[Result | None] = []
-        fillers = fill_rows(positions, requests) if self._keeps_rows else ()
+        fillers: Collection[int] = fill_rows(positions, requests) if self._keeps_rows else ()
         if self._controls is not None:
             ready = (not is_null(batch.entries[position]) and position not in fillers for position in positions)
             self._controls.add_to(requests, ready)
+        first: list[Outgoing] = []
         if self._states is not None:
+            if len(positions) < len(batch.entries):
+                not_run = frozenset(range(len(batch.entries))).difference(positions)
+                first += self._states.pass_over(batch, [batch.entries[position] for position in sorted(not_run)])
             positions, requests = accepted(self._states, batch, positions, requests, results)
         sizes: list[int] = []
-        first: Sequence[Outgoing] = ()
         if requests:
             sizes = batch_sizes(requests, self._batching)
-            execution.begin(positions, sizes, requests)
+            execution.begin(positions, sizes, requests, fillers)
             try:
                 outcomes = self._outcomes(instance, requests, execution)
                 if self._states is not None:
                     outcomes = list(outcomes)
-                    first = self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
+                    first += self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
             except InstanceDied as death:
                 logger.warning("%s: %s; its batch of %d is done again", self._device.name, death, len(requests))
                 busy_us = (time.monotonic_ns() - execution.start_ns) // 1000
@@ -309,7 +312,7 @@ class ModelInstance:
                 self._client_memory.deliver(request, outcome)
             results[position] = outcome
         if self._is_iterative or execution.has_responded or not all(outcomes):
-            execution.settle(results)
+            execution.settle(results, first)
             return None
         if self._has_null_rows:
             real = [batch.entries[position].gateway != NOBODY and position not in fillers for position in positions]

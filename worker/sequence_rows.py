@@ -17,7 +17,7 @@ def fill_rows(positions: list[int], requests: list[InferRequest]) -> frozenset[i
     missing = frozenset(range(positions[-1])).difference(positions) if positions else frozenset()
     for position in sorted(missing):
         filler = copy(requests[0])
-        filler.inputs = list(filler.inputs)
+        filler.inputs = [copy(tensor) for tensor in filler.inputs]  # each is reshaped by itself
         positions.insert(position, position)
         requests.insert(position, filler)
     return missing

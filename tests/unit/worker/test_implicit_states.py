@@ -89,6 +89,17 @@ def test_a_failure_leaves_the_state_and_a_failed_replay_none(tmp_path: Path) -> 
     assert instance.run(entry(0, 4)) == [None]
 
 
+def test_what_is_not_run_leaves_the_state_for_the_next(tmp_path: Path) -> None:
+    instance = Instance(declared(tmp_path))
+    batch = BatchMessage("s", 1, "m", 1, 0, [], [])
+    instance.run(entry(0, 0), leaves=b"ab")
+    instance.states.pass_over(batch, [entry(0, 1), entry(1, 0, run=2), entry(2, 3, run=3), NULL])
+    assert instance.run(entry(0, 2), entry(1, 1, run=2), leaves=b"c") == [b"ab", b"\0"]
+    assert instance.run(entry(2, 4, run=3)) == [None], "its state was not there before"
+    instance.states.pass_over(batch, [entry(0, 3, gateway=NOBODY)])
+    assert instance.run(entry(0, 4)) == [None], "what made the state did not run again"
+
+
 def test_initial_values(tmp_path: Path) -> None:
     (tmp_path / "initial_state").mkdir()
     (tmp_path / "initial_state" / "f").write_bytes(b"xyz")
