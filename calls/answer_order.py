@@ -73,14 +73,14 @@ class AnswerOrder(Generic[T]):
                 del self._lines[line]
         return answer
 
-    def leave(self, line: Hashable, key: int) -> bool:
-        """A request was given up, with the answers that wait; False when it was over before."""
+    def leave(self, line: Hashable, key: int) -> list[T] | None:
+        """A request was given up: returns its answers that waited, None when it was over before."""
         requests = self._lines.get(line)
         if requests is None or key not in requests:
-            return False
-        for _, size_bytes, _ in requests.pop(key) or ():
-            self.held_answers -= 1
-            self.held_bytes -= size_bytes
+            return None
+        held = requests.pop(key) or ()
+        self.held_answers -= len(held)
+        self.held_bytes -= sum(size_bytes for _, size_bytes, _ in held)
         if not requests:
             del self._lines[line]
-        return True
+        return [answer for answer, _, _ in held]

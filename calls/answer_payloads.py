@@ -35,8 +35,8 @@ class AnswerPayloads:
             return internal("the response was lost before it could be read")
         return InferResponse(pending.model.name, str(version), pending.request.id, answer.outputs, answer.parameters)
 
-    def discard(self, answer: Answer) -> None:
-        """Gives back the memory of an answer that nobody waits for."""
+    def discard(self, answer: Answer | InferResponse) -> None:
+        """Gives back the memory of an answer, or a response, that nobody waits for."""
         for tensor in answer.outputs or ():
             if isinstance(tensor.data, PayloadRef):
                 self.release(tensor.data)

@@ -19,16 +19,24 @@ Outcome = InferResponse | WeirError | None
 
 
 class Delivery:
-    """See the module. `give_up(pending)` is called with a request that is ended from here.
+    """See the module. `give_up(pending)` is called with a request that is ended from here, `discard` with each response
+    that is taken in and given to nobody.
 
     The order is that of submission among the requests of one version of a model. It is kept here and nowhere else: what
     runs when is none of its business, and the order among different callers can't be seen by anybody.
     """
 
-    def __init__(self, tracing: Tracing, in_flight: InFlight, give_up: Callable[[Pending], object]) -> None:
+    def __init__(
+        self,
+        tracing: Tracing,
+        in_flight: InFlight,
+        give_up: Callable[[Pending], object],
+        discard: Callable[[InferResponse], None],
+    ) -> None:
         self._tracing = tracing
         self._in_flight = in_flight
         self._give_up = give_up
+        self._discard = discard
         self._order: AnswerOrder[tuple[Pending, Outcome, bool, Moments | None]] = AnswerOrder()
         self._lines_due: list[Line] = []
 
@@ -41,9 +49,12 @@ class Delivery:
         """A request that was lined up is given up; False when it was over before."""
         line = pending.line
         assert line is not None  # noqa: S101 - it was lined up
-        was_there = self._order.leave(line, pending.key)
+        held = self._order.leave(line, pending.key)
+        for _, outcome, _, _ in held or ():
+            if isinstance(outcome, InferResponse):
+                self._discard(outcome)
         self._release(line)
-        return was_there
+        return held is not None
 
     def deliver(self, pending: Pending, outcome: Outcome, is_final: bool, moments: Moments | None = None) -> None:
         """An answer has come."""
@@ -65,6 +76,8 @@ class Delivery:
     ) -> None:
         if not is_final and self._order.is_full and not self._order.is_next(line, pending.key):
             self._give_up(pending)
+            if isinstance(outcome, InferResponse):
+                self._discard(outcome)
             outcome, is_final = unavailable(_TOO_MANY_HELD), True
         self._order.add(line, pending.key, (pending, outcome, is_final, moments), _size_bytes(outcome), is_final)
         self._release(line)

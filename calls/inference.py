@@ -91,7 +91,7 @@ class Inference:
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
-        self._delivery = Delivery(self.tracing, self._in_flight, self._give_up)
+        self._delivery = Delivery(self.tracing, self._in_flight, self._give_up, self._answers.discard)
         self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
         self._malformed_answers = 0

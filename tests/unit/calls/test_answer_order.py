@@ -50,8 +50,9 @@ class OrderMachine(RuleBasedStateMachine):
     def give_up(self, data: st.DataObject) -> None:
         line = data.draw(st.sampled_from([line for line in "ab" if self.lines[line]]))
         key = data.draw(st.sampled_from(self.lines[line]))
-        assert self.order.leave(line, key)
-        assert not self.order.leave(line, key)
+        waiting = [(line, key, number, is_last) for number, _, is_last in self.due.get((line, key), ())]
+        assert self.order.leave(line, key) == waiting
+        assert self.order.leave(line, key) is None
         self.lines[line].remove(key)
         self.open[line].discard(key)
         self.due.pop((line, key), None)

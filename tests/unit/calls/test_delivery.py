@@ -18,10 +18,10 @@ from calls.pending import Pending
 from calls.response_cache import ResponseCache
 from schemas.errors import WeirError, unavailable
 from schemas.frames import unpack_frame_rows
-from schemas.messages import pack_answer, pack_answers, pack_end, pack_error
+from schemas.messages import pack_answer, pack_answers, pack_end, pack_error, unpack_release
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest, InferResponse
-from schemas.tensors import Tensor
+from schemas.tensors import PayloadRef, Tensor
 
 CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
 ORDERED = {"dynamic_batching": {"preserve_ordering": True}}
@@ -35,9 +35,10 @@ class Bench:
     is_connected = True
     max_payload_bytes = 1 << 20
 
-    def __init__(self, cache: str = "") -> None:
+    def __init__(self, cache: str = "", keeps_references: bool = False) -> None:
         self.sent: list[int] = []  # keys, in the order in which they left
         self.cancels = 0
+        self.released: list[tuple[str, int, int]] = []
         self.models = {
             name: ServedModel(name, ModelConfig.model_validate({"name": name, **CONFIG, **more}), [1], {}, {1: "load"})
             for name, more in (("ordered", ORDERED), ("other", ORDERED), ("streams", STREAMS), ("cached", CACHED))
@@ -45,7 +46,7 @@ class Bench:
         self.cache = None
         if cache:
             self.cache = ResponseCache(self, "me", self, self, CacheConfig(cache, 1 << 20))  # type: ignore[arg-type]
-        self.inference = Inference(self, "me", self, self, cache=self.cache)  # type: ignore[arg-type]
+        self.inference = Inference(self, "me", self, self, None, None, keeps_references, self.cache)  # type: ignore[arg-type]
         self.told: list[tuple[str, Any]] = []
         self.lookups: list[str] = []
 
@@ -68,6 +69,8 @@ class Bench:
             self.lookups.append(reply)
         elif subject.startswith("cancel."):
             self.cancels += 1
+        elif subject.startswith("release."):
+            self.released += unpack_release(data)
 
     def submit(
         self, name: str, model: str = "ordered", content: bytes = b"x", then: Callable[[], Any] = int
@@ -136,6 +139,19 @@ async def test_whoever_is_told_may_submit_and_give_up(bench: Bench) -> None:
     assert bench.names() == ["1", "3"]
     bench.answer(other)
     assert bench.names() == ["1", "3", "other"]
+
+
+async def test_what_waits_in_a_worker_s_memory_is_given_back_with_its_request() -> None:
+    bench = Bench(keeps_references=True)
+    _, second, third = (bench.submit(name, "streams") for name in "123")
+    refs = [PayloadRef("weir-worker-1_1_0.131072", number, 1, 64, 100_000) for number in range(2)]
+    for pending, ref in zip((second, third), refs, strict=True):
+        tensors = [Tensor("OUT", "UINT8", [100_000], ref)]
+        bench.hear(pack_answer(pending.key, tensors, None, True, None, ("r", 0)))
+    assert (bench.told, bench.released) == ([], [])
+    bench.inference.abandon(second)
+    await asyncio.sleep(0)
+    assert bench.released == [("weir-worker-1_1_0.131072", 0, 1)], "and nothing of who still waits"
 
 
 async def test_a_caller_that_fails_leaves_the_line_whole(bench: Bench) -> None:
