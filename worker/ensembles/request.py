@@ -141,7 +141,7 @@ class EnsembleRequest:
             call.handle = self._calls.submit(self._request_of(call), partial(self._on_answer, call))
         except WeirError as error:
             self._fail(call, error)
-        except StalePayload:
+        except (StalePayload, ValueError):
             self._lost(call)
 
     def _request_of(self, call: Call[Value]) -> InferRequest:
@@ -171,6 +171,8 @@ class EnsembleRequest:
         if is_final:
             self._gates.leave(call.step.number, call)
         if isinstance(outcome, WeirError):
+            if not is_final:
+                self._calls.abandon(cast(Pending, call.handle))  # the rest of it is of no use
             if outcome.code is ErrorCode.CANCELLED and outcome.message == GIVEN_UP:
                 self._lost(call)
             else:
@@ -211,6 +213,7 @@ class EnsembleRequest:
             return
         actions = self._run.failed(call)
         if actions.ended:
+            self._gates.leave(call.step.number, call)
             self._drop(actions)
             self._run_again()
 

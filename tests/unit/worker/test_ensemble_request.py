@@ -192,6 +192,30 @@ def test_gates_let_in_as_many_as_they_may():
     asyncio.run(three())
 
 
+def test_what_was_lost_before_its_step_leaves_the_gate(slots):
+    calls = Calls(model("a"), model("b"))
+    calls.registry.model_shares_memory = lambda name: False
+    gates = StepGates(2, limit=1)
+    begun(calls, ensemble("a", "b"), gates)
+    slot = slots()
+    ref = slot.ref()
+    slot.free()
+    for lost in (ref, ref._replace(segment="no name of ours")):
+        calls.answer(lost)
+        assert calls.asked[0].request.model_name == "a", "it begins anew"
+    calls.answer(b"1234")
+    assert calls.asked[0].request.model_name == "b", "whose gate was left"
+
+
+def test_the_rest_of_a_stream_that_fails_is_given_up():
+    calls = Calls(model("a"))
+    _, told = begun(calls, ensemble("a"))
+    (pending,) = calls.asked
+    pending.on_answer(WeirError(ErrorCode.INTERNAL, "no"), False)
+    assert calls.abandoned == [pending]
+    assert [error.message for error in told.ends] == ["in ensemble 'e', no"]
+
+
 def test_gates_let_everything_in_after_a_while():
     async def patience():
         calls = Calls(model("a"))
