@@ -232,7 +232,7 @@ _BOUNDS = [
         "wait for a scheduler's leave to unload, when none answers",
         "unloaded all the same",
     ),
-    ("worker.model_instance", "READERS_PATIENCE_S", "outputs of an unloaded instance stay readable", "they are gone"),
+    ("worker.answer_packer", "READERS_PATIENCE_S", "outputs of an unloaded instance stay readable", "they are gone"),
     ("telemetry.trace_file", "MAX_UNWRITTEN_BYTES", "traces of one setting before they are written", "written at once"),
     ("telemetry.trace", "MAX_MOMENTS", "points on the way of one traced request", "left out"),
     ("bus.settings", "MAX_KEYS", "keys of settings", "dropped and counted"),

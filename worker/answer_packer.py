@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from bus.identity import shares_memory
 from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
-from schemas.errors import ErrorCode, WeirError
+from schemas.errors import WeirError, unavailable
 from schemas.messages import Moments, Run, pack_answer, pack_error
-from schemas.tensors import Tensor
+from schemas.tensors import PayloadRef, Tensor
 from worker.backend import Result
 
 MAX_INLINE_ANSWER_BYTES = 4 << 20
 """Outputs of one answer that may travel inside a message, when shared memory can't be used."""
+
+READERS_PATIENCE_S = 2.0
+"""How long the outputs of an instance that is unloaded stay readable."""
 
 
 class AnswerPacker:
@@ -22,6 +26,7 @@ class AnswerPacker:
     def __init__(self, arena_name: str) -> None:
         self._arena = PayloadArena(arena_name)
         self._leases = LeasedSlots()
+        self._is_closed = False
         self._lock = threading.Condition()  # of the two above; told when a slot is given back
 
     def packed(
@@ -37,18 +42,25 @@ class AnswerPacker:
 
         Large outputs are copied now, the others when the message is packed.
         """
-        if result.error is not None:
-            return pack_error(key, result.error, is_final, moments, run)
+        error = self.place(gateway, result.outputs) if result.error is None else result.error
+        if error is not None:
+            return pack_error(key, error, is_final, moments, run)
+        return pack_answer(key, result.outputs, result.parameters, is_final, moments, run)
+
+    def place(self, gateway: str, outputs: Iterable[Tensor]) -> WeirError | None:
+        """Puts large outputs into slots where `gateway` can read those; an error when the others are too large together.
+
+        An output that is a reference stays one.
+        """
         inline_bytes = 0
-        for tensor in result.outputs:
+        for tensor in outputs:
             size = tensor.size_bytes
             if size > INLINE_LIMIT_BYTES and shares_memory(gateway) and self._lend(tensor):
                 continue
             inline_bytes += size
         if inline_bytes > MAX_INLINE_ANSWER_BYTES:
-            too_large = f"the response of {inline_bytes} bytes is larger than can be sent to the gateway"
-            return pack_error(key, WeirError(ErrorCode.UNAVAILABLE, too_large), is_final, moments, run)
-        return pack_answer(key, result.outputs, result.parameters, is_final, moments, run)
+            return unavailable(f"the response of {inline_bytes} bytes is larger than can be sent to the gateway")
+        return None
 
     def give_back(self, segment: str, slot: int, generation: int) -> None:
         """A gateway has read an output that lay in shared memory."""
@@ -61,18 +73,23 @@ class AnswerPacker:
         """Payload slots that hold outputs which no gateway has given back yet."""
         return len(self._leases)
 
-    def await_readers(self, timeout_s: float) -> None:
-        """Returns when every output has been read, or could have been."""
-        with self._lock:
-            self._lock.wait_for(lambda: not self._leases, timeout_s)
+    def close(self, wait_for_readers: bool = False) -> None:
+        """Gives up the memory, with `wait_for_readers` when every output has been read, or could have been.
 
-    def close(self) -> None:
-        """Gives up the memory: what has not been read by now is lost."""
+        What has not been read by then is lost, and nothing is placed any more.
+        """
         with self._lock:
+            if wait_for_readers:
+                self._lock.wait_for(lambda: not self._leases, READERS_PATIENCE_S)
+            self._is_closed = True
             self._arena.close()
 
     def _lend(self, tensor: Tensor) -> bool:
+        if isinstance(tensor.data, PayloadRef):
+            return True
         with self._lock:
+            if self._is_closed:
+                return False
             self._leases.expire()
             slot = self._arena.allocate(tensor.size_bytes)
             if slot is None:

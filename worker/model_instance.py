@@ -41,7 +41,7 @@ from worker.client_memory import ClientMemory, ClientMemoryAccess
 from worker.execution_turns import ExecutionTurn
 from worker.implicit_state import ImplicitStates
 from worker.reshape import Reshaper
-from worker.running_batch import RunningBatch
+from worker.running_batch import GIVEN_UP, RunningBatch
 from worker.sequence_controls import SequenceControls
 from worker.sequence_rows import accepted, fill_rows, is_null, take_place
 from worker.statistics import ModelStatistics
@@ -49,12 +49,6 @@ from worker.trace_moments import moments_of
 from worker.warmup import WarmUp, WarmUpSample
 
 logger = logging.getLogger("weir.worker")
-
-READERS_PATIENCE_S = 2.0
-"""How long the outputs of an instance that is unloaded stay readable."""
-
-GIVEN_UP = "the request was given up"
-"""The answer to a request that is cancelled, or whose content has gone: nobody should hear it."""
 
 _STOP = object()
 _NONE_TRACED: Mapping[int, Moments] = {}
@@ -108,7 +102,7 @@ class ModelInstance:
         self._warm_up_samples = warm_up
         self._turn = turn
         self._reader = PayloadReader()
-        self._lasting_s = 0.0
+        self._waits_for_readers = False
         self.arena_name = arena_name
         self.name = device.name
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
@@ -140,7 +134,7 @@ class ModelInstance:
 
         With `wait_for_readers` outputs in its memory stay for a moment until gateways have read them.
         """
-        self._lasting_s = READERS_PATIENCE_S if wait_for_readers else 0.0
+        self._waits_for_readers = wait_for_readers
         self._inbox.put(_STOP)
         self._thread.join()
 
@@ -158,8 +152,7 @@ class ModelInstance:
             self._open_batches.wait()
         finally:
             instance.close()
-            self._packer.await_readers(self._lasting_s)
-            self._packer.close()
+            self._packer.close(self._waits_for_readers)
 
     def _take_batches(self, instance: Instance) -> None:
         try:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 
 from schemas.messages import BatchMessage
 
+GIVEN_UP = "the request was given up"
+"""The answer to a request that is cancelled, or whose content has gone: nobody should hear it."""
+
 
 class RunningBatch:
     """The batch's `message`, when it came, and which of its entries were cancelled meanwhile.

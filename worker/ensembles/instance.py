@@ -32,7 +32,7 @@ from schemas.requests import InferRequest, Parameters
 from schemas.tensors import PayloadRef, Tensor
 from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import WORKER_RECEIVED
-from worker.answer_packer import MAX_INLINE_ANSWER_BYTES
+from worker.answer_packer import AnswerPacker
 from worker.backend import ModelVersion, Result
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemory, ClientMemoryAccess
@@ -40,8 +40,7 @@ from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.request import EnsembleRequest
 from worker.ensembles.step_gates import StepGates
 from worker.inner_calls import InnerCalls
-from worker.model_instance import GIVEN_UP
-from worker.running_batch import RunningBatch
+from worker.running_batch import GIVEN_UP, RunningBatch
 from worker.statistics import ModelStatistics
 
 logger = logging.getLogger("weir.worker")
@@ -69,14 +68,15 @@ class EnsembleInstance:
         scheduling = model.config.ensemble_scheduling
         self.gates = StepGates(len(plan.steps), 0 if scheduling is None else scheduling.max_inflight_requests)
         self.reader = PayloadReader()
+        self.packer = AnswerPacker(arena_name)
         self._on_finished = on_finished
         self._open: set[_OpenBatch] = set()
         self._unreleased: _OpenBatch | None = None
 
     @property
     def slots_held(self) -> int:
-        """Payload slots of its own: none, what it hands on belongs to the workers of its steps."""
-        return 0
+        """Payload slots of its own that no gateway has given back; what it hands on belongs to the workers of its steps."""
+        return self.packer.slots_held
 
     def submit(self, batch: RunningBatch) -> None:
         """Runs the batch beside those submitted before."""
@@ -87,10 +87,15 @@ class EnsembleInstance:
         self._unreleased.begin()
 
     def release(self, segment: str, slot: int, generation: int) -> None:
-        """Nothing lies in its memory."""
+        """A gateway has read an output that lay in its own memory."""
+        self.packer.give_back(segment, slot, generation)
 
     def stop(self, wait_for_readers: bool = False) -> None:
-        """There is nothing to end: what is open ends with its steps. For any thread."""
+        """Gives up its memory, `wait_for_readers` as in `ModelInstance.stop`; what is open ends with its steps.
+
+        For any thread.
+        """
+        self.packer.close(wait_for_readers)
 
     def hand_back(self) -> None:
         """Gives the batches back to their schedulers which nobody has seen a response of: others can run them."""
@@ -277,7 +282,6 @@ class _OpenRequest:
         request, gateway = self._request, self._entry.gateway
         regions = {output.name for output in request.outputs if output.region is not None} if request else ()
         is_here = shares_memory(gateway)
-        inline_bytes = 0
         for tensor in outputs:
             data = tensor.data
             if isinstance(data, PayloadRef) and (tensor.name in regions or not is_here):
@@ -286,16 +290,13 @@ class _OpenRequest:
                 except (StalePayload, ValueError):
                     return internal("the response was lost before it could be sent")
                 self._instance.calls.release(data)
-            if not isinstance(tensor.data, tuple) and tensor.name not in regions:
-                inline_bytes += len(tensor.data)
-        if inline_bytes > MAX_INLINE_ANSWER_BYTES:
-            too_large = f"the response of {inline_bytes} bytes is larger than can be sent to the gateway"
-            return WeirError(ErrorCode.UNAVAILABLE, too_large)
         if regions and request is not None:
             result = Result(outputs)
             self._instance.client_memory.deliver(request, result)
-            return result.error
-        return None
+            if result.error is not None:
+                return result.error
+        # What a step answered out of a cache may be large and lies in nobody's memory yet.
+        return self._instance.packer.place(gateway, outputs)
 
     def _release(self, data: object) -> None:
         if isinstance(data, PayloadRef):

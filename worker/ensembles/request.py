@@ -21,7 +21,7 @@ from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.run import Actions, Call, EnsembleRun
 from worker.ensembles.step_gates import StepGates
 from worker.inner_calls import InnerCalls
-from worker.model_instance import GIVEN_UP
+from worker.running_batch import GIVEN_UP
 
 MAX_RUNS = 3
 """How often a request is run whose tensors were lost with the worker that had made them."""

@@ -18,7 +18,7 @@ from worker.ensembles.checks import ComposingModel, check_ensemble_models
 from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.request import MAX_RUNS, EnsembleRequest
 from worker.ensembles.step_gates import StepGates
-from worker.model_instance import GIVEN_UP
+from worker.running_batch import GIVEN_UP
 
 LOST = WeirError(ErrorCode.CANCELLED, GIVEN_UP)
 
