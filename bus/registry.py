@@ -132,13 +132,17 @@ class RegistryView:
         self._heartbeat_listeners.append(listener)
 
     async def start(self, background: asyncio.TaskGroup) -> None:
-        """Listens, then reads what was written before; reads again in tasks of `background` when that is called for."""
-        self._background = background
-        await self._bus.subscribe(subjects.REGISTRY_WRITES, self._on_write)
-        await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
+        """Listens, then reads what was written before; reads again in tasks of `background` when that is called for.
+
+        Raises NatsError, OSError or TimeoutError where the broker goes away meanwhile; then it may be called again.
+        """
+        if self._background is None:
+            self._background = background
+            await self._bus.subscribe(subjects.REGISTRY_WRITES, self._on_write)
+            await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
+            self._bus.on_reconnect(self._read_all)
         await self._bus.flush()
         await self._read_all()
-        self._bus.on_reconnect(self._read_all)
 
     def all_share_memory(self) -> bool:
         """Whether every live worker can read this process's shared memory."""

@@ -97,12 +97,14 @@ class Inference:
         self._malformed_answers = 0
 
     async def start(self, background: asyncio.TaskGroup) -> None:
-        """Listens for answers, and watches the broker in a task of `background`."""
+        """Listens for answers, and watches the broker in a task of `background`.
+
+        Raises NatsError, OSError or TimeoutError where the broker goes away meanwhile; then it may be called again.
+        """
         await ensure_streams(self._bus)
         await self._bus.subscribe(subjects.reply(self._id), self._on_answers)
         await self._outbox.start()
         self._bus.on_reconnect(self._resend_all)
-        await self._bus.flush()
         self._ticker = background.create_task(self._watch_broker())
 
     async def stop(self, timeout_s: float) -> None:

@@ -5,15 +5,19 @@ limits and statistics, and runs wherever that model is served. Large outputs sta
 them: a response holds a `PayloadRef`, which may be passed on as the input of another request or handed on in an answer.
 Each reference is given back once, by `release`, unless it was handed on.
 
-A worker that never asks pays for none of it: `open` listens to the registry and for answers when it is first called.
+A worker that never asks pays for none of it: `open` listens to the registry and for answers when it is first called. A
+broker that is away then is waited for: who asks meanwhile is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
+
+from nats.errors import Error as NatsError
 
 from bus.connection import Bus
 from bus.payloads import PayloadArena
@@ -25,13 +29,17 @@ from calls.payload_store import PayloadStore
 from calls.pending import OnAnswer, Pending
 from calls.response_cache import ResponseCache
 from calls.tracing import PassedTraces
-from schemas.errors import WeirError
+from schemas.errors import WeirError, unavailable
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
 
 logger = logging.getLogger("weir.worker")
 
+OPEN_PATIENCE_S = 10.0
+"""How long the first to ask waits for a broker that is away."""
+
 _EXPIRY_INTERVAL_S = 1.0
+_RETRY_S = 0.1
 
 
 class InnerCalls:
@@ -59,6 +67,8 @@ class InnerCalls:
         self._cache_config = cache_config
         self._has_summaries = has_summaries
         self._cache: ResponseCache | None = None
+        self._is_open = False
+        self._is_closed = False
         self._on_tick: Callable[[], None] = lambda: None
         self.registry = RegistryView(bus)
         self.catalog = Catalog(self.registry, strict_readiness=False)
@@ -66,15 +76,25 @@ class InnerCalls:
     @property
     def is_open(self) -> bool:
         """Whether models can be asked."""
-        return self._inference is not None
+        return self._is_open
+
+    def start_to_open(self) -> None:
+        """As `open`, for who need not wait for it."""
+        if self._opening is None and not self._is_closed:
+            self._opening = self._background.create_task(self._open())
 
     async def open(self) -> None:
-        """Returns when models can be asked; the first call makes everything, later ones cost nothing."""
-        if self._inference is not None:
+        """Returns when models can be asked; the first call makes everything, later ones cost nothing.
+
+        Raises WeirError (UNAVAILABLE) where the broker does not let that be within `OPEN_PATIENCE_S`; it is tried on.
+        """
+        if self._is_open:
             return
-        if self._opening is None:
-            self._opening = self._background.create_task(self._open())
-        await asyncio.shield(self._opening)
+        self.start_to_open()
+        if self._opening is not None:
+            await asyncio.wait({self._opening}, timeout=OPEN_PATIENCE_S)
+        if not self._is_open:
+            raise _unreachable()
 
     def each_second(self, listener: Callable[[], None]) -> None:
         """`listener()` about once a second: the catalog waits for models whose workers have gone, but not for ever."""
@@ -85,7 +105,7 @@ class InnerCalls:
 
         With `request.wants_moments`, the returned object's `moments` are those of the answer while that is told.
         `on_answer` owns the references in a response from then on. Raises WeirError for what is refused at once, as a
-        gateway does; RuntimeError before `open` has returned.
+        gateway does, and for everything before `open` has returned.
         """
         return self._asking.submit(request, on_answer)
 
@@ -103,6 +123,9 @@ class InnerCalls:
 
     async def close(self) -> None:
         """Asks no more: what has no answer ends with UNAVAILABLE."""
+        self._is_closed = True
+        if self._opening is not None:
+            self._opening.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
         if self._inference is not None:
@@ -112,25 +135,26 @@ class InnerCalls:
 
     @property
     def _asking(self) -> Inference:
-        if self._inference is None:
-            raise RuntimeError("inner calls are not open")
+        if self._inference is None or not self._is_open:
+            raise _unreachable()
         return self._inference
 
     async def _open(self) -> None:
         self._payloads = PayloadStore(PayloadArena(f"{self._worker_id}_asks"), self.registry.all_share_memory)
-        inference = Inference(
+        self._cache = await self._opened_cache()
+        inference = self._inference = Inference(
             self._bus,
             self._worker_id,
             self.catalog,
             self._payloads,
             tracing=PassedTraces(),
             keeps_references=True,
-            cache=await self._opened_cache(),
+            cache=self._cache,
         )
-        await inference.start(self._background)
-        await self.registry.start(self._background)
+        await _persist(partial(inference.start, self._background))
+        await _persist(partial(self.registry.start, self._background))
         self._expiry = self._background.create_task(self._expire())
-        self._inference = inference
+        self._is_open = True
 
     async def _opened_cache(self) -> ResponseCache | None:
         if self._cache_config is None:
@@ -138,11 +162,10 @@ class InnerCalls:
         bus, registry = self._bus, self.registry
         cache = ResponseCache(bus, self._worker_id, self.catalog, registry, self._cache_config, self._has_summaries)
         try:
-            await cache.start()
+            await _persist(cache.start)
         except WeirError as error:
             logger.warning("models are asked from here without a response cache: %s", error.message)
             return None
-        self._cache = cache
         return cache
 
     async def _expire(self) -> None:
@@ -151,3 +174,21 @@ class InnerCalls:
             if self._bus.is_connected:
                 self.registry.expire()
                 self._on_tick()
+
+
+async def _persist(start: Callable[[], Awaitable[None]]) -> None:
+    """Starts something that needs the broker, again and again while that is away."""
+    is_told = False
+    while True:
+        try:
+            await start()
+            return
+        except (NatsError, OSError, TimeoutError) as error:
+            if not is_told:
+                logger.warning("models can't be asked from here yet: %s: %s", type(error).__name__, error)
+            is_told = True
+            await asyncio.sleep(_RETRY_S)
+
+
+def _unreachable() -> WeirError:
+    return unavailable("the message broker is not available")

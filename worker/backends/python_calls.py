@@ -88,6 +88,7 @@ class PythonConnection(asyncio.Protocol):
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
         self._is_closed = False
+        self._unreachable: WeirError | None = None
 
     def close(self) -> None:
         """See CallConnection."""
@@ -128,7 +129,11 @@ class PythonConnection(asyncio.Protocol):
             self._start(self._open_first())
 
     async def _open_first(self) -> None:
-        await self._inner.open()
+        try:
+            await self._inner.open()
+            self._unreachable = None
+        except WeirError as error:
+            self._unreachable = error  # what it asks is answered by that, until it asks again
         self._take()
         if self._transport is not None and not self._is_closed:
             self._transport.resume_reading()
@@ -187,6 +192,8 @@ class PythonConnection(asyncio.Protocol):
     def _call(self, number: int, is_decoupled: bool, row: tuple[Any, ...]) -> None:
         request, lies_in_memory = unpack_request(row, self._memory)
         try:
+            if self._unreachable is not None:
+                raise self._unreachable
             check_call(self._inner.catalog, request, is_decoupled)
             self._pending[number] = self._inner.submit(request, partial(self._answered, number))
             self._under_way[self._name] += 1

@@ -63,10 +63,10 @@ class EnsembleFollower:
             return None  # loading it tells what is wrong
         return None if config.ensemble_scheduling is None or self._circle(config, found) else config
 
-    async def follow(self, found: FoundModel, config: ModelConfig, override: str | None) -> None:
+    def follow(self, found: FoundModel, config: ModelConfig, override: str | None) -> None:
         """Keeps the ensemble that is about to be loaded, until `tried` tells what came of it."""
         self._candidates[found.identity] = _Followed(config, found.namespace, override)
-        await self._calls.open()
+        self._calls.start_to_open()
 
     def forget(self, name: str) -> None:
         """The model is no ensemble, or not wanted any more."""

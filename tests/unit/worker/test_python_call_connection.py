@@ -12,7 +12,7 @@ from python_models import numbers
 from python_senders import until
 
 import worker.backends.python_calls
-from schemas.errors import ErrorCode, internal
+from schemas.errors import ErrorCode, internal, unavailable
 from worker.python_stub._weir_channel import LENGTH, Channel, Kind
 from worker.python_stub._weir_memory import create_memory
 
@@ -71,6 +71,21 @@ class TestConnection:
         with pytest.raises((EOFError, OSError)):
             peer.channel.receive()
         until(lambda: asked.abandoned == asked.questions)
+
+    def test_calls_are_refused_while_the_broker_is_away(self, asked: AskedModels, peer: Peer) -> None:
+        opened = asked.open
+
+        async def refuse() -> None:
+            raise unavailable("the message broker is not available")
+
+        asked.open = refuse  # type: ignore[method-assign]
+        text = "Model m - Error when running inference: the message broker is not available"
+        for number in range(2):
+            peer.call(number)
+            assert peer.channel.receive() == (Kind.ANSWER, number, (ErrorCode.UNAVAILABLE.number, text), True)
+        asked.open = opened  # type: ignore[method-assign]
+        peer.call(3)
+        until(lambda: asked.questions)
 
     def test_messages_in_pieces(self, asked: AskedModels, peer: Peer) -> None:
         asked.react = lambda question: answer(question, internal("no"))
