@@ -37,6 +37,7 @@ from worker.ensembles.following import EnsembleFollower
 from worker.execution_turns import execution_turns
 from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl
+from worker.model_environment import ModelEnvironment
 from worker.model_loader import ModelLoader
 from worker.override_folder import remove_left_folders
 from worker.repository_report import RepositoryReport
@@ -96,29 +97,28 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
     operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), settings.model_control_mode)
-    loader = ModelLoader(
-        repository,
-        not settings.disable_auto_complete_config,
-        worker_id,
-        service.finished,
-        metrics,
-        client_memory,
-        retries=settings.model_load_retry_count,
+    environment = ModelEnvironment(
+        arena_prefix=worker_id,
+        on_finished=service.finished,
+        metrics=metrics,
+        client_memory=client_memory,
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
+        checkpoints=SequenceStates(bus),
         ensembles=ensembles,
         process_calls=PythonCalls(inner_calls, operations),
-        checkpoints=SequenceStates(bus),
     )
+    auto_complete = not settings.disable_auto_complete_config
+    loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count)
     control = ModelControl(
         service,
         loader,
         desired,
         ModelFiles(bus),
         drains,
+        EnsembleFollower(inner_calls, ensembles.circle),
         settings.model_control_mode,
         settings.load_model,
         settings.model_load_thread_count,
-        EnsembleFollower(inner_calls, ensembles.circle),
     )
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)

@@ -37,13 +37,15 @@ from worker.backend import (
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
 from worker.batch_record import record_batch
 from worker.batch_tensors import batch_sizes, has_gone
-from worker.client_memory import ClientMemory, ClientMemoryAccess
+from worker.client_memory import ClientMemory
 from worker.execution_turns import ExecutionTurn
 from worker.implicit_state import ImplicitStates
+from worker.model_environment import ModelEnvironment
 from worker.reshape import Reshaper
 from worker.running_batch import GIVEN_UP, RunningBatch
 from worker.sequence_controls import SequenceControls
 from worker.sequence_rows import accepted, fill_rows, is_null, take_place
+from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
 from worker.trace_moments import moments_of
 from worker.warmup import WarmUp, WarmUpSample
@@ -57,10 +59,9 @@ _NONE_TRACED: Mapping[int, Moments] = {}
 class ModelInstance:
     """One instance and its thread, which runs the samples of `warm_up` before `start` returns.
 
-    Each batch is executed in a `turn`, where instances take turns.
-
-    `on_finished` is called in that thread after each batch, and, where a model sends responses itself, for each of them,
-    in whatever thread it came.
+    `states` are those that sequences leave to their next requests, None for none. Each batch is executed in a `turn`,
+    where instances take turns. What leaves it is given to the environment's `on_finished`: in its thread after each
+    batch, and, where a model sends responses itself, for each of them, in whatever thread it came.
     """
 
     def __init__(
@@ -70,41 +71,39 @@ class ModelInstance:
         device: InstanceDevice,
         arena_name: str,
         statistics: ModelStatistics,
-        reshaper: Reshaper | None,
-        controls: SequenceControls | None,
-        states: ImplicitStates | None,
-        on_finished: Callable[[FinishedBatch], None],
-        client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
+        environment: ModelEnvironment,
+        states: StateDeclarations | None = None,
         warm_up: Sequence[WarmUpSample] = (),
         turn: ExecutionTurn | None = None,
     ) -> None:
+        config, sequences = model.config, model.config.sequence_batching
+        reshaper, controls = Reshaper(config), SequenceControls(config)
+        self.name = device.name
+        self.arena_name = arena_name
         self._loaded = loaded
-        self._version = model.version
-        self._batching = model.config.max_batch_size > 0
         self._device = device
-        self._statistics = statistics
-        self._reshaper = reshaper
-        self._controls = controls
-        self._states = states
-        sequences = model.config.sequence_batching
+        self._version = model.version
+        self._batching = config.max_batch_size > 0
+        self._decoupled = config.is_decoupled
+        self._reshaper = reshaper if reshaper.is_needed else None
+        self._controls = controls if controls.is_needed else None
+        self._states = ImplicitStates(states, environment.checkpoints) if states is not None and states.states else None
         self._has_null_rows = sequences is not None
         self._is_iterative = sequences is not None and sequences.iterative_sequence
         # Its model may keep states by row, so rows stay where they are when one before them can't be run.
         self._keeps_rows = (
-            sequences is not None and sequences.oldest is None and not (states or model.config.is_decoupled)
+            sequences is not None and sequences.oldest is None and self._states is None and not config.is_decoupled
         )
-        self._on_finished = on_finished
+        self._on_finished = environment.on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._reader = PayloadReader()
         self._packer = AnswerPacker(arena_name)
-        self._client_memory = ClientMemory(client_memory)
-        self._decoupled = model.config.is_decoupled
-        self._open_batches = self._batches(statistics, on_finished)
+        self._client_memory = ClientMemory(environment.client_memory)
+        self._statistics = statistics
+        self._open_batches = self._batches(statistics, environment.on_finished)
         self._warm_up_samples = warm_up
         self._turn = turn
-        self._reader = PayloadReader()
         self._waits_for_readers = False
-        self.arena_name = arena_name
-        self.name = device.name
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import cast
 
-from bus.sequence_states import SequenceStates
 from repository.completion import DescribedModel
 from repository.fingerprint import Files, Fingerprint, fingerprint
 from repository.layout import CONFIG_FILE, FoundModel, ModelRepository, select_versions
@@ -21,14 +19,11 @@ from repository.paths import read_labels
 from schemas.errors import ErrorCode, WeirError, internal, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import UNLOADED, ModelState, VersionRecord
-from telemetry.metrics_config import MetricsConfig
-from worker.backend import Backend, ModelVersion, ProcessCalls
-from worker.batch_execution import FinishedBatch
-from worker.client_memory import ClientMemoryAccess
+from worker.backend import Backend, ModelVersion
 from worker.config_support import check_supported
 from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
-from worker.execution_turns import ExecutionTurns
-from worker.served_version import ServedVersion
+from worker.model_environment import ModelEnvironment
+from worker.served_version import Load, ServedVersion
 
 logger = logging.getLogger("weir.worker")
 
@@ -60,39 +55,19 @@ class LoadedResult:
 
 
 class ModelLoader:
-    """Loads models of one repository; `arena_prefix` is unique to the worker. Blocking: called off the event loop.
+    """Loads models of one repository. Blocking: called off the event loop.
 
-    A version that fails to load is tried `retries` times more. `metrics` says what is observed of the models beyond what
-    is always counted, `client_memory` what they may do with memory that clients share, `turns` when instances may
-    execute (None: always), `process_calls` how processes of models ask other models, `checkpoints` where the states of
-    their sequences are kept for other workers.
+    A version that fails to load is tried `retries` times more. With `auto_complete` configurations are completed from
+    what the models themselves tell.
     """
 
     def __init__(
-        self,
-        repository: ModelRepository,
-        auto_complete: bool,
-        arena_prefix: str,
-        on_finished: Callable[[FinishedBatch], None],
-        metrics: MetricsConfig | None = None,
-        client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
-        retries: int = 0,
-        turns: ExecutionTurns | None = None,
-        ensembles: EnsembleBackend | None = None,
-        process_calls: ProcessCalls | None = None,
-        checkpoints: SequenceStates | None = None,
+        self, repository: ModelRepository, environment: ModelEnvironment, auto_complete: bool = True, retries: int = 0
     ) -> None:
-        self._process_calls = process_calls
         self.repository = repository
-        self._ensembles = ensembles
-        self._metrics = metrics or MetricsConfig()
-        self._client_memory = client_memory
+        self._environment = environment
         self._auto_complete = auto_complete
-        self._arena_prefix = arena_prefix
-        self._on_finished = on_finished
         self._retries = retries
-        self._turns = turns
-        self._checkpoints = checkpoints
         self._loads = count(1)
 
     def scan(self) -> dict[str, FoundModel]:
@@ -142,10 +117,11 @@ class ModelLoader:
         return result
 
     def _configure(self, found: FoundModel, source: ConfigSource, first_version: int) -> tuple[Backend, ModelConfig]:
-        if source.config.ensemble_scheduling is not None and self._ensembles is not None:
+        ensembles = self._environment.ensembles
+        if source.config.ensemble_scheduling is not None and ensembles is not None:
             config = settle_config(source, None, gpu_ids=())
             check_supported(config)
-            return self._ensembles, self._ensembles.settle(config, found)
+            return ensembles, ensembles.settle(config, found)
         backend = backend_for(source.config)
         described: DescribedModel | ModelConfig | None = None
         if self._auto_complete:
@@ -168,7 +144,7 @@ class ModelLoader:
         if serving is not None and _is_same(serving, result, number):
             served = serving.served[number]
         else:
-            model = ModelVersion(found.name, number, found.path, config, self._process_calls)
+            model = ModelVersion(found.name, number, found.path, config, self._environment.process_calls)
             try:
                 served = self._try_to_load(backend, model, _load_mark(result, number))
             except Exception as error:  # noqa: BLE001 - as above
@@ -180,20 +156,9 @@ class ModelLoader:
     def _try_to_load(self, backend: Backend, model: ModelVersion, load_mark: str) -> ServedVersion:
         attempts = 0
         while True:
-            load_number = next(self._loads)
+            load = Load(next(self._loads), load_mark)
             try:
-                return ServedVersion(
-                    backend,
-                    model,
-                    f"{self._arena_prefix}_{load_number}",
-                    self._on_finished,
-                    self._metrics,
-                    self._client_memory,
-                    load_number,
-                    self._turns,
-                    load_mark,
-                    self._checkpoints,
-                )
+                return ServedVersion(backend, model, self._environment, load)
             except Exception as error:
                 attempts += 1
                 if attempts > self._retries:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import NamedTuple
 
-from bus.sequence_states import SequenceStates
 from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
-from telemetry.metrics_config import MetricsConfig
 from worker.backend import Backend, LoadedModel, ModelVersion
-from worker.batch_execution import FinishedBatch
-from worker.client_memory import ClientMemoryAccess
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.instance import EnsembleInstance
-from worker.execution_turns import ExecutionTurns
-from worker.implicit_state import ImplicitStates
 from worker.instance_plan import planned_instances
 from worker.latencies import observer_for
+from worker.model_environment import ModelEnvironment
 from worker.model_instance import ModelInstance
 from worker.rate_limiter import needs_of
-from worker.reshape import Reshaper
-from worker.sequence_controls import SequenceControls
 from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
 from worker.warmup import warm_up_samples
@@ -29,66 +22,62 @@ AnyInstance = ModelInstance | EnsembleInstance
 """What runs batches: a model's instance in a thread of its own, or the coordinator of an ensemble."""
 
 
+class Load(NamedTuple):
+    """One load of a version: `number` is another for each load in this worker, `mark` stands in the registry for what is
+    loaded.
+    """
+
+    number: int
+    mark: str = ""
+
+
 class ServedVersion:
     """Loads a version and creates its instances; blocking, so called off the event loop.
 
-    `instances` are those that take batches; passive ones are only made. `turns` says when instances may execute, None for
-    always. `load_number` is another for each load in this worker: instances that keep the state of sequences are numbered
-    by it. `load_mark` stands for what is loaded, in the registry. Raises WeirError when the version or one of its instances
-    can't be made; nothing is left over then.
+    `instances` are those that take batches; passive ones are only made. Those that keep the state of sequences are
+    numbered by their load. Raises WeirError when the version or one of its instances can't be made; nothing is left over
+    then.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        model: ModelVersion,
-        arena_name: str,
-        on_finished: Callable[[FinishedBatch], None],
-        metrics: MetricsConfig,
-        client_memory: ClientMemoryAccess = ClientMemoryAccess(),  # noqa: B008 - immutable
-        load_number: int = 0,
-        turns: ExecutionTurns | None = None,
-        load_mark: str = "",
-        checkpoints: SequenceStates | None = None,
-    ) -> None:
+    def __init__(self, backend: Backend, model: ModelVersion, environment: ModelEnvironment, load: Load) -> None:
         begun_s = time.monotonic()
         self.model = model
-        self.statistics = ModelStatistics(latencies=observer_for(model.config, metrics))
-        self._first_instance = load_number * MAX_INSTANCES if model.config.sequence_batching else 0
-        self._load_mark = load_mark
+        self.statistics = ModelStatistics(latencies=observer_for(model.config, environment.metrics))
+        self._first_instance = load.number * MAX_INSTANCES if model.config.sequence_batching else 0
+        self._load_mark = load.mark
+        self._arena_name = f"{environment.arena_prefix}_{load.number}"
         self.instances: list[AnyInstance] = []
         self._passive: list[ModelInstance] = []
-        declared = StateDeclarations(model.config, model.model_directory)
-        if declared.checkpoint_every and checkpoints is not None:
-            checkpoints.prepare()
+        states = StateDeclarations(model.config, model.model_directory)
+        if states.checkpoint_every and environment.checkpoints is not None:
+            environment.checkpoints.prepare()
         self._loaded: LoadedModel = backend.load(model)
         if isinstance(self._loaded, EnsembleModel):
-            calls, plan = self._loaded.calls, self._loaded.plan
-            coordinator = EnsembleInstance(
-                model, plan, f"{arena_name}_0", self.statistics, calls, on_finished, client_memory
-            )
-            self.instances.append(coordinator)
-            self._load_duration_s = time.monotonic() - begun_s
-            return
-        reshaper = Reshaper(model.config)
-        controls = SequenceControls(model.config)
+            self.instances.append(self._coordinator(self._loaded, environment))
+        else:
+            self._start_instances(self._loaded, environment, states)
+        self._load_duration_s = time.monotonic() - begun_s
+
+    def _coordinator(self, loaded: EnsembleModel, environment: ModelEnvironment) -> EnsembleInstance:
+        name = f"{self._arena_name}_0"
+        return EnsembleInstance(self.model, loaded.plan, name, self.statistics, loaded.calls, environment)
+
+    def _start_instances(self, loaded: LoadedModel, environment: ModelEnvironment, states: StateDeclarations) -> None:
+        config, turns = self.model.config, environment.turns
         try:
-            warm_up = warm_up_samples(model)
-            for number, (device, group) in enumerate(planned_instances(model.config)):
+            warm_up = warm_up_samples(self.model)
+            for number, (device, group) in enumerate(planned_instances(config)):
                 turn = None
                 if turns is not None and not group.passive:
                     turn = turns.join(needs_of(group.rate_limiter, device.device_id))
                 instance = ModelInstance(
-                    self._loaded,
-                    model,
+                    loaded,
+                    self.model,
                     device,
-                    f"{arena_name}_{number}",
+                    f"{self._arena_name}_{number}",
                     self.statistics,
-                    reshaper if reshaper.is_needed else None,
-                    controls if controls.is_needed else None,
-                    ImplicitStates(declared, checkpoints) if declared.states else None,
-                    on_finished,
-                    client_memory,
+                    environment,
+                    states,
                     () if group.passive else warm_up,
                     turn,
                 )
@@ -97,7 +86,6 @@ class ServedVersion:
         except BaseException:
             self.unload()
             raise
-        self._load_duration_s = time.monotonic() - begun_s
 
     @property
     def record(self) -> VersionRecord:

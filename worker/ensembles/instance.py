@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from bus.identity import shares_memory
@@ -35,11 +34,12 @@ from telemetry.trace import WORKER_RECEIVED
 from worker.answer_packer import AnswerPacker
 from worker.backend import ModelVersion, Result
 from worker.batch_execution import FinishedBatch
-from worker.client_memory import ClientMemory, ClientMemoryAccess
+from worker.client_memory import ClientMemory
 from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.request import EnsembleRequest
 from worker.ensembles.step_gates import StepGates
 from worker.inner_calls import InnerCalls
+from worker.model_environment import ModelEnvironment
 from worker.running_batch import GIVEN_UP, RunningBatch
 from worker.statistics import ModelStatistics
 
@@ -56,20 +56,19 @@ class EnsembleInstance:
         arena_name: str,
         statistics: ModelStatistics,
         calls: InnerCalls,
-        on_finished: Callable[[FinishedBatch], None],
-        client_memory: ClientMemoryAccess,
+        environment: ModelEnvironment,
     ) -> None:
         self.arena_name = arena_name
         self.model = model
         self.plan = plan
         self.statistics = statistics
         self.calls = calls
-        self.client_memory = ClientMemory(client_memory)
+        self.client_memory = ClientMemory(environment.client_memory)
         scheduling = model.config.ensemble_scheduling
         self.gates = StepGates(len(plan.steps), 0 if scheduling is None else scheduling.max_inflight_requests)
         self.reader = PayloadReader()
         self.packer = AnswerPacker(arena_name)
-        self._on_finished = on_finished
+        self._on_finished = environment.on_finished
         self._open: set[_OpenBatch] = set()
         self._unreleased: _OpenBatch | None = None
 

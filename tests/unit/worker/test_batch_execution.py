@@ -20,6 +20,7 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.backend import Execution, Instance, InstanceDevice, ModelVersion, Result
 from worker.batch_execution import FinishedBatch
+from worker.model_environment import ModelEnvironment
 from worker.model_instance import ModelInstance
 from worker.running_batch import RunningBatch
 from worker.statistics import ModelStatistics
@@ -62,10 +63,7 @@ class Scripted:
             InstanceDevice("KIND_CPU", 0, "m_0"),
             "test",
             self.statistics,
-            None,
-            None,
-            None,
-            self.published.put,
+            ModelEnvironment(arena_prefix="test", on_finished=self.published.put),
         )
         self.instance.start()
 

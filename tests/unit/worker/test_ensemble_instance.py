@@ -17,9 +17,9 @@ from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef, Tensor
 from worker.backend import ModelVersion
 from worker.batch_execution import FinishedBatch
-from worker.client_memory import ClientMemoryAccess
 from worker.ensembles.instance import EnsembleInstance
 from worker.ensembles.plan import EnsemblePlan
+from worker.model_environment import ModelEnvironment
 from worker.running_batch import RunningBatch
 from worker.statistics import ModelStatistics
 
@@ -38,8 +38,7 @@ class Coordinator:
             "worker-test-ensembles_0",
             ModelStatistics(),
             self.calls,  # type: ignore[arg-type]
-            self.published.append,
-            ClientMemoryAccess(),
+            ModelEnvironment(arena_prefix="worker-test-ensembles", on_finished=self.published.append),
         )
 
     def submit(self, number: int) -> RunningBatch:

@@ -3,7 +3,7 @@
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.batch_execution import FinishedBatch
 from worker.instance_plan import planned_instances
+from worker.model_environment import ModelEnvironment
 from worker.model_loader import LoadedResult, ModelLoader, backend_for, check_supported
 from worker.running_batch import RunningBatch
 
@@ -54,12 +55,16 @@ def write_model(root: Path, name: str, versions: tuple[int, ...] = (1,), output:
     return folder
 
 
+def environment(on_finished: Callable[[FinishedBatch], None] = lambda finished: None) -> ModelEnvironment:
+    return ModelEnvironment(arena_prefix="worker-test", on_finished=on_finished)
+
+
 class Loading:
     """A loader over `root`; what it has loaded is unloaded in the end."""
 
     def __init__(self, root: Path) -> None:
         self.finished: Finished = queue.SimpleQueue()
-        self._loader = ModelLoader(ModelRepository([root]), True, "worker-test", self.finished.put)
+        self._loader = ModelLoader(ModelRepository([root]), environment(self.finished.put))
         self._loaded: list[LoadedResult] = []
 
     def load(self, name: str, serving: LoadedResult | None = None) -> LoadedResult:
@@ -144,7 +149,7 @@ def test_a_reload_takes_over_the_versions_that_are_the_same(loading: Loading, tm
 def test_a_version_is_tried_as_often_as_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_model(tmp_path, "neg")
     (folder / "1" / "model.onnx").write_bytes(b"not a model")
-    loader = ModelLoader(ModelRepository([tmp_path]), False, "worker-test", lambda finished: None, retries=2)
+    loader = ModelLoader(ModelRepository([tmp_path]), environment(), auto_complete=False, retries=2)
     assert loader.load(loader.scan()["neg"]).served == {}
     assert sum("loading 'neg' version 1 again" in line for line in caplog.messages) == 2
 

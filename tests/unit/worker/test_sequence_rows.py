@@ -14,10 +14,9 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.backend import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
 from worker.batch_execution import FinishedBatch
+from worker.model_environment import ModelEnvironment
 from worker.model_instance import ModelInstance
-from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
-from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
 
 READY = {"name": "READY", "control": [{"kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [False, True]}]}
@@ -49,17 +48,13 @@ class _Seen:
 def answers_of(model: LoadedModel, config: ModelConfig = CONFIG, shape: Sequence[int] = (1, 1)) -> dict[int, bool]:
     """Whether each of three requests got a response; the first one is garbage, and between the others is a null row."""
     published: queue.SimpleQueue[FinishedBatch] = queue.SimpleQueue()
-    reshaper = Reshaper(config)
     instance = ModelInstance(
         model,
         ModelVersion("m", 1, Path(), config),
         InstanceDevice("KIND_CPU", 0, "m_0"),
         "test",
         ModelStatistics(),
-        reshaper if reshaper.is_needed else None,
-        SequenceControls(config),
-        None,
-        published.put,
+        ModelEnvironment(arena_prefix="test", on_finished=published.put),
     )
     instance.start()
     bodies = [

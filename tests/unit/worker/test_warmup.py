@@ -17,8 +17,8 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.backend import Execution, Instance, InstanceDevice, InstanceDied, ModelVersion, Result
 from worker.batch_execution import FinishedBatch
+from worker.model_environment import ModelEnvironment
 from worker.model_instance import ModelInstance
-from worker.sequence_controls import SequenceControls
 from worker.statistics import ModelStatistics
 from worker.warmup import warm_up_samples
 
@@ -78,17 +78,13 @@ class Warmed:
             def unload(self) -> None:
                 pass
 
-        controls = SequenceControls(version.config)
         instance = ModelInstance(
             Loaded(),
             version,
             InstanceDevice("KIND_CPU", 0, "m_0"),
             "test",
             self.statistics,
-            None,
-            controls if controls.is_needed else None,
-            None,
-            self.published.put,
+            ModelEnvironment(arena_prefix="test", on_finished=self.published.put),
             warm_up=warm_up_samples(version),
         )
         try:

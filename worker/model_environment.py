@@ -1,0 +1,34 @@
+"""`ModelEnvironment`: what all models of one worker share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bus.sequence_states import SequenceStates
+from telemetry.metrics_config import MetricsConfig
+from worker.backend import ProcessCalls
+from worker.batch_execution import FinishedBatch
+from worker.client_memory import ClientMemoryAccess
+from worker.ensembles.backend import EnsembleBackend
+from worker.execution_turns import ExecutionTurns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEnvironment:
+    """See the module. `arena_prefix` is unique to the worker. `on_finished` gets what leaves instances, in any thread.
+
+    `metrics` says what is observed of models beyond what is always counted, `client_memory` what they may do with memory
+    that clients share, `turns` when instances may execute (None: always). `checkpoints` is where the states of sequences
+    are kept for other workers, `ensembles` makes models of other models, and `process_calls` is how processes of models
+    ask other models; without these nobody does.
+    """
+
+    arena_prefix: str
+    on_finished: Callable[[FinishedBatch], None]
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    client_memory: ClientMemoryAccess = field(default_factory=ClientMemoryAccess)
+    turns: ExecutionTurns | None = None
+    checkpoints: SequenceStates | None = None
+    ensembles: EnsembleBackend | None = None
+    process_calls: ProcessCalls | None = None
