@@ -134,8 +134,18 @@ class Result:
     states: Sequence[Tensor] = ()
 
 
-RESCHEDULED = Result()
-"""In the place of a result: the model wants the request to be run again, which only iterative sequences are."""
+class _Rescheduled(Result):
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+RESCHEDULED = _Rescheduled()
+"""In the place of a result: the model wants the request to be run again, which only iterative sequences are.
+
+False, as None is: a batch whose outcomes are all true has ended.
+"""
 
 
 def not_iterative() -> WeirError:

@@ -240,7 +240,7 @@ class ModelInstance:
             try:
                 if running.cancelled and position in running.cancelled:
                     raise StalePayload("the caller has gone")
-                if running.is_late(position):
+                if running.has_deadlines and running.is_late(position):
                     results[position] = Result(error=unavailable("Request timeout expired"))
                     self._statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
                     continue
@@ -295,7 +295,8 @@ class ModelInstance:
                 logger.warning("%s: %s; its batch of %d is done again", self._device.name, death, len(requests))
                 busy_us = (time.monotonic_ns() - execution.start_ns) // 1000
                 return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
-        if not self._is_iterative and RESCHEDULED in outcomes:
+        has_ended = all(outcomes)
+        if not has_ended and not self._is_iterative:
             outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
         for position, request, outcome in zip(positions, requests, outcomes, strict=True):
             if position in fillers:
@@ -303,7 +304,7 @@ class ModelInstance:
             if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
                 self._client_memory.deliver(request, outcome)
             results[position] = outcome
-        if self._is_iterative or execution.has_responded or not all(outcomes):
+        if self._is_iterative or execution.has_responded or not has_ended:
             execution.settle(results, first)
             return None
         if self._has_null_rows:
