@@ -15,10 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
-from bus.payloads import PayloadReader, StalePayload
+from bus.payloads import PayloadReader
 from bus.thread_publisher import Outgoing
-from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.errors import WeirError, internal
 from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
@@ -34,17 +33,18 @@ from worker.backend import (
     Result,
     not_iterative,
 )
+from worker.batch_decoding import decoded
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
 from worker.batch_record import record_batch
-from worker.batch_tensors import batch_sizes, has_gone
+from worker.batch_tensors import batch_sizes
 from worker.client_memory import ClientMemory
 from worker.execution_turns import ExecutionTurn
 from worker.implicit_state import ImplicitStates
 from worker.model_environment import ModelEnvironment
 from worker.reshape import Reshaper
-from worker.running_batch import GIVEN_UP, RunningBatch
+from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
-from worker.sequence_rows import accepted, fill_rows, is_null, take_place
+from worker.sequence_rows import accepted, fill_rows, is_null
 from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
 from worker.trace_moments import moments_of
@@ -233,39 +233,7 @@ class ModelInstance:
         batch = running.message
         execution = BatchExecution(running, self._open_batches, self._reader)
         self._client_memory.begin()
-        results: list[Result | None] = [None] * len(batch.entries)
-        requests: list[InferRequest] = []
-        positions: list[int] = []
-        for position, entry in enumerate(batch.entries):
-            try:
-                if running.cancelled and position in running.cancelled:
-                    raise StalePayload("the caller has gone")
-                if running.has_deadlines and running.is_late(position):
-                    results[position] = Result(error=unavailable("Request timeout expired"))
-                    self._statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
-                    continue
-                ref = body_ref(entry.body)
-                body = entry.body if ref is None else self._reader.view(ref)
-                request = unpack_body(body, batch.model, batch.version)
-                if has_gone(request, self._reader):
-                    raise StalePayload("the request was given up")
-                if entry.place is not None:
-                    take_place(request, entry, is_reference=ref is not None)
-                # A null row is a copy of a request of this batch, whose last row is never null.
-                self._client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
-            except StalePayload:
-                results[position] = Result(error=WeirError(ErrorCode.CANCELLED, GIVEN_UP))
-                self._statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
-                continue
-            except WeirError as error:
-                results[position] = Result(error=error)
-                continue
-            except ValueError as error:  # MalformedMessage among them
-                results[position] = Result(error=internal(str(error)))
-                self._statistics.record_failures(1, "OTHER", entry.queued_us * 1000)
-                continue
-            requests.append(request)
-            positions.append(position)
+        positions, requests, results = decoded(running, self._reader, self._client_memory, self._statistics)
         if logs_requests(logger):
             step = f"runs in {self._device.name}, batch {batch.batch_id}"
             for position, request in zip(positions, requests, strict=True):

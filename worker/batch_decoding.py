@@ -1,0 +1,65 @@
+"""From the entries of a batch to the requests that an instance can be given, and the errors of those it can't be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from bus.payloads import PayloadReader, StalePayload
+from schemas.bodies import body_ref, unpack_body
+from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.requests import InferRequest
+from worker.backend import Result
+from worker.batch_tensors import has_gone
+from worker.client_memory import ClientMemory
+from worker.running_batch import GIVEN_UP, RunningBatch
+from worker.sequence_rows import take_place
+from worker.statistics import ModelStatistics
+
+
+class DecodedBatch(NamedTuple):
+    """The `positions` in the batch of those that can be run, and their `requests`; the `results` of the others."""
+
+    positions: list[int]
+    requests: list[InferRequest]
+    results: list[Result | None]
+
+
+def decoded(
+    running: RunningBatch, reader: PayloadReader, client_memory: ClientMemory, statistics: ModelStatistics
+) -> DecodedBatch:
+    """The requests of a batch, with content of clients' memory fetched; failures are counted."""
+    batch = running.message
+    results: list[Result | None] = [None] * len(batch.entries)
+    requests: list[InferRequest] = []
+    positions: list[int] = []
+    for position, entry in enumerate(batch.entries):
+        try:
+            if running.cancelled and position in running.cancelled:
+                raise StalePayload("the caller has gone")
+            if running.has_deadlines and running.is_late(position):
+                results[position] = Result(error=unavailable("Request timeout expired"))
+                statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
+                continue
+            ref = body_ref(entry.body)
+            body = entry.body if ref is None else reader.view(ref)
+            request = unpack_body(body, batch.model, batch.version)
+            if has_gone(request, reader):
+                raise StalePayload("the request was given up")
+            if entry.place is not None:
+                take_place(request, entry, is_reference=ref is not None)
+            # A null row is a copy of a request of this batch, whose last row is never null.
+            client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
+        except StalePayload:
+            results[position] = Result(error=WeirError(ErrorCode.CANCELLED, GIVEN_UP))
+            statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
+            continue
+        except WeirError as error:
+            results[position] = Result(error=error)
+            continue
+        except ValueError as error:  # MalformedMessage among them
+            results[position] = Result(error=internal(str(error)))
+            statistics.record_failures(1, "OTHER", entry.queued_us * 1000)
+            continue
+        requests.append(request)
+        positions.append(position)
+    return DecodedBatch(positions, requests, results)
