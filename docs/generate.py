@@ -227,6 +227,12 @@ _BOUNDS = [
     ),
     ("worker.warmup", "PATIENCE_S", "wait for the last responses to a warm-up sample", "the load fails"),
     (
+        "worker.inner_calls",
+        "OPEN_PATIENCE_S",
+        "wait of the first who asks models from inside of a worker, while the broker is away",
+        "UNAVAILABLE; it is tried on",
+    ),
+    (
         "worker.drains",
         "PATIENCE_S",
         "wait for a scheduler's leave to unload, when none answers",

@@ -7,33 +7,31 @@ and only tells which operation was carried out on them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable
 
 from repository.layout import FoundModel, ModelRepository
 from schemas.desired import WantedModel
 from schemas.errors import WeirError
 from schemas.model_identity import plain_name
 from worker.controlled_model import ControlledModel
+from worker.controlled_models import ControlledModels
 from worker.model_records import ModelRecords
 
 
 class SharedNames:
-    """See the module. `models` are those of the worker, by identity; `turn`, `load` and `unload` are `ModelControl`'s."""
+    """See the module. `load` and `unload` carry out an operation on one model, whose turn it is."""
 
     def __init__(
         self,
         repository: ModelRepository,
-        models: Mapping[str, ControlledModel],
+        models: ControlledModels,
         records: ModelRecords,
-        turn: Callable[[str], AbstractAsyncContextManager[ControlledModel]],
         load: Callable[[ControlledModel, WantedModel, int], Awaitable[None]],
         unload: Callable[[ControlledModel, int], Awaitable[None]],
     ) -> None:
         self._repository = repository
         self._models = models
         self._records = records
-        self._turn = turn
         self._load = load
         self._unload = unload
 
@@ -70,15 +68,15 @@ class SharedNames:
         await self._unload_parts(model, revision, but=identities)
 
     async def _load_part(self, name: str, wanted: WantedModel, revision: int) -> WeirError | None:
-        async with self._turn(name) as part:
+        async with self._models.turn(name) as part:
             await self._load(part, wanted, revision)
             return part.error
 
     async def _unload_parts(self, model: ControlledModel, revision: int, but: frozenset[str] = frozenset()) -> None:
-        others = [name for name in self._models if name != model.name and plain_name(name) == model.name]
+        others = [other.name for other in self._models if other is not model and plain_name(other.name) == model.name]
         for name in others:
             if name not in but:
-                async with self._turn(name) as part:
+                async with self._models.turn(name) as part:
                     await self._unload(part, revision)
 
     def _find(self, name: str) -> list[FoundModel]:

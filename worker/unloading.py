@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 from repository.layout import ModelRepository
 from schemas.errors import WeirError
+from worker.control_tasks import ControlTasks
 from worker.controlled_model import ControlledModel
+from worker.controlled_models import ControlledModels
 from worker.drains import Drains
 from worker.model_records import ModelRecords
 from worker.override_folder import OverrideFolder
@@ -29,7 +30,7 @@ class UnloadingHost(Protocol):
 
 
 class Unloading:
-    """See the module. `keep` makes a task of what must be ended even where whoever waits for it is cancelled."""
+    """See the module."""
 
     def __init__(
         self,
@@ -37,16 +38,32 @@ class Unloading:
         repository: ModelRepository,
         drains: Drains,
         records: ModelRecords,
-        keep: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        models: ControlledModels,
+        tasks: ControlTasks,
     ) -> None:
         self._host = host
         self._repository = repository
         self._drains = drains
         self._records = records
-        self._keep = keep
+        self._models = models
+        self._tasks = tasks
 
-    async def drain(self, model: ControlledModel) -> None:
+    def begin(self, model: ControlledModel) -> None:
         """Unloads the retiring versions once nobody needs them."""
+        self.halt(model)
+        model.draining = self._tasks.operate(self._drain(model))
+
+    def halt(self, model: ControlledModel) -> None:
+        """What retires goes on for now."""
+        if model.draining is not None:
+            model.draining.cancel()
+            model.draining = None
+
+    def give_up(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
+        """Unloads these versions, to which no batch comes any more, and removes what a load request had brought."""
+        self._tasks.end(self._let_go(model, gone, folder))
+
+    async def _drain(self, model: ControlledModel) -> None:
         numbers = set(model.retiring)
         await self._drains.wait(model.name, numbers)
         # From here on no batch comes for them, and what is done is not undone by a load in between.
@@ -57,9 +74,11 @@ class Unloading:
             self._host.uninstall(model.name)
             model.result, model.is_override = None, False
             folder, model.folder = model.folder, None
-        await asyncio.shield(self._keep(self.let_go(model, gone, folder)))
+        # It must be ended even where this is cancelled.
+        await asyncio.shield(self._tasks.end(self._let_go(model, gone, folder)))
         model.gone(numbers)
         await self.conclude(model)
+        self._models.drop_if_blank(model)
 
     async def conclude(self, model: ControlledModel) -> None:
         """Everything that was to go has gone."""
@@ -67,8 +86,7 @@ class Unloading:
             model.past.clear()
         await self._records.tell(model)
 
-    async def let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
-        """Unloads these versions, and removes what a load request had brought."""
+    async def _let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
         for served in gone:
             await asyncio.to_thread(self._host.let_go, served)
             logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)

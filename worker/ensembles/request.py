@@ -84,11 +84,6 @@ class EnsembleRequest:
         self.phases_ns = [0, 0, 0]
         """Compute input, infer and output of its steps so far, summed up."""
 
-    @property
-    def has_responded(self) -> bool:
-        """Whether somebody may have seen part of the responses."""
-        return self._has_responded
-
     def begin(self) -> None:
         """Starts the steps that the request's own tensors are enough for."""
         self._runs += 1

@@ -84,11 +84,6 @@ class EnsembleRun(Generic[V]):
         self._has_responded = False
         self.has_ended = False
 
-    @property
-    def running(self) -> int:
-        """Calls without their last answer."""
-        return len(self._running)
-
     def begin(self, inputs: Mapping[str, V], absent: frozenset[str]) -> Actions[V]:
         """The request's own tensors; those in `absent` are not given."""
         actions: Actions[V] = Actions()
