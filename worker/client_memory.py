@@ -57,6 +57,11 @@ class ClientMemory:
             if isinstance(tensor.data, (RegionRef, CudaRegionRef)):
                 self._check_access(gateway)
                 self._fetch(request, tensor, tensor.data)
+        if request.outputs:
+            self.check_outputs(request, gateway)
+
+    def check_outputs(self, request: InferRequest, gateway: str) -> None:
+        """Raises WeirError for outputs that are to go where nothing may be written from here; `gateway` as in `fetch`."""
         for output in request.outputs:
             if output.region is not None:
                 self._check_access(gateway)

@@ -220,8 +220,12 @@ class _OpenRequest:
             body = self._entry.body if ref is None else bytes(instance.reader.view(ref))
             request = self._request = unpack_body(body, message.model, message.version)
             request.deadline_ms = self._entry.deadline_ms
+            instance.client_memory.check_outputs(request, self._entry.gateway)  # inputs are the steps' to read
         except StalePayload:
             self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
+            return
+        except WeirError as error:
+            self._refuse(error, "OTHER")
             return
         except ValueError as error:  # MalformedMessage among them
             self._refuse(internal(str(error)), "OTHER")

@@ -13,8 +13,8 @@ from bus.identity import new_id
 from bus.payloads import PayloadReader
 from schemas.bodies import pack_body
 from schemas.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_answers
-from schemas.requests import InferRequest
-from schemas.tensors import PayloadRef, Tensor
+from schemas.requests import InferRequest, RequestedOutput
+from schemas.tensors import PayloadRef, RegionRef, Tensor
 from worker.backend import ModelVersion
 from worker.batch_execution import FinishedBatch
 from worker.ensembles.instance import EnsembleInstance
@@ -41,8 +41,8 @@ class Coordinator:
             ModelEnvironment(arena_prefix="worker-test-ensembles", on_finished=self.published.append),
         )
 
-    def submit(self, number: int) -> RunningBatch:
-        body = pack_body(InferRequest("e", inputs=[Tensor("IN", "FP32", [1], bytes(4))]))
+    def submit(self, number: int, *outputs: RequestedOutput) -> RunningBatch:
+        body = pack_body(InferRequest("e", inputs=[Tensor("IN", "FP32", [1], bytes(4))], outputs=list(outputs)))
         entries = [BatchEntry(new_id("gateway"), number, 0, body)]
         batch = RunningBatch(BatchMessage("s", number, "e", 1, 0, entries, ["ack"]))
         self.instance.submit(batch)
@@ -74,6 +74,18 @@ async def test_a_large_answer_out_of_a_cache_travels_by_shared_memory(coordinato
     assert coordinator.instance.slots_held == 1
     coordinator.instance.release(ref.segment, ref.slot, ref.generation)
     assert coordinator.instance.slots_held == 0
+
+
+async def test_nothing_is_written_to_clients_where_that_is_not_allowed(coordinator: Coordinator) -> None:
+    output = RequestedOutput("OUT", binary=True)
+    output.region = RegionRef("region", 1, 0, 4)
+    coordinator.submit(1, output)
+    await asyncio.sleep(0)  # as above
+    ((_, message),) = coordinator.published[0].answers
+    (answer,) = unpack_answers(message)[1]
+    assert answer.error is not None
+    assert answer.error.message == "Client shared memory is disabled on the model's worker."
+    assert coordinator.calls.asked == []
 
 
 async def test_a_batch_that_nobody_has_heard_of_is_handed_back(coordinator: Coordinator) -> None:
