@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
@@ -16,18 +14,13 @@ from worker.sequence_rows import take_place
 from worker.statistics import ModelStatistics
 
 
-class DecodedBatch(NamedTuple):
-    """The `positions` in the batch of those that can be run, and their `requests`; the `results` of the others."""
-
-    positions: list[int]
-    requests: list[InferRequest]
-    results: list[Result | None]
-
-
 def decoded(
     running: RunningBatch, reader: PayloadReader, client_memory: ClientMemory, statistics: ModelStatistics
-) -> DecodedBatch:
-    """The requests of a batch, with content of clients' memory fetched; failures are counted."""
+) -> tuple[list[int], list[InferRequest], list[Result | None]]:
+    """The positions in the batch of the requests that can be run, these requests, and the results of the others.
+
+    Content that lies in clients' memory is fetched. Failures are counted.
+    """
     batch = running.message
     results: list[Result | None] = [None] * len(batch.entries)
     requests: list[InferRequest] = []
@@ -62,4 +55,4 @@ def decoded(
             continue
         requests.append(request)
         positions.append(position)
-    return DecodedBatch(positions, requests, results)
+    return positions, requests, results

@@ -23,7 +23,10 @@ class RunningBatch:
     def __init__(self, message: BatchMessage) -> None:
         self.message = message
         self.received_ns = time.monotonic_ns()
-        self.has_deadlines = any(entry.deadline_ms for entry in message.entries)
+        self.has_deadlines = False
+        for entry in message.entries:
+            if entry.deadline_ms:
+                self.has_deadlines = True
         self.cancelled: frozenset[int] = frozenset()
         """Positions of entries whose callers have given up."""
         self.on_cancel: Callable[[], None] | None = None

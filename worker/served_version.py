@@ -111,12 +111,15 @@ class ServedVersion:
 
         What it waits for may be this very request: a model may ask itself, as long as it has an instance left.
         """
+        wanted = self.instances[number]
+        if len(self.instances) == 1 or not self._is_asking(wanted):
+            return wanted
+        others = (*self.instances[number + 1 :], *self.instances[:number])
+        return next((other for other in others if not self._is_asking(other)), wanted)
+
+    def _is_asking(self, instance: AnyInstance) -> bool:
         calls = self.model.calls
-        if calls is not None and len(self.instances) > 1:
-            for instance in (*self.instances[number:], *self.instances[:number]):
-                if isinstance(instance, ModelInstance) and not calls.is_asking(instance.name):
-                    return instance
-        return self.instances[number]
+        return calls is not None and isinstance(instance, ModelInstance) and calls.is_asking(instance.name)
 
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`."""

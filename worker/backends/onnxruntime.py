@@ -92,7 +92,7 @@ class _OnnxInstance:
         self._datatypes = dict([*outputs, *states])
         self._batching = config.max_batch_size > 0
         self._assembler = BatchAssembler(ragged_inputs(config))
-        self._batch_inputs = BatchInputs(config)
+        self._batch_inputs = BatchInputs(config) or None
         self._scattered = scattered_outputs(config)
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
@@ -100,7 +100,7 @@ class _OnnxInstance:
         for name, array in inputs.items():
             if array.dtype.hasobject:
                 inputs[name] = _as_text(name, array)
-        if self._batch_inputs:
+        if self._batch_inputs is not None:
             inputs |= self._batch_inputs.of(requests)
         execution.input_ready()
         try:
