@@ -1,6 +1,7 @@
 """`EnsembleBatcher`: requests to an ensemble go to its coordinator together, however many wait.
 
 They are no batch to a model: each runs on its own, and a coordinator takes any number. Together they only save messages.
+Only those that have been lost with coordinators before are sent alone (`scheduler.retry`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ class EnsembleBatcher(Batcher):
                 self._gone -= 1
                 continue
             size_bytes += len(request.body)
-            if batch and size_bytes > MAX_BATCH_BYTES:
+            if batch and (size_bytes > MAX_BATCH_BYTES or request.runs_alone):
                 queue.extendleft((request,))
                 break
             batch.append(request)
+            if request.runs_alone:
+                break
         if self._queue is self._ordered:
             self._ordered.leave(batch)
         return batch or None

@@ -115,6 +115,11 @@ class QueuedRequest:
         """See `Terms`."""
         return self.terms.sequence_flags
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it shares its batch with nobody, whatever the batcher."""
+        return type(self.shape_key) is object
+
     def run_alone(self) -> None:
         """From now on it shares its batch with nobody: its shape is like no other."""
         self.shape_key = object()

@@ -103,3 +103,11 @@ def test_a_batch_for_an_ensemble_fits_a_message():
     large = [request(key=key, body=bytes(3 << 20)) for key in range(2)]
     batcher.enqueue(large)
     assert [keys(batcher.next_batch(0)) for _ in large] == [[0], [1]]
+
+
+def test_what_was_lost_with_coordinators_before_goes_to_the_next_one_alone():
+    batcher = EnsembleBatcher()
+    requests = [request(now, key=now) for now in (1, 2, 3, 4)]
+    requests[1].run_alone()
+    batcher.enqueue(requests)
+    assert [keys(batcher.next_batch(9)) for _ in range(4)] == [[1], [2], [3, 4], None]
