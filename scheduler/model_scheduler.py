@@ -30,6 +30,7 @@ from scheduler.version_scheduler import (
     VersionScheduler,
 )
 from schemas.errors import WeirError, not_found, unavailable
+from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
 
 LATEST = -1
@@ -94,7 +95,7 @@ class ModelScheduler:
         known = self._versions.get(version)
         if known is None:
             self._versions[version] = self._scheduler_for(version, config, strategy)
-            self._latest = max(self._served() or self._versions.values(), key=_version)
+            self._latest = self._best_latest()
         elif isinstance(known, VersionScheduler):
             if config != self._configs[version] or strategy is not self._strategies[version]:
                 known.use(batcher_for(config, strategy))
@@ -270,13 +271,16 @@ class ModelScheduler:
         for version in self._versions.values():
             ended = version.complete(now_us, batch_id, outcome, busy_us, rescheduled)
             if ended is not None:
-                return self._forget(ended)
+                self._forget(ended)
+                is_stranded = outcome == BatchOutcome.UNANSWERED and _is_stranded(version)
+                return _joined([ended, self._route()]) if is_stranded else ended
         return NOTHING_ENDED
 
     def batches_missing(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches are known to nobody any more: they are done again."""
         batch_ids = list(batch_ids)
-        return _joined([self._forget(version.batches_lost(now_us, batch_ids)) for version in self._versions.values()])
+        lost = [self._forget(version.batches_lost(now_us, batch_ids)) for version in self._versions.values()]
+        return _joined([*lost, self._route()] if any(map(_is_stranded, self._versions.values())) else lost)
 
     def in_flight_on(self, worker: str) -> list[int]:
         """Ids of the batches that `worker` has been sent and has not ended."""
@@ -318,19 +322,27 @@ class ModelScheduler:
             raise not_found(f"Request for unknown model: '{self.name}' version {wanted} is not found")
         return version
 
-    def _route(self) -> Ended:
-        """Instances have come or gone: requests for the latest version wait where they will run."""
+    def _best_latest(self) -> AnyVersion | None:
+        """The version that runs requests for the latest one, or will: of those that serve, or else may serve again."""
         served = self._served()
         staying = [version for version in served if version.version not in self._retiring]
         hoped_for = [version for version in self._versions.values() if not version.is_given_up]
-        self._latest = max(staying or served or hoped_for or self._versions.values(), key=_version, default=None)
-        if not served:
-            return NOTHING_ENDED
-        self._patience.renew()
-        waiting, self._unrouted = list(self._unrouted), {}
+        return max(staying or served or hoped_for or self._versions.values(), key=_version, default=None)
+
+    def _route(self) -> Ended:
+        """Instances have come or gone: requests for the latest version wait where they will run."""
+        self._latest = self._best_latest()
+        is_served = bool(self._served())
+        waiting: list[QueuedRequest] = []
+        if is_served:
+            self._patience.renew()
+            waiting, self._unrouted = list(self._unrouted), {}
         for version in self._versions.values():
-            if not version.instance_count:
+            # What waits for a version that may be served again waits on, as long as no other is.
+            if not version.instance_count and (is_served or version.is_given_up):
                 waiting += version.drain()
+        if not waiting:
+            return NOTHING_ENDED
         failures: list[Failure] = []
         at: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
         for request in waiting:
@@ -339,7 +351,7 @@ class ModelScheduler:
             except WeirError as error:
                 failures.append(Failure(request, error))
             else:
-                assert home is not None  # noqa: S101 - some version is served
+                assert home is not None  # noqa: S101 - some version is known
                 request.place = home
                 at[home].append(request)
         for home, requests in at.items():
@@ -358,6 +370,11 @@ class ModelScheduler:
 
 
 _version = attrgetter("version")
+
+
+def _is_stranded(version: AnyVersion) -> bool:
+    """Whether requests wait for the version, as when a batch is lost after its last instance has gone."""
+    return version.waiting > 0 and not version.instance_count
 
 
 def _joined(parts: list[Ended]) -> Ended:

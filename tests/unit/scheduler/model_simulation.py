@@ -46,6 +46,7 @@ class Simulation:
         self.configs: dict[int, ModelConfig] = {}
         self.rules = QueueOracle(self.configs)
         self.instances: dict[str, dict[int, int]] = defaultdict(dict)
+        self.given_up: frozenset[int] = frozenset()
         self.is_given_up = False
         self.timed_out = 0
         self.wake_at_us: int | None = None
@@ -66,6 +67,9 @@ class Simulation:
         chosen = number if isinstance(number, ModelConfig) else CONFIGS[number]
         self.configs[version] = chosen
         self.model.configure(version, chosen)
+        # As each change of a record does: nothing is asked in between.
+        self._look_ahead((), ())
+        self._ended(self.model.set_instances("a", dict(self.instances["a"])))
 
     def serve(self, worker: str, version: int, count: int) -> None:
         if version in self.configs:
@@ -77,14 +81,15 @@ class Simulation:
         """Versions are being unloaded; of others, which nobody has, it becomes known that nobody will."""
         self._look_ahead(
             [version for version in retiring if self._served(version)],
-            [version for version in gone if not self._served(version)],
+            [version for version in gone if version in self.configs and not self._served(version)],
         )
         self._ended(self.model.set_instances("a", dict(self.instances["a"])))
         self.expire()
 
     def _look_ahead(self, retiring: Iterable[int], gone: Iterable[int]) -> None:
-        self.is_given_up = bool(list(gone)) and not self._served()
-        self.model.look_ahead(frozenset(retiring), frozenset(gone), self.is_given_up)
+        self.given_up = frozenset(gone)
+        self.is_given_up = bool(self.given_up) and self.given_up >= self.configs.keys()
+        self.model.look_ahead(frozenset(retiring), self.given_up, self.is_given_up)
 
     def arrive(self, gateway: str, requests: list[tuple[Any, ...]]) -> None:
         """Each is (version, batch size, shape key[, priority, timeout in us, ms until its deadline])."""
@@ -327,10 +332,20 @@ class Simulation:
         assert self.model.waiting == len(waiting)
         assert self.wake_at_us is None or self.wake_at_us > self.now_us, "asks to be woken for ever"
         self._check_timeouts()
+        self._check_homes(waiting)
         for version in self.configs:
             self._check_delay(version, [request for request in waiting if request.version == version])
         if len(self.configs) == 1:
             self._check_delay(next(iter(self.configs)), [r for r in waiting if r.version == LATEST])
+
+    def _check_homes(self, waiting: list[QueuedRequest]) -> None:
+        """Requests for the latest version wait for one that serves, or else for one that may serve again."""
+        hoped_for = self.configs.keys() - self.given_up
+        for request in waiting:
+            home = _home(request)
+            if request.version == LATEST and home is not None:
+                assert self._served(home) or not self._served(), "waits for a version while another serves"
+                assert self._served(home) or home in hoped_for or not hoped_for, "waits for nothing"
 
     def _check_delay(self, version: int, waiting: list[QueuedRequest]) -> None:
         """While an instance is idle, nobody waits longer than the delay, and the end of the delay is waited for."""

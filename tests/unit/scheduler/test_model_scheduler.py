@@ -200,6 +200,39 @@ def test_what_came_before_any_version_fails_when_there_will_be_none():
     assert failure.error.code is ErrorCode.NOT_FOUND
 
 
+def test_a_request_for_the_latest_version_waits_for_one_whose_worker_died_not_for_one_that_is_given_up():
+    model = model_with(1, 2, served=(1,))
+    model.look_ahead(frozenset(), frozenset({2}), False)
+    model.set_instances("a", {1: 1})
+    model.worker_lost(0, "a")
+    model.enqueue([request(key=1), request(key=2, version=2)])
+    _, (failure,) = model.expire(1)
+    assert (failure.request.key, failure.error.code) == (2, ErrorCode.UNAVAILABLE)
+    model.set_instances("b", {1: 1})
+    assert sent(model) == [(1, [1])]
+
+
+def test_a_request_for_the_latest_version_leaves_one_that_is_given_up_for_one_that_may_be_served_again():
+    model = model_with(1, 2, served=(1, 2))
+    model.worker_lost(0, "a")
+    model.enqueue([request(key=1), request(key=2, version=2)])
+    model.look_ahead(frozenset(), frozenset({2}), False)
+    model.set_instances("b", {})
+    _, (failure,) = model.expire(1)
+    assert (failure.request.key, failure.error.code) == (2, ErrorCode.UNAVAILABLE)
+    model.set_instances("b", {1: 1})
+    assert sent(model) == [(1, [1])]
+
+
+def test_what_is_lost_after_the_last_instance_has_gone_runs_on_another_version():
+    model = model_with(1, 2, served=(1, 2))
+    model.enqueue([request(key=1)])
+    assert sent(model) == [(2, [1])]
+    model.set_instances("a", {1: 1})
+    model.complete(5, 1, BatchOutcome.UNANSWERED, 0)
+    assert sent(model) == [(1, [1])]
+
+
 def test_where_cancelled_requests_run():
     model = model_with(1, served=(1,))
     model.enqueue([request(key=key) for key in range(1, 20)])
