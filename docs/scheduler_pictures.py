@@ -13,9 +13,9 @@ from typing import NamedTuple
 from docs.timeline import Bar, Mark, Timeline
 from repository.completion import normalize
 from repository.config_text import parse_config
+from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import QueuedRequest, requests_of
-from scheduler.version_scheduler import Batch
 from schemas.messages import BatchOutcome, Part
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import msgpack
 
+from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest
-from scheduler.version_scheduler import Batch
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
 
+from scheduler.batch import Batch
 from scheduler.batch_strategy import GuardedStrategy
 from scheduler.batcher_choice import batcher_for
 from scheduler.patience import Patience
@@ -24,7 +25,6 @@ from scheduler.version_scheduler import (
     NOTHING_ENDED,
     TIMEOUT_EXPIRED,
     UNAVAILABLE_TIMEOUT_US,
-    Batch,
     Ended,
     Failure,
     VersionScheduler,

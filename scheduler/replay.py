@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from scheduler.batch import Batch
 from scheduler.event_rows import FORMAT, FORMAT_VERSION, REQUEST_FIELDS, digest_of, unpack_event
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.state_snapshot import UnknownState, unpack_state
-from scheduler.version_scheduler import NOTHING_ENDED, Batch, Ended, Failure
+from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
 from schemas.errors import WeirError
 
 _NO_BATCH_ID = 1 << 62

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import count
 
+from scheduler.batch import Batch, BatchesInFlight
 from scheduler.patience import Patience
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
@@ -26,10 +27,8 @@ from scheduler.sequences import SequenceTable
 from scheduler.version_scheduler import (
     NOTHING_ENDED,
     UNAVAILABLE_TIMEOUT_US,
-    Batch,
     Ended,
     Failure,
-    cancelled_among,
 )
 from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.messages import NOBODY, BatchOutcome
@@ -38,6 +37,25 @@ from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
 MAX_WAITING = 100_000
 """Requests that may wait for one version, of all sequences together."""
+
+
+class SequenceBatch(Batch):
+    """A batch with the sequence of each of its requests."""
+
+    __slots__ = ("sequences",)
+
+    instance: SlottedInstance
+
+    def __init__(
+        self,
+        id: int,
+        version: int,
+        instance: SlottedInstance,
+        requests: list[QueuedRequest],
+        sequences: Sequence[StatefulSequence],
+    ) -> None:
+        super().__init__(id, version, instance, requests)
+        self.sequences = sequences
 
 
 class SequenceScheduler:
@@ -57,7 +75,7 @@ class SequenceScheduler:
         self._retry = RetryPolicy()
         self._next_batch_id = next_batch_id or count(1).__next__
         self._own_ids = 0  # given to iterative sequences so far
-        self._in_flight: dict[int, tuple[Batch, list[StatefulSequence]]] = {}
+        self._in_flight = BatchesInFlight()
         self.is_decoupled = config.is_decoupled  # what may have been seen in part is never done again here
         self.failures = {"REJECTED": 0, "CANCELED": 0}
         self.is_given_up = False
@@ -100,22 +118,21 @@ class SequenceScheduler:
 
     def in_flight_on(self, worker: str) -> list[int]:
         """See `VersionScheduler`."""
-        return [batch.id for batch, _ in self._in_flight.values() if batch.instance.worker == worker]
+        return self._in_flight.on(worker)
 
     def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
         """See `VersionScheduler`."""
-        return cancelled_among((batch for batch, _ in self._in_flight.values()), gateway, keys)
+        return self._in_flight.cancelled(gateway, keys)
 
     def needs(self, worker: str) -> bool:
         """Whether something runs on `worker`, one of its instances holds a sequence, or others wait for it alone."""
-        if self.in_flight_on(worker) or self._table.holds(worker):
+        if self._in_flight.on(worker) or self._table.holds(worker):
             return True
         return bool(self.waiting) and self.workers() <= {worker}
 
     def running(self) -> Iterator[QueuedRequest]:
         """See `VersionScheduler`."""
-        for batch, _ in self._in_flight.values():
-            yield from batch.requests
+        return self._in_flight.requests()
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come; returns those that are refused, as Triton refuses them."""
@@ -175,19 +192,17 @@ class SequenceScheduler:
         answer to the one before. `rescheduled` are the rows of the batch whose requests run again.
         """
         if outcome == BatchOutcome.RELEASED:
-            return NOTHING_ENDED if batch_id in self._in_flight else None
-        known = self._in_flight.pop(batch_id, None)
-        if known is None:
+            return None if self._in_flight.get(batch_id) is None else NOTHING_ENDED
+        batch = self._in_flight.pop(batch_id)
+        if batch is None:
             return None
-        batch, sequences = known
-        instance = batch.instance
-        assert isinstance(instance, SlottedInstance)  # noqa: S101 - no others are sent here
+        assert isinstance(batch, SequenceBatch)  # noqa: S101 - no others are sent here
         if outcome != BatchOutcome.ANSWERED:
-            return self._instance_lost(now_us, instance, batch.requests, sequences)
+            return self._instance_lost(now_us, batch)
         again = _requests_at(batch, rescheduled) if rescheduled and self._is_iterative else ()
         answered: list[QueuedRequest] = []
         failures: list[Failure] = []
-        for request, sequence in zip(batch.requests, sequences, strict=True):
+        for request, sequence in zip(batch.requests, batch.sequences, strict=True):
             sequence.progress.ended(request)
             if request in again and not request.cancelled:
                 failures += self._run_again(now_us, request, sequence)
@@ -196,7 +211,7 @@ class SequenceScheduler:
                 answered.append(request)
                 self.failures["CANCELED"] += request in again
             self._table.ran(sequence, now_us)
-        self._table.is_free(instance)
+        self._table.is_free(batch.instance)
         return answered, failures
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
@@ -283,17 +298,12 @@ class SequenceScheduler:
         sequence.queue.clear()
         return [Failure(request, error), *(Failure(other, self._not_started(other)) for other in rest)]
 
-    def _instance_lost(
-        self,
-        now_us: int,
-        instance: SlottedInstance,
-        requests: Sequence[QueuedRequest],
-        sequences: Sequence[StatefulSequence],
-    ) -> Ended:
-        """What becomes of the requests that ran there, and of all its sequences."""
+    def _instance_lost(self, now_us: int, batch: SequenceBatch) -> Ended:
+        """The instance is gone that ran the batch: what becomes of its requests, and of all sequences there."""
+        instance = batch.instance
         over: list[QueuedRequest] = []
         given_up: list[QueuedRequest] = []
-        for request, sequence in zip(requests, sequences, strict=True):
+        for request, sequence in zip(batch.requests, batch.sequences, strict=True):
             sequence.running = None
             if sequence.is_over or self.is_decoupled or not sequence.progress.can_move:
                 over.append(request)
@@ -357,13 +367,13 @@ class SequenceScheduler:
             chosen = sorted(chosen, key=lambda sequence: sequence.slot)
         slots = [sequence.slot for sequence in chosen]
         taken = [self._table.take(sequence) for sequence in chosen]
-        batch = Batch(self._next_batch_id(), self.version, instance, [request for request, _ in taken])
+        batch = SequenceBatch(self._next_batch_id(), self.version, instance, [request for request, _ in taken], chosen)
         batch.places = [place for _, place in taken]
         if self._oldest is None and self._max_batch_size > 1:
             # A model may keep its states by row: each sequence stays at the row of its slot.
             batch.null_rows = [row for row in range(slots[-1]) if row not in slots]
         self._table.began(instance, batch.id)
-        self._in_flight[batch.id] = (batch, chosen)
+        self._in_flight.add(batch)
         return batch
 
 

@@ -24,13 +24,14 @@ from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
 from scheduler import policy_clock as clock
+from scheduler.batch import Batch
 from scheduler.counters import model_counters, pack_scheduler
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.record_follower import RecordFollower
 from scheduler.strategy_files import StrategyFiles
-from scheduler.version_scheduler import NOTHING_ENDED, Batch, Ended, Failure
+from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
 from schemas.frames import Row, pack_batch_rows, unpack_done_rows, unpack_frame_rows

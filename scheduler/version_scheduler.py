@@ -7,10 +7,11 @@ one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from scheduler.batch import Batch, BatchesInFlight
 from scheduler.batcher import Batcher
 from scheduler.ordered_queue import NEVER_US
 from scheduler.patience import Patience
@@ -18,7 +19,7 @@ from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from schemas.errors import WeirError, internal, unavailable
-from schemas.messages import BatchOutcome, SequencePlace
+from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 
@@ -26,28 +27,6 @@ TIMEOUT_EXPIRED = "Request timeout expired"
 
 LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
 """What a request ends with whose responses may have been seen in part: it can't be done again."""
-
-
-class Batch:
-    """Requests that run together: of this version, on this instance.
-
-    `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
-    each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `has_deadlines`: some
-    requests may have one. `released`: the instance has taken on another since, while answers of this batch are still to
-    come.
-    """
-
-    __slots__ = ("has_deadlines", "id", "instance", "null_rows", "places", "released", "requests", "version")
-
-    def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
-        self.id = id
-        self.version = version
-        self.instance = instance
-        self.requests = requests
-        self.null_rows: Sequence[int] = ()
-        self.places: Sequence[SequencePlace] = ()
-        self.has_deadlines = True
-        self.released = False
 
 
 class Failure(NamedTuple):
@@ -61,16 +40,6 @@ Ended = tuple[Sequence[QueuedRequest], Sequence[Failure]]
 """Requests that are over: answered (or abandoned by their callers), and to be answered with an error."""
 
 NOTHING_ENDED: Ended = ((), ())
-
-
-def cancelled_among(batches: Iterable[Batch], gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
-    """Those of the batches that run requests of these which were cancelled, with their keys."""
-    found: list[tuple[Batch, list[int]]] = []
-    for batch in batches:
-        cancelled = [r.key for r in batch.requests if r.cancelled and r.key in keys and r.gateway == gateway]
-        if cancelled:
-            found.append((batch, cancelled))
-    return found
 
 
 class VersionScheduler:
@@ -96,7 +65,7 @@ class VersionScheduler:
         self._retry = retry or RetryPolicy()
         self._patience = Patience(unavailable_timeout_us)
         self._next_batch_id = next_batch_id or count(1).__next__
-        self._in_flight: dict[int, Batch] = {}
+        self._in_flight = BatchesInFlight()
         self.is_decoupled = False
         self.failures = {"REJECTED": 0, "CANCELED": 0}
         self.is_given_up = False  # nobody has the version, or will have it: nothing need wait for it
@@ -116,7 +85,7 @@ class VersionScheduler:
         """Requests in batches that wait at their instance, behind the one it executes."""
         executing: set[Instance] = set()
         staged = 0
-        for batch in self._in_flight.values():
+        for batch in self._in_flight:
             if batch.released:
                 continue
             if batch.instance in executing:
@@ -135,7 +104,7 @@ class VersionScheduler:
 
     def in_flight_on(self, worker: str) -> list[int]:
         """Ids of the batches that `worker` has been sent and has not ended, oldest first."""
-        return [batch.id for batch in self._in_flight.values() if batch.instance.worker == worker]
+        return self._in_flight.on(worker)
 
     def batch(self, batch_id: int) -> Batch | None:
         """The batch of this id, if it is one of this version's and has not ended."""
@@ -143,12 +112,11 @@ class VersionScheduler:
 
     def needs(self, worker: str) -> bool:
         """Whether something runs on `worker`, or waits and no other worker could run it."""
-        return bool(self.in_flight_on(worker)) or (bool(self._batcher) and self._placement.workers() <= {worker})
+        return bool(self._in_flight.on(worker)) or (bool(self._batcher) and self._placement.workers() <= {worker})
 
     def running(self) -> Iterator[QueuedRequest]:
         """Requests that have been sent to workers and have no answer yet."""
-        for batch in self._in_flight.values():
-            yield from batch.requests
+        return self._in_flight.requests()
 
     def use(self, batcher: Batcher) -> None:
         """From now on batches are formed by `batcher`, which takes over the queue."""
@@ -201,7 +169,7 @@ class VersionScheduler:
                 request.place = batch.id
                 rows += request.batch_size
             placement.occupy(instance, now_us, rows)
-            self._in_flight[batch.id] = batch
+            self._in_flight.add(batch)
             batches.append(batch)
         if batcher.is_timed:
             ready_us = min(ready_us, batcher.next_timeout_us)
@@ -217,7 +185,7 @@ class VersionScheduler:
         self._release(batch, now_us, busy_us)
         if outcome == BatchOutcome.RELEASED:
             return NOTHING_ENDED
-        del self._in_flight[batch_id]
+        self._in_flight.pop(batch_id)
         if outcome == BatchOutcome.ANSWERED:
             return batch.requests, ()
         return self._do_again([batch])
@@ -226,7 +194,7 @@ class VersionScheduler:
         """These batches will never end (their messages were lost): they are done again, unless decoupled."""
         lost: list[Batch] = []
         for batch_id in batch_ids:
-            batch = self._in_flight.pop(batch_id, None)
+            batch = self._in_flight.pop(batch_id)
             if batch is not None:
                 self._release(batch, now_us, 0)
                 lost.append(batch)

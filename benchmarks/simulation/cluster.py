@@ -15,11 +15,12 @@ from itertools import count
 from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.scenario import RECORDED, Scenario
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
+from scheduler.batch import Batch
 from scheduler.event_rows import NO_FRAME
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import Instance
 from scheduler.queued_request import requests_of
-from scheduler.version_scheduler import Batch, Ended
+from scheduler.version_scheduler import Ended
 from schemas.messages import BatchOutcome
 
 _GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1

@@ -15,12 +15,13 @@ from model_configs import CONFIGS, MAX_BATCH_SIZE
 from queue_oracle import QueueOracle
 from queued import LATEST, CountingFrame, part
 
+from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import SLOTS
 from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
 from scheduler.queued_request import QueuedRequest, requests_of
 from scheduler.retry import MAX_ATTEMPTS
-from scheduler.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Batch, Ended, Failure, VersionScheduler
+from scheduler.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from scheduler.batch import Batch
 from scheduler.placement import Instance
-from scheduler.version_scheduler import Batch
 
 
 class _State(NamedTuple):

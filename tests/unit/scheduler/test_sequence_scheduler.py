@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from queued import CountingFrame
 from stateful_workers import StatefulWorkers
 
+from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import QueuedRequest, requests_of
-from scheduler.version_scheduler import Batch, Ended
+from scheduler.version_scheduler import Ended
 from schemas.errors import ErrorCode
 from schemas.messages import NOBODY, BatchOutcome, Part
 from schemas.model_config import ModelConfig

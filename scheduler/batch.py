@@ -1,0 +1,84 @@
+"""`Batch`: requests that run together, and `BatchesInFlight`: those of a version that have not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+
+from scheduler.placement import Instance
+from scheduler.queued_request import QueuedRequest
+from schemas.messages import SequencePlace
+
+
+class Batch:
+    """Requests that run together: of this version, on this instance.
+
+    `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
+    each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `has_deadlines`: some
+    requests may have one. `released`: the instance has taken on another since, while answers of this batch are still to
+    come.
+    """
+
+    __slots__ = ("has_deadlines", "id", "instance", "null_rows", "places", "released", "requests", "version")
+
+    def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
+        self.id = id
+        self.version = version
+        self.instance = instance
+        self.requests = requests
+        self.null_rows: Sequence[int] = ()
+        self.places: Sequence[SequencePlace] = ()
+        self.has_deadlines = True
+        self.released = False
+
+
+class BatchesInFlight:
+    """Batches that workers have been sent and have not ended; in the order in which they were sent."""
+
+    __slots__ = ("_batches", "_by_worker")
+
+    def __init__(self) -> None:
+        self._batches: dict[int, Batch] = {}
+        self._by_worker: dict[str, dict[int, None]] = {}  # those of workers that have any
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches.values())
+
+    def add(self, batch: Batch) -> None:
+        """The batch has been sent."""
+        self._batches[batch.id] = batch
+        of_worker = self._by_worker.get(batch.instance.worker)
+        if of_worker is None:
+            of_worker = self._by_worker[batch.instance.worker] = {}
+        of_worker[batch.id] = None
+
+    def get(self, batch_id: int) -> Batch | None:
+        """The batch of this id, if it is one of these."""
+        return self._batches.get(batch_id)
+
+    def pop(self, batch_id: int) -> Batch | None:
+        """The same; it has ended."""
+        batch = self._batches.pop(batch_id, None)
+        if batch is not None:
+            of_worker = self._by_worker[batch.instance.worker]
+            del of_worker[batch_id]
+            if not of_worker:
+                del self._by_worker[batch.instance.worker]
+        return batch
+
+    def on(self, worker: str) -> list[int]:
+        """Ids of those that `worker` has, oldest first."""
+        return list(self._by_worker.get(worker, ()))
+
+    def requests(self) -> Iterator[QueuedRequest]:
+        """The requests of all of them."""
+        for batch in self._batches.values():
+            yield from batch.requests
+
+    def cancelled(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
+        """Those that run requests of these which were cancelled, with their keys."""
+        found: list[tuple[Batch, list[int]]] = []
+        for batch in self._batches.values():
+            cancelled = [r.key for r in batch.requests if r.cancelled and r.key in keys and r.gateway == gateway]
+            if cancelled:
+                found.append((batch, cancelled))
+        return found
