@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest
@@ -68,17 +68,3 @@ class BatchesInFlight:
     def on(self, worker: str) -> list[int]:
         """Ids of those that `worker` has, oldest first."""
         return list(self._by_worker.get(worker, ()))
-
-    def requests(self) -> Iterator[QueuedRequest]:
-        """The requests of all of them."""
-        for batch in self._batches.values():
-            yield from batch.requests
-
-    def cancelled(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
-        """Those that run requests of these which were cancelled, with their keys."""
-        found: list[tuple[Batch, list[int]]] = []
-        for batch in self._batches.values():
-            cancelled = [r.key for r in batch.requests if r.cancelled and r.key in keys and r.gateway == gateway]
-            if cancelled:
-                found.append((batch, cancelled))
-        return found

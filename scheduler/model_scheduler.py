@@ -81,9 +81,8 @@ class ModelScheduler:
 
     def oldest_us(self) -> int | None:
         """When the request came that has waited longest and was not yet sent to a worker; None if none waits."""
-        running = {request for version in self._versions.values() for request in version.running()}
         # A gateway's requests are held in the order they came.
-        first = (next((r for r in live.values() if r not in running), None) for live in self._live.values())
+        first = (next((r for r in live.values() if not r.is_sent), None) for live in self._live.values())
         return min((request.enqueued_us for request in first if request is not None), default=None)
 
     def workers(self) -> set[str]:
@@ -205,40 +204,37 @@ class ModelScheduler:
         # By where each of them is, for looking for them would take the longer the more there are.
         over: list[QueuedRequest] = []
         failures: list[Failure] = []
+        running: list[QueuedRequest] = []
         waiting: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
         for request in cancelled:
             place = request.place
-            if place is None:
+            if isinstance(place, VersionScheduler | SequenceScheduler):
+                waiting[place].append(request)
+            elif place is None:
                 del self._unrouted[request]
                 over.append(request)
-            elif isinstance(place, VersionScheduler | SequenceScheduler):
-                waiting[place].append(request)
-        for version, requests in waiting.items():
-            if isinstance(version, VersionScheduler):
-                version.drop_cancelled(requests)
-                over += requests
             else:
-                failures += version.drop_cancelled(requests)
-                running = set(version.running())
-                over += [request for request in requests if request not in running]
+                running.append(request)
+        for version, requests in waiting.items():
+            failures += version.drop_cancelled(requests)
+            over += requests
+        for version in self._versions.values() if running else ():
+            if isinstance(version, SequenceScheduler):
+                failures += version.drop_cancelled(running)  # with a request that runs its sequence ends, too
         return self._forget((over, failures))
 
     def cancelled_in_flight(self, gateway: str, keys: Iterable[int]) -> list[tuple[Batch, list[int]]]:
         """The batches that run requests of these which were cancelled, with their keys: their workers want to know."""
-        wanted = frozenset(keys)
         of_batch: dict[int, list[int]] = defaultdict(list)
         live = self._live.get(gateway, {})
-        for key in sorted(wanted):
+        for key in sorted(set(keys)):
             request = live.get(key)
             if request is not None and request.cancelled and isinstance(request.place, int):
                 of_batch[request.place].append(key)
         found: list[tuple[Batch, list[int]]] = []
         for version in self._versions.values():
-            if isinstance(version, SequenceScheduler):
-                found += version.cancelled_in_flight(gateway, wanted)
-            else:
-                batches = ((version.batch(batch_id), of) for batch_id, of in of_batch.items())
-                found += [(batch, of) for batch, of in batches if batch is not None]
+            batches = ((version.batch(batch_id), of) for batch_id, of in of_batch.items())
+            found += [(batch, of) for batch, of in batches if batch is not None]
         return found
 
     def failures(self) -> dict[int, dict[str, int]]:
@@ -249,7 +245,7 @@ class ModelScheduler:
         """Fails what has waited for longer than it may, or than its caller waits. Comes before each `dispatch`."""
         failures: list[Failure] = []
         for version in self._versions.values():
-            if isinstance(version, VersionScheduler) and version.is_timed:
+            if version.is_timed:
                 failures += version.overdue(now_us)
         return self._forget(((), failures)) if failures else NOTHING_ENDED
 

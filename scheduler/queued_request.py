@@ -116,6 +116,11 @@ class QueuedRequest:
         return self.terms.sequence_flags
 
     @property
+    def is_sent(self) -> bool:
+        """Whether it was sent to a worker, and has not come back to a queue since."""
+        return type(self.place) is int
+
+    @property
     def runs_alone(self) -> bool:
         """Whether it shares its batch with nobody, whatever the batcher."""
         return type(self.shape_key) is object

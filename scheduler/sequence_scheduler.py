@@ -14,10 +14,11 @@ request is a whole sequence, and runs again for as long as its model reschedules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from scheduler.batch import Batch, BatchesInFlight
+from scheduler.ordered_queue import NEVER_US
 from scheduler.patience import Patience
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
@@ -26,6 +27,7 @@ from scheduler.sequence import SlottedInstance
 from scheduler.sequences import SequenceTable
 from scheduler.version_scheduler import (
     NOTHING_ENDED,
+    TIMEOUT_EXPIRED,
     UNAVAILABLE_TIMEOUT_US,
     Ended,
     Failure,
@@ -98,6 +100,11 @@ class SequenceScheduler:
         self._table.checkpoint_every = config.checkpoint_every
 
     @property
+    def is_timed(self) -> bool:
+        """See `VersionScheduler`."""
+        return self._table.next_expiry_us < NEVER_US
+
+    @property
     def waiting(self) -> int:
         """Requests in the queues of all sequences."""
         return self._table.waiting
@@ -120,19 +127,15 @@ class SequenceScheduler:
         """See `VersionScheduler`."""
         return self._in_flight.on(worker)
 
-    def cancelled_in_flight(self, gateway: str, keys: Container[int]) -> list[tuple[Batch, list[int]]]:
+    def batch(self, batch_id: int) -> Batch | None:
         """See `VersionScheduler`."""
-        return self._in_flight.cancelled(gateway, keys)
+        return self._in_flight.get(batch_id)
 
     def needs(self, worker: str) -> bool:
         """Whether something runs on `worker`, one of its instances holds a sequence, or others wait for it alone."""
         if self._in_flight.on(worker) or self._table.holds(worker):
             return True
         return bool(self.waiting) and self.workers() <= {worker}
-
-    def running(self) -> Iterator[QueuedRequest]:
-        """See `VersionScheduler`."""
-        return self._in_flight.requests()
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come; returns those that are refused, as Triton refuses them."""
@@ -174,6 +177,9 @@ class SequenceScheduler:
     def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
         """See `VersionScheduler`."""
         wake_at_us = self._table.settle(now_us)
+        expiry_us = self._table.next_expiry_us
+        if expiry_us < NEVER_US and (wake_at_us is None or expiry_us < wake_at_us):
+            wake_at_us = expiry_us
         batches: list[Batch] = []
         for instance in list(self._table.runnable):
             chosen, due_us = self._choose(instance, now_us)
@@ -248,10 +254,14 @@ class SequenceScheduler:
     def overdue(self, now_us: int) -> list[Failure]:
         """Ends sequences that have waited for a slot for longer than a request of theirs allows (`timeout`).
 
-        And those that wait for another slot when there will be none.
+        And those with a request that its caller waits for no more, as with a cancelled one, and those that wait for
+        another slot when there will be none.
         """
-        error = unavailable("timeout of the corresponding sequence has been expired")
-        failures = [Failure(request, error) for sequence in self._table.overdue(now_us) for request in sequence.queue]
+        failures: list[Failure] = []
+        for sequence, late in self._table.overdue(now_us):
+            requests = [*sequence.queue]
+            sequence.queue.clear()
+            failures += [Failure(request, _lateness(request, sequence, late, now_us)) for request in requests]
         self.failures["REJECTED"] += len(failures)
         if self._is_deserted(now_us):
             failures += self._lost((), self._table.drain_returning())[1]
@@ -263,8 +273,9 @@ class SequenceScheduler:
     def _refusal(self, request: QueuedRequest) -> WeirError | None:
         flags = request.sequence_flags
         if self._is_iterative:
-            if not request.correlation_id:
-                # Below zero, where no caller's id is.
+            id = request.correlation_id
+            if not id or (isinstance(id, int) and id < 0):
+                # Below zero, where no caller's id is; one that waited elsewhere may have the number of another here.
                 flags = SEQUENCE_START
                 self._own_ids += 1
                 id = -self._own_ids
@@ -288,6 +299,7 @@ class SequenceScheduler:
         if not sequence.is_over and sequence.instance is not None and idle_us < self._table.idle_us:
             request.terms = request.terms._replace(sequence_flags=0)
             sequence.last_us = now_us
+            request.place = self
             self._table.put_back(sequence, request)
             return []
         error = self._state_lost(request) if sequence.is_over else self._not_started(request)
@@ -315,6 +327,7 @@ class SequenceScheduler:
                 over += sequence.queue
                 sequence.queue.clear()
             elif request.gateway != NOBODY:
+                request.place = self
                 self._table.put_back(sequence, request)
             else:
                 self._table.ran(sequence, now_us)
@@ -372,6 +385,8 @@ class SequenceScheduler:
         if self._oldest is None and self._max_batch_size > 1:
             # A model may keep its states by row: each sequence stays at the row of its slot.
             batch.null_rows = [row for row in range(slots[-1]) if row not in slots]
+        for request in batch.requests:
+            request.place = batch.id
         self._table.began(instance, batch.id)
         self._in_flight.add(batch)
         return batch
@@ -385,6 +400,15 @@ def _requests_at(batch: Batch, rows: Iterable[int]) -> list[QueuedRequest]:
         if row not in batch.null_rows and 0 <= index < len(batch.requests):
             found.append(batch.requests[index])
     return found
+
+
+def _lateness(request: QueuedRequest, sequence: StatefulSequence, late: QueuedRequest | None, now_us: int) -> WeirError:
+    """What a request of the sequence ends with, which ends since one of them, or the sequence (None), was late."""
+    if late is None:
+        return unavailable("timeout of the corresponding sequence has been expired")
+    if 0 < request.terms.deadline_us <= now_us:
+        return unavailable(TIMEOUT_EXPIRED)
+    return unavailable(f"the sequence {_name(sequence)} has ended: the timeout of another of its requests expired")
 
 
 def _name(of: QueuedRequest | StatefulSequence) -> int | str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+from scheduler.ordered_queue import NEVER_US
 from scheduler.queued_request import QueuedRequest
 from scheduler.sequence import CorrelationId, Sequence, SlottedInstance
 from scheduler.sequence_progress import ReplayMemory, SequenceProgress
@@ -41,8 +42,10 @@ class SequenceTable:
         self._returning: dict[Sequence, None] = {}  # have begun, lost their slots, and can go on in others
         self._idle: dict[Sequence, None] = {}  # in the order in which they became idle
         self._lost: dict[CorrelationId, None] = {}  # ended with their instances, and their callers may not know
-        self._deadlines: list[tuple[int, int, Sequence]] = []  # of requests that came for sequences without a slot
-        self._ordered = 0  # instances and deadlines so far: a number for each
+        # When sequences without a slot (None) have waited for too long, and when deadlines of requests pass; entries
+        # that are not true any more are passed over.
+        self._expiries: list[tuple[int, int, Sequence, QueuedRequest | None]] = []
+        self._ordered = 0  # instances and expiries so far: a number for each
         self._runs = 0  # sequences begun so far
         # Instances by the number of their free slots, most first; entries that are not true any more are passed over.
         self._offers: list[tuple[int, int, SlottedInstance]] = []
@@ -118,7 +121,9 @@ class SequenceTable:
         if sequence.running is None:
             self._wants_to_run(sequence)
         if sequence.instance is None and request.timeout_us:
-            self._note_deadline(request.enqueued_us + request.timeout_us, sequence)
+            self._note_expiry(request.enqueued_us + request.timeout_us, sequence, None)
+        if request.terms.deadline_us:
+            self._note_expiry(request.terms.deadline_us, sequence, request)
         return True
 
     def put_back(self, sequence: Sequence, request: QueuedRequest) -> None:
@@ -126,6 +131,8 @@ class SequenceTable:
         sequence.running = None
         sequence.queue.appendleft(request)
         self.waiting += 1
+        if request.terms.deadline_us:
+            self._note_expiry(request.terms.deadline_us, sequence, request)
         self._wants_to_run(sequence)
 
     def settle(self, now_us: int) -> int | None:
@@ -219,14 +226,28 @@ class SequenceTable:
             self.forget(sequence)
         return waiting
 
-    def overdue(self, now_us: int) -> list[Sequence]:
-        """Forgets and returns the sequences that have waited for a slot for longer than a request of theirs allows."""
-        found: list[Sequence] = []
-        while self._deadlines and self._deadlines[0][0] <= now_us:
-            sequence = heappop(self._deadlines)[2]
-            if sequence in self._backlog:
-                self.forget(sequence)
-                found.append(sequence)
+    @property
+    def next_expiry_us(self) -> int:
+        """When `overdue` will have something to do, if nothing else happens; NEVER_US: not at all."""
+        expiries = self._expiries
+        while expiries:
+            at_us, _, sequence, request = expiries[0]
+            if self._may_expire(sequence, request):
+                return at_us
+            heappop(expiries)
+        return NEVER_US
+
+    def overdue(self, now_us: int) -> list[tuple[Sequence, QueuedRequest | None]]:
+        """Forgets sequences that a request was late for; returns each with that request.
+
+        Those whose deadline has passed while they waited; None where the sequence has waited for a slot for longer than a
+        request of it allows.
+        """
+        found: list[tuple[Sequence, QueuedRequest | None]] = []
+        while self.next_expiry_us <= now_us:
+            _, _, sequence, request = heappop(self._expiries)
+            self.forget(sequence)
+            found.append((sequence, request))
         return found
 
     def holds(self, worker: str) -> bool:
@@ -283,11 +304,17 @@ class SequenceTable:
             heappop(self._offers)
         return None
 
-    def _note_deadline(self, deadline_us: int, sequence: Sequence) -> None:
-        heappush(self._deadlines, (deadline_us, self._next_number(), sequence))
-        if len(self._deadlines) > 2 * self.waiting + 64:
-            self._deadlines = [entry for entry in self._deadlines if entry[2] in self._backlog]
-            heapify(self._deadlines)
+    def _note_expiry(self, at_us: int, sequence: Sequence, request: QueuedRequest | None) -> None:
+        heappush(self._expiries, (at_us, self._next_number(), sequence, request))
+        if len(self._expiries) > 2 * self.waiting + 64:
+            self._expiries = [entry for entry in self._expiries if self._may_expire(*entry[2:])]
+            heapify(self._expiries)
+
+    def _may_expire(self, sequence: Sequence, request: QueuedRequest | None) -> bool:
+        """Whether the sequence still waits for a slot, or the request still waits."""
+        if request is None:
+            return sequence in self._backlog
+        return not (sequence.is_over or request.is_sent)
 
     def _next_number(self) -> int:
         self._ordered += 1

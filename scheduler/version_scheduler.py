@@ -7,7 +7,7 @@ one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -114,10 +114,6 @@ class VersionScheduler:
         """Whether something runs on `worker`, or waits and no other worker could run it."""
         return bool(self._in_flight.on(worker)) or (bool(self._batcher) and self._placement.workers() <= {worker})
 
-    def running(self) -> Iterator[QueuedRequest]:
-        """Requests that have been sent to workers and have no answer yet."""
-        return self._in_flight.requests()
-
     def use(self, batcher: Batcher) -> None:
         """From now on batches are formed by `batcher`, which takes over the queue."""
         batcher.put_back(self._batcher.drain())
@@ -133,10 +129,11 @@ class VersionScheduler:
         self._batcher.put_back(requests)
         return []
 
-    def drop_cancelled(self, requests: Collection[QueuedRequest]) -> None:
-        """Takes these requests, which wait here and were cancelled, out of the queue."""
+    def drop_cancelled(self, requests: Collection[QueuedRequest]) -> list[Failure]:
+        """Takes these requests, which wait here and were cancelled, out of the queue; returns others that end with them."""
         self._batcher.drop_cancelled(requests)
         self.failures["CANCELED"] += len(requests)
+        return []
 
     def drain(self) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue."""

@@ -13,7 +13,7 @@ from stateful_workers import StatefulWorkers
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import QueuedRequest, requests_of
-from scheduler.version_scheduler import Ended
+from scheduler.version_scheduler import TIMEOUT_EXPIRED, Ended
 from schemas.errors import ErrorCode
 from schemas.messages import NOBODY, BatchOutcome, Part
 from schemas.model_config import ModelConfig
@@ -46,7 +46,13 @@ CHECKPOINTED = [config(strategy, every) for strategy in STRATEGIES for every in 
 ITERATIVE = [config({**strategy, "iterative_sequence": True}) for strategy in STRATEGIES]
 
 EVENT = st.one_of(
-    st.tuples(st.just("send"), st.integers(1, 7), st.sampled_from([0, 0, SEQUENCE_START, SEQUENCE_END, 3])),
+    st.tuples(
+        st.just("send"),
+        st.integers(1, 7),
+        st.sampled_from([0, 0, SEQUENCE_START, SEQUENCE_END, 3]),
+        st.sampled_from([0, 0, 1, 2]),
+        st.sampled_from([0, 0, 0, 100, 900]),
+    ),
     st.tuples(st.just("send"), st.integers(1, 4), st.sampled_from([0, 0, 0, SEQUENCE_START])),
     st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1]), st.integers(0, 7)),
     st.tuples(st.just("complete"), st.integers(0, 9), st.just(0), st.just(0)),
@@ -80,9 +86,11 @@ class Life:
         self.first = {"a": 0, "b": 0, "last": 0}  # numbers of workers' instances
         self.instances("a", 1)
 
-    def send(self, sequence: int, flags: int) -> None:
+    def send(self, sequence: int, flags: int, left_ms: int = 0, timeout_us: int = 0) -> None:
         self.keys += 1
-        row = Part(self.keys, -1, 1, "", 0, 0, 0, 0 if self.is_iterative else sequence, flags, "", b"%d" % self.keys)
+        deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
+        id = 0 if self.is_iterative else sequence
+        row = Part(self.keys, -1, 1, "", 0, timeout_us, deadline_ms, id, flags, "", b"%d" % self.keys)
         (request,) = requests_of("gateway", [row], self.now_us, CountingFrame())
         self.live[self.keys] = request
         self.end(((), self.model.enqueue([request])))
@@ -134,10 +142,14 @@ class Life:
             assert self.live.pop(request.key) is request
             codes = (ErrorCode.INVALID_ARG, ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED, ErrorCode.INTERNAL)
             assert error.code in codes
+            deadline_us = request.terms.deadline_us
+            assert error.message != TIMEOUT_EXPIRED or 0 < deadline_us <= self.now_us
 
     def pump(self) -> None:
+        self.end(self.model.overdue(self.now_us))
         batches, wake_at_us = self.model.dispatch(self.now_us)
         assert wake_at_us is None or wake_at_us > self.now_us
+        self.check_deadlines({r for batch in [*self.batches.values(), *batches] for r in batch.requests}, wake_at_us)
         running = [r for batch in self.batches.values() for r in batch.requests]
         busy = {place.run for batch in self.batches.values() for place in batch.places}
         for batch in batches:
@@ -156,6 +168,14 @@ class Life:
             # What each row must find in its slot, when it runs.
             self.workers.expect(batch, [self.expected(request) for request in batch.requests])
             self.batches[batch.id] = batch
+
+    def check_deadlines(self, running: set[QueuedRequest], wake_at_us: int | None) -> None:
+        """Nobody waits whose deadline has passed, and the next deadline is waited for."""
+        for request in self.live.values():
+            if request.terms.deadline_us and request not in running:
+                assert self.now_us < request.terms.deadline_us
+                assert wake_at_us is not None
+                assert wake_at_us <= request.terms.deadline_us
 
     def check_request(self, request: QueuedRequest, flags: int) -> None:
         if request.gateway == NOBODY:
@@ -278,6 +298,39 @@ def test_a_sequence_waits_for_a_slot_no_longer_than_its_timeout() -> None:
     assert model.expire(99) == ((), [])
     _, (failure,) = model.expire(100)
     assert failure.error.message == "timeout of the corresponding sequence has been expired"
+
+
+def test_a_sequence_ends_with_a_request_that_its_caller_waits_for_no_more() -> None:
+    model = ModelScheduler("model")
+    model.configure(1, PLAIN[0])
+    model.set_instances("a", {1: 1})
+    flags = (SEQUENCE_START, 0, 0)
+    rows = [Part(key, -1, 1, "", 0, 0, int(key == 2), 5, flags[key - 1], "", b"") for key in (1, 2, 3)]
+    model.enqueue(requests_of("gateway", rows, 0, CountingFrame(3)))
+    (batch,), wake_at_us = model.dispatch(1)
+    assert wake_at_us == 1_000
+    assert model.overdue(999) == ((), ())
+    _, failures = model.overdue(1_000)
+    assert [(failure.request.key, failure.error.message) for failure in failures] == [
+        (2, "Request timeout expired"),
+        (3, "the sequence 5 has ended: the timeout of another of its requests expired"),
+    ]
+    (answered,), _ = model.complete(1_001, batch.id, BatchOutcome.ANSWERED, 5)
+    assert answered.key == 1
+    (refused,) = model.enqueue(
+        requests_of("gateway", [Part(4, -1, 1, "", 0, 0, 0, 5, 0, "", b"")], 1_002, CountingFrame())
+    )
+    assert refused.error.code is ErrorCode.INVALID_ARG
+    assert len(model) == 0
+
+
+def test_deadlines_of_requests_that_were_answered_do_not_pile_up() -> None:
+    life = Life(PLAIN[0])
+    for _ in range(300):
+        life.send(1, SEQUENCE_START, left_ms=1_000_000)
+        life.pump()
+        life.complete(0, BatchOutcome.ANSWERED, 0)
+    assert len(life.model.versions()[1]._table._expiries) < 100
 
 
 def test_a_request_that_kills_workers_is_given_up() -> None:

@@ -29,7 +29,6 @@ def test_batches_go_to_idle_instances_then_full_ones_are_staged():
     version.enqueue([request(key=key) for key in range(1, 19)])
     assert sent(version) == [("a", [1, 2, 3, 4]), ("b", [5, 6, 7, 8]), ("a", [9, 10, 11, 12]), ("b", [13, 14, 15, 16])]
     assert version.waiting == 2
-    assert [r.key for r in version.running()] == list(range(1, 17))
 
 
 def test_a_batch_that_can_grow_is_staged_only_shortly_before_the_instance_is_free():
