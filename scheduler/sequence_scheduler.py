@@ -210,10 +210,17 @@ class SequenceScheduler:
         failures: list[Failure] = []
         for request, sequence in zip(batch.requests, batch.sequences, strict=True):
             sequence.progress.ended(request)
-            if request in again and not request.cancelled:
+            if not (sequence.is_over or sequence.instance or sequence.progress.can_move):
+                # It lost its slot while the request ran, which could not be kept for being run again.
+                self._table.lose(sequence)
+                failures += self._lost((), [sequence])[1]
+            is_replay = (
+                request.gateway == NOBODY
+            )  # whatever its model says to it, the request itself goes on from there
+            if request in again and not (is_replay or request.cancelled):
                 failures += self._run_again(now_us, request, sequence)
                 continue
-            if request.gateway != NOBODY:
+            if not is_replay:
                 answered.append(request)
                 self.failures["CANCELED"] += request in again
             self._table.ran(sequence, now_us)
@@ -295,20 +302,18 @@ class SequenceScheduler:
 
     def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:
         """Its model has rescheduled the request. Returns it where its sequence has gone meanwhile."""
-        idle_us = now_us - sequence.last_us
-        if not sequence.is_over and sequence.instance is not None and idle_us < self._table.idle_us:
+        if sequence.is_over:
+            return [Failure(request, self._state_lost(request))]
+        if now_us - sequence.last_us < self._table.idle_us:
             request.terms = request.terms._replace(sequence_flags=0)
             sequence.last_us = now_us
             request.place = self
             self._table.put_back(sequence, request)
             return []
-        error = self._state_lost(request) if sequence.is_over else self._not_started(request)
-        if sequence.is_over:
-            return [Failure(request, error)]
         self._table.forget(sequence)
-        rest = [*sequence.queue]
+        rest = [request, *sequence.queue]
         sequence.queue.clear()
-        return [Failure(request, error), *(Failure(other, self._not_started(other)) for other in rest)]
+        return [Failure(other, self._not_started(other)) for other in rest]
 
     def _instance_lost(self, now_us: int, batch: SequenceBatch) -> Ended:
         """The instance is gone that ran the batch: what becomes of its requests, and of all sequences there."""

@@ -79,13 +79,17 @@ class SequenceTable:
                 if sequence.queue and sequence.running is None:
                     self._returning[sequence] = None
                 continue
-            if not sequence.is_closed:
-                self._lost[sequence.id] = None
             lost.append(sequence)
-            self.forget(sequence)
-        while len(self._lost) > MAX_LOST:
-            del self._lost[next(iter(self._lost))]
+            self.lose(sequence)
         return lost
+
+    def lose(self, sequence: Sequence) -> None:
+        """The sequence has lost its state, and can't go on. Its queue is the caller's to answer."""
+        if not sequence.is_closed:
+            self._lost[sequence.id] = None
+            if len(self._lost) > MAX_LOST:
+                del self._lost[next(iter(self._lost))]
+        self.forget(sequence)
 
     def rest(self, instance: SlottedInstance, now_us: int) -> None:
         """The instance could not be asked: it gets no sequences for a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from stateful_workers import StatefulWorkers
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import QueuedRequest, requests_of
+from scheduler.sequence_progress import MAX_REPLAY_BYTES, ReplayMemory
 from scheduler.version_scheduler import TIMEOUT_EXPIRED, Ended
 from schemas.errors import ErrorCode
 from schemas.messages import NOBODY, BatchOutcome, Part
@@ -43,7 +45,7 @@ STRATEGIES: list[dict[str, Any]] = [
 ]
 PLAIN = [config(strategy) for strategy in STRATEGIES]
 CHECKPOINTED = [config(strategy, every) for strategy in STRATEGIES for every in (1, 2, 3)]
-ITERATIVE = [config({**strategy, "iterative_sequence": True}) for strategy in STRATEGIES]
+ITERATIVE = [config({**strategy, "iterative_sequence": True}, every) for strategy in STRATEGIES for every in (0, 2)]
 
 EVENT = st.one_of(
     st.tuples(
@@ -182,7 +184,8 @@ class Life:
             assert self.config.checkpoint_every > 1
             return
         if self.is_iterative:
-            assert flags == (0 if self.executions[request.key] else SEQUENCE_START)
+            assert flags in ((0, SEQUENCE_START) if request.attempts else (request.sequence_flags,))
+            assert flags == SEQUENCE_START or self.executions[request.key]
             self.executions[request.key] += 1
             return
         keys = self.sent[request.correlation_id]
@@ -232,9 +235,10 @@ def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(CHECKPOINTED), EVENTS)
-def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
-    live(config, events)
+@given(st.sampled_from(CHECKPOINTED), EVENTS, st.sampled_from([MAX_REPLAY_BYTES, 5, 0]))
+def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]], replay_bytes: int) -> None:
+    with mock.patch("scheduler.sequences.ReplayMemory", return_value=ReplayMemory(replay_bytes)):
+        live(config, events)
 
 
 @settings(max_examples=80, deadline=None)
