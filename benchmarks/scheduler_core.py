@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bus.connection import Message
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import requests_of
+from scheduler.queued_request import NO_FRAME, requests_of
 from scheduler.service import SchedulerService
 from schemas.messages import Done, Part, pack_done, pack_frame
 from schemas.model_config import ModelConfig
@@ -45,16 +45,6 @@ def best_s(call: Callable[[], object], calls: int, rounds: int = ROUNDS, at_most
 def part(key: int, priority: int = 0, timeout_us: int = 0, sequence: int = 0, flags: int = 0) -> Part:
     """A request of batch size 1 for the latest version."""
     return Part(key, -1, 1, "", priority, timeout_us, 0, sequence, flags, "", BODY)
-
-
-class _NoFrame:
-    """Stands for the message that requests came in, where no bus is measured."""
-
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
-        pass
 
 
 class Case(NamedTuple):
@@ -109,7 +99,7 @@ def decisions(case: Case) -> tuple[float, float]:
     model.configure(1, ModelConfig.model_validate({"name": "model", "max_batch_size": MAX_BATCH_SIZE, **case.config}))
     for worker in range(-(-case.instances // 8)):
         model.set_instances(f"worker-{worker}", {1: min(8, case.instances - 8 * worker)})
-    keys, times, frame = count(1), count(1), _NoFrame()
+    keys, times, frame = count(1), count(1), NO_FRAME
     running: list[int] = []
     batches_sent = answered = 0
 

@@ -31,7 +31,7 @@ from tritonclient import grpc
 from tritonclient.grpc import aio
 
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import requests_of
+from scheduler.queued_request import NO_FRAME, requests_of
 from schemas.messages import Part
 from schemas.model_config import ModelConfig
 
@@ -213,7 +213,7 @@ def policy_requests_per_s(live: int, batches: int = 20_000) -> float:
 
     def send(sequence: int, flags: int) -> None:
         part = Part(next(keys), -1, 1, "", 0, 0, 0, sequence, flags, "", b"body")
-        model.enqueue(requests_of("gateway", [part], next(times), _NoFrame()))
+        model.enqueue(requests_of("gateway", [part], next(times), NO_FRAME))
 
     for sequence in range(1, live + 1):
         send(sequence, 1)
@@ -230,14 +230,6 @@ def policy_requests_per_s(live: int, batches: int = 20_000) -> float:
         if served >= 200_000:
             break
     return served / (time.perf_counter() - begin)
-
-
-class _NoFrame:
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
-        pass
 
 
 def main() -> None:

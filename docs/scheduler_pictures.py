@@ -15,7 +15,7 @@ from repository.completion import normalize
 from repository.config_text import parse_config
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import QueuedRequest, requests_of
+from scheduler.queued_request import NO_FRAME, QueuedRequest, requests_of
 from schemas.messages import BatchOutcome, Part
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
@@ -166,14 +166,6 @@ instance_group [ { count: 1 kind: KIND_CPU } ]
 )
 
 
-class _NoFrame:
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
-        pass
-
-
 class _Run:
     """One scenario, event by event: arrivals, ends of batches, and the times at which the policy wants to be asked."""
 
@@ -212,7 +204,7 @@ class _Run:
         part = Part(key, -1, asked.rows, "", asked.priority, asked.timeout_us, 0, asked.sequence, asked.flags, "", b"")
         self._refused(
             now_us,
-            [failure.request for failure in self._model.enqueue(requests_of("gateway", [part], now_us, _NoFrame()))],
+            [failure.request for failure in self._model.enqueue(requests_of("gateway", [part], now_us, NO_FRAME))],
         )
 
     def _dispatch(self, now_us: int) -> None:

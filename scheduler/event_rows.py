@@ -20,7 +20,7 @@ import msgpack
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import Instance
-from scheduler.queued_request import QueuedRequest
+from scheduler.queued_request import NO_FRAME, QueuedRequest
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 
@@ -54,19 +54,6 @@ REQUEST_FIELDS = tuple(name for name in QueuedRequest.__slots__ if name not in _
 
 _facts = attrgetter(*REQUEST_FIELDS)
 
-
-class NoFrame:
-    """Stands for the message a request came in, where there is no bus."""
-
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        """See `scheduler.queued_request.Frame`."""
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
-        """See `scheduler.queued_request.Frame`."""
-
-
-NO_FRAME = NoFrame()
 
 zeros = cache(bytes)
 """A body of so many bytes: of a body only the length matters to a policy, and many requests may share one."""

@@ -20,6 +20,21 @@ class Frame(Protocol):
         """So many requests of the frame have ended, in this batch (0: without having run)."""
 
 
+class _NoFrame:
+    """Stands for the message a request came in, where there is none or it has ended."""
+
+    def delegate(self, batch_id: int, requests: int) -> str | None:
+        """See `Frame`."""
+        return None
+
+    def requests_ended(self, requests: int, batch_id: int) -> None:
+        """See `Frame`."""
+
+
+NO_FRAME = _NoFrame()
+"""In the place of a frame where there is no bus, and for what runs again for nobody."""
+
+
 class BothFrames:
     """What a request holds in the place of its frame once it was sent again: one frame that stands for two."""
 

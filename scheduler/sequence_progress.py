@@ -7,7 +7,7 @@ are kept here for it, within a limit; beyond it, and for bodies that lie elsewhe
 
 from __future__ import annotations
 
-from scheduler.queued_request import NO_TERMS, QueuedRequest
+from scheduler.queued_request import NO_FRAME, NO_TERMS, QueuedRequest
 from schemas.messages import NOBODY, SequencePlace
 
 MAX_REPLAY_BYTES = 64 << 20
@@ -21,19 +21,6 @@ class ReplayMemory:
 
     def __init__(self, limit_bytes: int = MAX_REPLAY_BYTES) -> None:
         self.left_bytes = limit_bytes
-
-
-class _NoFrame:
-    """Stands for the frame of a request that was answered: its own has ended."""
-
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
-        pass
-
-
-_NO_FRAME = _NoFrame()
 
 
 class SequenceProgress:
@@ -121,7 +108,7 @@ def _replay_of(request: QueuedRequest) -> QueuedRequest:
     replay.terms = NO_TERMS._replace(correlation_id=request.correlation_id, sequence_flags=request.sequence_flags)
     replay.body = request.body
     replay.enqueued_us = request.enqueued_us
-    replay.frame = _NO_FRAME
+    replay.frame = NO_FRAME
     replay.attempts = 0
     replay.cancelled = False
     replay.place = None

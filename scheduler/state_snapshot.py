@@ -15,9 +15,9 @@ from typing import Any
 
 import msgpack
 
-from scheduler.event_rows import NO_FRAME, OURS, named_tuple, our_class, zeros
+from scheduler.event_rows import OURS, named_tuple, our_class, zeros
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import QueuedRequest
+from scheduler.queued_request import NO_FRAME, QueuedRequest
 from schemas.config_message import ConfigMessage
 
 _SCALARS = (bool, int, float, str, bytes, type(None))

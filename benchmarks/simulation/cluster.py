@@ -8,7 +8,6 @@ next event is the earliest of a heap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
@@ -16,10 +15,9 @@ from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.scenario import RECORDED, Scenario
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
 from scheduler.batch import Batch
-from scheduler.event_rows import NO_FRAME
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.placement import Instance
-from scheduler.queued_request import requests_of
+from scheduler.queued_request import NO_FRAME, requests_of
 from scheduler.version_scheduler import Ended
 from schemas.messages import BatchOutcome
 
@@ -47,7 +45,6 @@ class _Model:
     def __init__(self, number: int, scheduler: ModelScheduler) -> None:
         self.number = number
         self.scheduler = scheduler
-        self.overdue: Callable[[int], Ended] | None = getattr(scheduler, "overdue", None)  # where requests may be late
         self.wake_at_us = _NEVER
 
 
@@ -144,7 +141,7 @@ class Cluster:
             work.shape_keys[number] if work.shape_keys else "",
             work.priorities[number],
             work.timeouts_us[number],
-            (now_us + deadline_us) // 1000 if deadline_us else 0,
+            -(-(now_us + deadline_us) // 1000) if deadline_us else 0,
             work.correlation_ids[number],
             work.flags[number],
             "",
@@ -157,8 +154,7 @@ class Cluster:
         self._dirty[model] = None
 
     def _dispatch(self, model: _Model, now_us: int) -> None:
-        if model.overdue is not None:
-            self._ended(model.overdue(now_us), now_us)
+        self._ended(model.scheduler.overdue(now_us), now_us)
         batches, wake_at_us = model.scheduler.dispatch(now_us)
         for batch in batches:
             self._send(model, batch, now_us)

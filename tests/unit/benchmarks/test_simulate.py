@@ -16,8 +16,7 @@ from benchmarks.simulation.plot import Curve, Point, latency_over_throughput
 from benchmarks.simulation.scenario import DEFAULT, DIRECT, DYNAMIC, OLDEST, RECORDED, Scenario, mix
 from benchmarks.simulation.workload import workload_of
 from scheduler.event_log import EventLog
-from scheduler.event_rows import NO_FRAME
-from scheduler.queued_request import requests_of
+from scheduler.queued_request import NO_FRAME, requests_of
 
 ONE_SERVER = {"policy": DEFAULT, "requests": 40_000, "service_us": 1000.0, "service_row_us": 0.0, "max_queue_size": 0}
 
