@@ -7,8 +7,7 @@ In the place of a `VersionScheduler` where the configuration has `sequence_batch
 - where states are checkpointed, it goes on elsewhere instead: from its last checkpoint, after what ran since has run
   again for nobody.
 
-Strategies, as in Triton: *direct* binds a sequence to one row of its instance's batch (rows of idle sequences are filled
-with null rows), *oldest* forms batches of the oldest requests of an instance's sequences. With `iterative_sequence` a
+Which of them run together is the matter of `scheduler.sequence_strategy`. With `iterative_sequence` a
 request is a whole sequence, and runs again for as long as its model reschedules it. Times are microseconds.
 """
 
@@ -24,6 +23,7 @@ from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from scheduler.sequence import Sequence as StatefulSequence
 from scheduler.sequence import SlottedInstance
+from scheduler.sequence_strategy import SequenceBatch, SequenceStrategy
 from scheduler.sequences import SequenceTable
 from scheduler.version_scheduler import (
     NOTHING_ENDED,
@@ -39,25 +39,6 @@ from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
 MAX_WAITING = 100_000
 """Requests that may wait for one version, of all sequences together."""
-
-
-class SequenceBatch(Batch):
-    """A batch with the sequence of each of its requests."""
-
-    __slots__ = ("sequences",)
-
-    instance: SlottedInstance
-
-    def __init__(
-        self,
-        id: int,
-        version: int,
-        instance: SlottedInstance,
-        requests: list[QueuedRequest],
-        sequences: Sequence[StatefulSequence],
-    ) -> None:
-        super().__init__(id, version, instance, requests)
-        self.sequences = sequences
 
 
 class SequenceScheduler:
@@ -87,15 +68,9 @@ class SequenceScheduler:
         batching = config.sequence_batching
         assert batching is not None  # noqa: S101 - that is what this class is chosen for
         self._model = config.name
-        self._max_batch_size = max(1, config.max_batch_size)
-        self._oldest = batching.oldest
-        self._direct = batching.direct
         self._is_iterative = batching.iterative_sequence
-        slots = self._max_batch_size
-        if self._oldest is not None:
-            slots = self._oldest.max_candidate_sequences or self._max_batch_size
-            self._preferred = frozenset(self._oldest.preferred_batch_size or (self._max_batch_size,))
-        self._table.slots_per_instance = slots
+        self._strategy = SequenceStrategy(config)
+        self._table.slots_per_instance = self._strategy.slots
         self._table.idle_us = batching.max_sequence_idle_microseconds
         self._table.checkpoint_every = config.checkpoint_every
 
@@ -182,7 +157,7 @@ class SequenceScheduler:
             wake_at_us = expiry_us
         batches: list[Batch] = []
         for instance in list(self._table.runnable):
-            chosen, due_us = self._choose(instance, now_us)
+            chosen, due_us = self._strategy.choose(instance, now_us)
             if chosen:
                 batches.append(self._batch(instance, chosen))
             elif wake_at_us is None or due_us < wake_at_us:
@@ -205,7 +180,7 @@ class SequenceScheduler:
         assert isinstance(batch, SequenceBatch)  # noqa: S101 - no others are sent here
         if outcome != BatchOutcome.ANSWERED:
             return self._instance_lost(now_us, batch)
-        again = _requests_at(batch, rescheduled) if rescheduled and self._is_iterative else ()
+        again = batch.requests_at(rescheduled) if rescheduled and self._is_iterative else ()
         answered: list[QueuedRequest] = []
         failures: list[Failure] = []
         for request, sequence in zip(batch.requests, batch.sequences, strict=True):
@@ -364,47 +339,17 @@ class SequenceScheduler:
             "start the sequence again"
         )
 
-    # Which requests run together
-
-    def _choose(self, instance: SlottedInstance, now_us: int) -> tuple[list[StatefulSequence], int]:
-        """The sequences whose next requests run now on the idle instance; none, and when to look again."""
-        alike = instance.first_alike(self._max_batch_size)
-        oldest_us = min(sequence.queue[0].enqueued_us for sequence in alike)
-        if self._oldest is None:
-            wanted = (self._direct.minimum_slot_utilization if self._direct else 0.0) * len(instance.slots)
-            due_us = oldest_us + (self._direct.max_queue_delay_microseconds if self._direct else 0)
-            return (alike, 0) if len(alike) >= wanted or now_us >= due_us else ([], due_us)
-        due_us = oldest_us + self._oldest.max_queue_delay_microseconds
-        if len(alike) >= max(self._preferred) or now_us >= due_us:
-            return alike, 0
-        fitting = [size for size in self._preferred if size <= len(alike)]
-        return (alike[: max(fitting)], 0) if fitting else ([], due_us)
-
     def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:
-        if self._oldest is None:
-            chosen = sorted(chosen, key=lambda sequence: sequence.slot)
         slots = [sequence.slot for sequence in chosen]
         taken = [self._table.take(sequence) for sequence in chosen]
         batch = SequenceBatch(self._next_batch_id(), self.version, instance, [request for request, _ in taken], chosen)
         batch.places = [place for _, place in taken]
-        if self._oldest is None and self._max_batch_size > 1:
-            # A model may keep its states by row: each sequence stays at the row of its slot.
-            batch.null_rows = [row for row in range(slots[-1]) if row not in slots]
+        batch.null_rows = self._strategy.null_rows(slots)
         for request in batch.requests:
             request.place = batch.id
         self._table.began(instance, batch.id)
         self._in_flight.add(batch)
         return batch
-
-
-def _requests_at(batch: Batch, rows: Iterable[int]) -> list[QueuedRequest]:
-    """The requests that stand at these rows of the batch, null rows counted."""
-    found: list[QueuedRequest] = []
-    for row in rows:
-        index = row - sum(null_row < row for null_row in batch.null_rows)
-        if row not in batch.null_rows and 0 <= index < len(batch.requests):
-            found.append(batch.requests[index])
-    return found
 
 
 def _lateness(request: QueuedRequest, sequence: StatefulSequence, late: QueuedRequest | None, now_us: int) -> WeirError:

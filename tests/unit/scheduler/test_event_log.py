@@ -157,7 +157,7 @@ def test_a_changed_event_is_noticed(tmp_path: Path):
 
 def test_a_policy_that_decides_otherwise_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = recorded(tmp_path)
-    choose = "scheduler.sequence_scheduler.SequenceScheduler._choose"
+    choose = "scheduler.sequence_strategy.SequenceStrategy.choose"
     monkeypatch.setattr(choose, lambda self, instance, now_us: (list(instance.ready)[:1], 0))
     assert differences(path)
 
