@@ -40,6 +40,9 @@ class BatchesInFlight:
         self._batches: dict[int, Batch] = {}
         self._by_worker: dict[str, dict[int, None]] = {}  # those of workers that have any
 
+    def __len__(self) -> int:
+        return len(self._batches)
+
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._batches.values())
 

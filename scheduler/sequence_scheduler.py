@@ -85,6 +85,11 @@ class SequenceScheduler:
         return self._table.waiting
 
     @property
+    def is_idle(self) -> bool:
+        """See `VersionScheduler`."""
+        return not (self._in_flight or self.waiting)
+
+    @property
     def staged(self) -> int:
         """Requests that wait at their instance: none, for one batch at a time is sent there."""
         return 0

@@ -81,6 +81,11 @@ class VersionScheduler:
         return len(self._batcher)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not (self._in_flight or self.waiting)
+
+    @property
     def staged(self) -> int:
         """Requests in batches that wait at their instance, behind the one it executes."""
         executing: set[Instance] = set()

@@ -6,10 +6,11 @@ from queued import CountingFrame, part, request
 from scheduler.batcher_choice import batcher_for
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
-from scheduler.queued_request import requests_of
+from scheduler.queued_request import QueuedRequest, requests_of
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
+from schemas.requests import SEQUENCE_START
 
 TIMEOUT_US = 1_000
 
@@ -121,6 +122,55 @@ def test_another_configuration_of_a_version_changes_how_its_queue_is_batched():
     model.configure(1, CONFIGS[3])
     model.set_instances("a", {1: 1})
     assert sent(model) == [(1, [1]), (1, [2])]
+
+
+SEQUENCES = ModelConfig.model_validate(
+    {"name": "model", "max_batch_size": 4, "sequence_batching": {"max_sequence_idle_microseconds": 1_000_000}}
+)
+
+
+def of_sequence(key: int, flags: int = SEQUENCE_START) -> QueuedRequest:
+    (made,) = requests_of("gateway", [part(key)._replace(correlation_id=5, sequence_flags=flags)], 0, CountingFrame())
+    return made
+
+
+def test_a_version_that_gets_sequences_ends_what_it_has_sent_and_refuses_what_is_of_none():
+    model = model_with(1, served=(1,))
+    model.enqueue([request(key=key) for key in range(1, 10)])
+    assert sent(model) == [(1, [1, 2, 3, 4]), (1, [5, 6, 7, 8])]
+    model.configure(1, SEQUENCES)
+    _, (failure,) = model.set_instances("a", {1: 1})
+    assert (failure.request.key, failure.error.code) == (9, ErrorCode.INVALID_ARG)
+    model.enqueue([of_sequence(10)])
+    assert sent(model) == [(1, [10])]
+    assert model.in_flight_on("a") == [3, 1, 2]
+    assert model.needs("a", 1)
+    answered, _ = model.complete(1, 1, BatchOutcome.ANSWERED, 5)
+    assert [r.key for r in answered] == [1, 2, 3, 4]
+    _, failures = model.complete(1, 2, BatchOutcome.UNANSWERED, 5)
+    assert [failure.request.key for failure in failures] == [5, 6, 7, 8]
+    model.complete(2, 3, BatchOutcome.ANSWERED, 5)
+    assert model.expire(3) == ((), [])
+    assert len(model) == model.waiting == 0
+
+
+def test_a_version_that_has_no_sequences_any_more_runs_their_backlog_and_tells_of_states_that_are_lost():
+    model = ModelScheduler("model")
+    model.configure(1, SEQUENCES)
+    model.enqueue([of_sequence(1), of_sequence(2, flags=0)])
+    model.set_instances("a", {1: 1})
+    assert sent(model) == [(1, [1])]
+    model.configure(1, CONFIGS[0])
+    _, (failure,) = model.set_instances("a", {1: 1})
+    assert (failure.request.key, failure.error.code) == (2, ErrorCode.UNAVAILABLE)
+    model.enqueue([request(key=3)])
+    assert sent(model) == [(1, [3])]
+    assert [[r.key for r in model.complete(1, batch_id, BatchOutcome.ANSWERED, 5)[0]] for batch_id in (1, 2)] == [
+        [1],
+        [3],
+    ]
+    model.enqueue([request(key=4)])
+    assert sent(model) == [(1, [4])]
 
 
 def test_it_is_woken_for_the_version_that_is_due_first():
