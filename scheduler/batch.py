@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from scheduler.placement import Instance
@@ -38,7 +39,7 @@ class BatchesInFlight:
 
     def __init__(self) -> None:
         self._batches: dict[int, Batch] = {}
-        self._by_worker: dict[str, dict[int, None]] = {}  # those of workers that have any
+        self._by_worker: defaultdict[str, dict[int, None]] = defaultdict(dict)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -49,10 +50,7 @@ class BatchesInFlight:
     def add(self, batch: Batch) -> None:
         """The batch has been sent."""
         self._batches[batch.id] = batch
-        of_worker = self._by_worker.get(batch.instance.worker)
-        if of_worker is None:
-            of_worker = self._by_worker[batch.instance.worker] = {}
-        of_worker[batch.id] = None
+        self._by_worker[batch.instance.worker][batch.id] = None
 
     def get(self, batch_id: int) -> Batch | None:
         """The batch of this id, if it is one of these."""
@@ -62,12 +60,13 @@ class BatchesInFlight:
         """The same; it has ended."""
         batch = self._batches.pop(batch_id, None)
         if batch is not None:
-            of_worker = self._by_worker[batch.instance.worker]
-            del of_worker[batch_id]
-            if not of_worker:
-                del self._by_worker[batch.instance.worker]
+            del self._by_worker[batch.instance.worker][batch_id]
         return batch
 
     def on(self, worker: str) -> list[int]:
         """Ids of those that `worker` has, oldest first."""
         return list(self._by_worker.get(worker, ()))
+
+    def forget(self, worker: str) -> None:
+        """The worker is gone, and has none any more."""
+        self._by_worker.pop(worker, None)

@@ -11,8 +11,8 @@ Promises, whatever order events come in:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from operator import attrgetter
 
 from scheduler.batch import Batch
@@ -56,6 +56,7 @@ class ModelScheduler:
         self._versions: dict[int, AnyVersion] = {}
         # Those whose versions got sequences, or have none any more, by another configuration: they end what they have sent.
         self._former: list[AnyVersion] = []
+        self._all: list[AnyVersion] = []  # of both
         self._latest: AnyVersion | None = None  # where requests for the latest version wait
         self._unrouted: dict[QueuedRequest, None] = {}  # came before any version that could run them
         self._patience = Patience(unavailable_timeout_us)  # of those
@@ -73,7 +74,7 @@ class ModelScheduler:
     def waiting(self) -> int:
         """Requests not yet sent to a worker."""
         waiting = len(self._unrouted)
-        for version in self._all():
+        for version in self._all:
             waiting += version.waiting
         return waiting
 
@@ -99,6 +100,7 @@ class ModelScheduler:
             known = None
         if known is None:
             self._versions[version] = self._scheduler_for(version, config, strategy)
+            self._all = [*self._versions.values(), *self._former]
             self._latest = self._best_latest()
         elif isinstance(known, VersionScheduler):
             if config != self._configs[version] or strategy is not self._strategies[version]:
@@ -116,9 +118,6 @@ class ModelScheduler:
         for request in former.drain():
             request.place = None
             self._unrouted[request] = None
-
-    def _all(self) -> Iterator[AnyVersion]:
-        return chain(self._versions.values(), self._former)
 
     def _scheduler_for(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> AnyVersion:
         if config.sequence_batching is not None:
@@ -140,7 +139,7 @@ class ModelScheduler:
 
     def needs(self, worker: str, version: int) -> bool:
         """Whether `worker` must keep the version for what runs there or waits for it."""
-        return any(known.version == version and known.needs(worker) for known in self._all())
+        return any(known.version == version and known.needs(worker) for known in self._all)
 
     def set_instances(self, worker: str, instances: Mapping[int, int], first: Mapping[int, int] | None = None) -> Ended:
         """`worker` holds so many instances of each version, from number `first` (0) on; versions not named, none.
@@ -158,7 +157,7 @@ class ModelScheduler:
 
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone: what it had is done again elsewhere."""
-        lost = [self._forget(version.worker_lost(now_us, worker)) for version in self._all()]
+        lost = [self._forget(version.worker_lost(now_us, worker)) for version in self._all]
         return _joined([*lost, self._route()])
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
@@ -235,7 +234,7 @@ class ModelScheduler:
         for version, requests in waiting.items():
             failures += version.drop_cancelled(requests)
             over += requests
-        for version in self._all() if running else ():
+        for version in self._all if running else ():
             if isinstance(version, SequenceScheduler):
                 failures += version.drop_cancelled(running)  # with a request that runs its sequence ends, too
         return self._forget((over, failures))
@@ -249,7 +248,7 @@ class ModelScheduler:
             if request is not None and request.cancelled and isinstance(request.place, int):
                 of_batch[request.place].append(key)
         found: list[tuple[Batch, list[int]]] = []
-        for version in self._all():
+        for version in self._all:
             batches = ((version.batch(batch_id), of) for batch_id, of in of_batch.items())
             found += [(batch, of) for batch, of in batches if batch is not None]
         return found
@@ -261,7 +260,7 @@ class ModelScheduler:
     def overdue(self, now_us: int) -> Ended:
         """Fails what has waited for longer than it may, or than its caller waits. Comes before each `dispatch`."""
         failures: list[Failure] = []
-        for version in self._all():
+        for version in self._all:
             if version.is_timed:
                 failures += version.overdue(now_us)
         return self._forget(((), failures)) if failures else NOTHING_ENDED
@@ -281,7 +280,7 @@ class ModelScheduler:
         self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
     ) -> Ended:
         """A worker has ended a batch, or its instance is free while the batch goes on."""
-        for version in self._all():
+        for version in self._all:
             ended = version.complete(now_us, batch_id, outcome, busy_us, rescheduled)
             if ended is not None:
                 self._forget(ended)
@@ -292,12 +291,12 @@ class ModelScheduler:
     def batches_missing(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches are known to nobody any more: they are done again."""
         batch_ids = list(batch_ids)
-        lost = [self._forget(version.batches_lost(now_us, batch_ids)) for version in self._all()]
-        return _joined([*lost, self._route()] if any(map(_is_stranded, self._all())) else lost)
+        lost = [self._forget(version.batches_lost(now_us, batch_ids)) for version in self._all]
+        return _joined([*lost, self._route()] if any(map(_is_stranded, self._all)) else lost)
 
     def in_flight_on(self, worker: str) -> list[int]:
         """Ids of the batches that `worker` has been sent and has not ended."""
-        return [batch_id for version in self._all() for batch_id in version.in_flight_on(worker)]
+        return [batch_id for version in self._all for batch_id in version.in_flight_on(worker)]
 
     def expire(self, now_us: int) -> Ended:
         """Fails what waits for a version that nobody has served for too long. Called about once a second."""
@@ -309,11 +308,13 @@ class ModelScheduler:
         failures += [Failure(request, unavailable(TIMEOUT_EXPIRED)) for request in late]
         for request in late:
             del self._unrouted[request]
-        for version in self._all():
+        for version in self._all:
             failures += version.overdue(now_us)
             expired = version.expire(now_us)
             failures += [Failure(request, self._refusal(request, version.is_given_up)) for request in expired]
-        self._former = [former for former in self._former if not former.is_idle]
+        if self._former:
+            self._former = [former for former in self._former if not former.is_idle]
+            self._all = [*self._versions.values(), *self._former]
         for gateway in [gateway for gateway, live in self._live.items() if not live]:
             del self._live[gateway]
         return self._forget(((), failures))
@@ -351,7 +352,7 @@ class ModelScheduler:
         if is_served:
             self._patience.renew()
             waiting, self._unrouted = list(self._unrouted), {}
-        for version in self._all():
+        for version in self._all:
             # What waits for a version that may be served again waits on, as long as no other is.
             if not version.instance_count and (is_served or version.is_given_up):
                 waiting += version.drain()

@@ -231,6 +231,7 @@ class SequenceScheduler:
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone, and with it the state of its sequences."""
         running = self.batches_lost(now_us, self.in_flight_on(worker))
+        self._in_flight.forget(worker)
         waiting = self.set_instances(worker, 0)
         return running[0], [*running[1], *waiting]
 

@@ -181,13 +181,13 @@ class VersionScheduler:
         self, now_us: int, batch_id: int, outcome: int, busy_us: int, _rescheduled: Sequence[int] = ()
     ) -> Ended | None:
         """A batch has ended, or its instance is free; None if it is none of this version's."""
-        batch = self._in_flight.get(batch_id)
+        is_released = outcome == BatchOutcome.RELEASED
+        batch = self._in_flight.get(batch_id) if is_released else self._in_flight.pop(batch_id)
         if batch is None:
             return None
         self._release(batch, now_us, busy_us)
-        if outcome == BatchOutcome.RELEASED:
+        if is_released:
             return NOTHING_ENDED
-        self._in_flight.pop(batch_id)
         if outcome == BatchOutcome.ANSWERED:
             return batch.requests, ()
         return self._do_again([batch])
@@ -215,6 +215,7 @@ class VersionScheduler:
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone: its batches are done again elsewhere, unless decoupled."""
         ended = self.batches_lost(now_us, self.in_flight_on(worker))
+        self._in_flight.forget(worker)
         self._placement.set_instances(worker, 0)
         return ended
 
