@@ -21,7 +21,7 @@ from scheduler.event_log import SUFFIX, EventLog, RecordedModelScheduler
 from scheduler.event_rows import EVENTS, QUESTIONS, pack_event, unpack_event
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import requests_of
-from scheduler.replay import NotAnEventLog, Replay, lines_of, read_log
+from scheduler.replay import NotAnEventLog, Replay, lines_of, main, read_log
 from scheduler.state_snapshot import pack_state, unpack_state
 from schemas.messages import BatchOutcome, Part
 from schemas.model_config import ModelConfig
@@ -214,26 +214,30 @@ def test_every_method_is_an_event_or_a_question():
     assert all(name in vars(RecordedModelScheduler) for name in EVENTS)
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scheduler.replay", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
+def test_the_command_prints_events_and_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def command(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["replay", *map(str, arguments)])
+        return main()
 
-
-def test_the_command_prints_events_and_differences(tmp_path: Path):
     path = recorded(tmp_path)
-    same = command(path)
-    assert same.returncode == 0, same.stderr
-    assert "enqueue g/1" in same.stdout
-    assert "batch 1 of version 1 to " in same.stdout
-    assert same.stdout.splitlines()[-1].endswith(" 0 differences")
+    assert command(path) == 0
+    same = capsys.readouterr().out
+    assert "enqueue g/1" in same
+    assert "batch 1 of version 1 to " in same
+    assert same.splitlines()[-1].endswith(" 0 differences")
     head, *events = rows(path)
     events[-1][2] = b"otherwise"
     rewritten(path, [head, *events])
-    other = command(path, "--quiet")
-    assert other.returncode == 1
-    assert "DIFFERENT" in other.stdout
-    assert command(__file__).returncode == 2
+    assert command(path, "--quiet") == 1
+    assert "DIFFERENT" in capsys.readouterr().out
+    assert command(__file__) == 2
+
+
+def test_the_command_is_there():
+    asked = [sys.executable, "-m", "scheduler.replay", "--help"]
+    assert "event log" in subprocess.run(asked, capture_output=True, text=True, check=True).stdout
 
 
 class Place(NamedTuple):

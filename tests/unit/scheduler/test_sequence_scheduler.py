@@ -1,15 +1,21 @@
-"""`SequenceScheduler` under random events: order, place, the right state, and exactly one end for every request."""
+"""`SequenceScheduler` under random events: order, place, the right state, and exactly one end for every request.
+
+`WEIR_SIMULATIONS` says how many lives are tried, and `-s` shows how many events they had: see `test_model_simulation`.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queued import CountingFrame
 from stateful_workers import StatefulWorkers
+from test_model_simulation import LIVES
 
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
@@ -26,7 +32,7 @@ SLOTS = 3
 IDLE_US = 500
 
 EVENTS_TRIED = [0]
-"""How many events the random lives have been made of, for who wants to report it."""
+"""How many events the random lives have been made of."""
 
 
 def config(strategy: dict[str, Any], every: int = 0) -> ModelConfig:
@@ -65,6 +71,12 @@ EVENT = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 30)),
 )
 EVENTS = st.one_of(st.lists(EVENT, max_size=30), st.lists(EVENT, min_size=40, max_size=120))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told() -> Iterator[None]:
+    yield
+    print(f"\n{EVENTS_TRIED[0]} events")
 
 
 class Life:
@@ -228,20 +240,20 @@ def live(config: ModelConfig, events: list[tuple[Any, ...]]) -> Life:
     return life
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=3 * LIVES, deadline=None)
 @given(st.sampled_from(PLAIN), EVENTS)
 def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
     assert live(config, events).moved == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=4 * LIVES, deadline=None)
 @given(st.sampled_from(CHECKPOINTED), EVENTS, st.sampled_from([MAX_REPLAY_BYTES, 5, 0]))
 def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]], replay_bytes: int) -> None:
     with mock.patch("scheduler.sequences.ReplayMemory", return_value=ReplayMemory(replay_bytes)):
         live(config, events)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=2 * LIVES, deadline=None)
 @given(st.sampled_from(ITERATIVE), EVENTS)
 def test_any_life_of_iterative_sequences(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
     live(config, events)
