@@ -7,8 +7,8 @@ In the place of a `VersionScheduler` where the configuration has `sequence_batch
 - where states are checkpointed, it goes on elsewhere instead: from its last checkpoint, after what ran since has run
   again for nobody.
 
-Which of them run together is the matter of `scheduler.sequence_strategy`. With `iterative_sequence` a
-request is a whole sequence, and runs again for as long as its model reschedules it. Times are microseconds.
+Which of them run together is the matter of `scheduler.sequence_strategy`. With `iterative_sequence` a request is a whole
+sequence, and runs again for as long as its model reschedules it. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -194,9 +194,7 @@ class SequenceScheduler:
                 # It lost its slot while the request ran, which could not be kept for being run again.
                 self._table.lose(sequence)
                 failures += self._lost((), [sequence])[1]
-            is_replay = (
-                request.gateway == NOBODY
-            )  # whatever its model says to it, the request itself goes on from there
+            is_replay = request.gateway == NOBODY
             if request in again and not (is_replay or request.cancelled):
                 failures += self._run_again(now_us, request, sequence)
                 continue

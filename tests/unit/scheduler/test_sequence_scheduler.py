@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_configs import CONFIGS
 from queued import CountingFrame
 from stateful_workers import StatefulWorkers
 from test_model_simulation import LIVES
@@ -97,6 +98,7 @@ class Life:
         self.executions: dict[int, int] = defaultdict(int)
         self.moved = 0
         self.keys = 0
+        self.counts: dict[str, int] = defaultdict(int)
         self.first = {"a": 0, "b": 0, "last": 0}  # numbers of workers' instances
         self.instances("a", 1)
 
@@ -228,8 +230,8 @@ class Life:
         raise AssertionError(f"{len(self.live)} requests never end")
 
 
-def live(config: ModelConfig, events: list[tuple[Any, ...]]) -> Life:
-    life = Life(config)
+def live(kind: type[Life], config: ModelConfig, events: list[tuple[Any, ...]]) -> Life:
+    life = kind(config)
     for name, *arguments in events:
         EVENTS_TRIED[0] += 1
         getattr(life, name)(*arguments)
@@ -243,20 +245,69 @@ def live(config: ModelConfig, events: list[tuple[Any, ...]]) -> Life:
 @settings(max_examples=3 * LIVES, deadline=None)
 @given(st.sampled_from(PLAIN), EVENTS)
 def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
-    assert live(config, events).moved == 0
+    assert live(Life, config, events).moved == 0
 
 
 @settings(max_examples=4 * LIVES, deadline=None)
 @given(st.sampled_from(CHECKPOINTED), EVENTS, st.sampled_from([MAX_REPLAY_BYTES, 5, 0]))
 def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]], replay_bytes: int) -> None:
     with mock.patch("scheduler.sequences.ReplayMemory", return_value=ReplayMemory(replay_bytes)):
-        live(config, events)
+        live(Life, config, events)
 
 
 @settings(max_examples=2 * LIVES, deadline=None)
 @given(st.sampled_from(ITERATIVE), EVENTS)
 def test_any_life_of_iterative_sequences(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
-    live(config, events)
+    live(Life, config, events)
+
+
+class ReconfiguredLife(Life):
+    """A version that has sequences, or not, by its configuration of the moment: what comes must end, once, all the same."""
+
+    def configure(self, config: ModelConfig) -> None:
+        self.model.configure(1, config)
+        self.model.look_ahead(frozenset(), frozenset(), False)
+        for worker in self.first:
+            self.instances(worker, self.counts[worker])
+
+    def instances(self, worker: str, count: int) -> None:
+        self.counts[worker] = count
+        super().instances(worker, count)
+
+    def lose(self, worker: str, has_run: bool) -> None:
+        self.counts[worker] = 0
+        super().lose(worker, has_run=False)
+
+    def complete(self, number: int, outcome: int, again: int) -> None:
+        if self.batches:
+            batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
+            self.end(self.model.complete(self.now_us, batch.id, outcome, 5, range(again)))
+
+    def pump(self) -> None:
+        self.end(self.model.overdue(self.now_us))
+        batches, _ = self.model.dispatch(self.now_us)
+        running = {request for batch in self.batches.values() for request in batch.requests}
+        for batch in batches:
+            assert not running.intersection(batch.requests)
+            assert all(self.live[r.key] is r for r in batch.requests if r.gateway != NOBODY)
+            assert batch.instance.worker in self.model.workers()
+            self.batches[batch.id] = batch
+        assert len(self.model) == len(self.live)
+
+    def run_out(self) -> None:
+        super().run_out()
+        for batch_id in self.batches:
+            self.end(self.model.complete(self.now_us, batch_id, BatchOutcome.ANSWERED, 5))
+        self.model.expire(self.now_us)
+
+
+RECONFIGURED = st.tuples(st.just("configure"), st.sampled_from([*CONFIGS[:4], PLAIN[0], CHECKPOINTED[1], ITERATIVE[2]]))
+
+
+@settings(max_examples=2 * LIVES, deadline=None)
+@given(st.lists(st.one_of(EVENT, EVENT, EVENT, EVENT, RECONFIGURED), min_size=5, max_size=80))
+def test_any_life_of_a_version_that_has_sequences_at_times(events: list[tuple[Any, ...]]) -> None:
+    live(ReconfiguredLife, PLAIN[0], events)
 
 
 def test_null_rows_keep_each_sequence_at_its_row() -> None:
