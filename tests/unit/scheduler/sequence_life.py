@@ -1,0 +1,211 @@
+"""`Life`: gateways and workers around one model with sequences, who check what its scheduler decides."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from queued import CountingFrame
+from stateful_workers import StatefulWorkers
+
+from scheduler.batch import Batch
+from scheduler.model_scheduler import ModelScheduler
+from scheduler.queued_request import QueuedRequest, requests_of
+from scheduler.version_scheduler import TIMEOUT_EXPIRED, Ended
+from schemas.errors import ErrorCode
+from schemas.messages import NOBODY, BatchOutcome, Part
+from schemas.model_config import ModelConfig
+from schemas.registry import MAX_INSTANCES
+from schemas.requests import SEQUENCE_START
+
+SLOTS = 3
+IDLE_US = 500
+
+
+class Life:
+    """Plays gateways and workers around one model, and checks what it decides."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        assert config.sequence_batching is not None
+        self.is_iterative = config.sequence_batching.iterative_sequence
+        self.model = ModelScheduler("model")
+        self.model.configure(1, config)
+        self.workers = StatefulWorkers(config.checkpoint_every)
+        self.now_us = 1_000
+        self.live: dict[int, QueuedRequest] = {}
+        self.batches: dict[int, Batch] = {}
+        self.sent: dict[int | str, list[int]] = defaultdict(list)  # keys by sequence, in the order sent to workers
+        self.history: dict[int | str, list[bytes]] = {}  # what a sequence's state must have been made of, by its START
+        self.executions: dict[int, int] = defaultdict(int)
+        self.moved = 0
+        self.keys = 0
+        self.counts: dict[str, int] = defaultdict(int)
+        self.first = {"a": 0, "b": 0, "last": 0}  # numbers of workers' instances
+        self.instances("a", 1)
+
+    def send(self, sequence: int, flags: int, left_ms: int = 0, timeout_us: int = 0) -> None:
+        self.keys += 1
+        deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
+        id = 0 if self.is_iterative else sequence
+        row = Part(self.keys, -1, 1, "", 0, timeout_us, deadline_ms, id, flags, "", b"%d" % self.keys)
+        (request,) = requests_of("gateway", [row], self.now_us, CountingFrame())
+        self.live[self.keys] = request
+        self.end(((), self.model.enqueue([request])))
+
+    def complete(self, number: int, outcome: int, again: int) -> None:
+        if not self.batches:
+            return
+        batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
+        rescheduled = []
+        if outcome == BatchOutcome.ANSWERED:
+            self.workers.run(batch)
+            if self.is_iterative:
+                rows = [row for row in range(SLOTS) if row not in batch.null_rows]
+                rescheduled = [row for row in rows[: len(batch.requests)] if again >> row & 1]
+        ended = self.model.complete(self.now_us, batch.id, outcome, 5, rescheduled)
+        self.end(ended)
+        over = {request.key for request in ended[0]} | {failure.request.key for failure in ended[1]}
+        for request in batch.requests:
+            assert request.gateway == NOBODY or request.key in over or outcome or rescheduled
+
+    def advance(self, time_us: int) -> None:
+        self.now_us += time_us
+
+    def instances(self, worker: str, count: int) -> None:
+        self.end(self.model.set_instances(worker, {1: count}, {1: self.first[worker]}))
+
+    def reload(self, worker: str, count: int) -> None:
+        self.first[worker] += MAX_INSTANCES
+        self.instances(worker, count)
+
+    def lose(self, worker: str, has_run: bool) -> None:
+        """Its batches may have been run and answered before it died: nobody was told."""
+        for batch_id in self.model.in_flight_on(worker):
+            batch = self.batches.pop(batch_id)
+            if has_run:
+                self.workers.run(batch)
+        self.end(self.model.worker_lost(self.now_us, worker))
+        self.workers.lose(worker)
+
+    def cancel(self, number: int) -> None:
+        if self.live:
+            self.end(self.model.cancel("gateway", [list(self.live)[number % len(self.live)]]))
+
+    def end(self, ended: Ended) -> None:
+        answered, failures = ended
+        for request in answered:
+            assert self.live.pop(request.key) is request
+        for request, error in failures:
+            assert self.live.pop(request.key) is request
+            codes = (ErrorCode.INVALID_ARG, ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED, ErrorCode.INTERNAL)
+            assert error.code in codes
+            deadline_us = request.terms.deadline_us
+            assert error.message != TIMEOUT_EXPIRED or 0 < deadline_us <= self.now_us
+
+    def pump(self) -> None:
+        self.end(self.model.overdue(self.now_us))
+        batches, wake_at_us = self.model.dispatch(self.now_us)
+        assert wake_at_us is None or wake_at_us > self.now_us
+        self.check_deadlines({r for batch in [*self.batches.values(), *batches] for r in batch.requests}, wake_at_us)
+        running = [r for batch in self.batches.values() for r in batch.requests]
+        busy = {place.run for batch in self.batches.values() for place in batch.places}
+        for batch in batches:
+            assert all(running_batch.instance is not batch.instance for running_batch in self.batches.values())
+            sequences = [request.correlation_id for request in batch.requests]
+            assert len(set(sequences)) == len(sequences) == len(batch.places) <= SLOTS
+            assert not busy.intersection(place.run for place in batch.places), "one of a sequence at a time"
+            for request, place in zip(batch.requests, batch.places, strict=True):
+                assert request not in running
+                assert not request.cancelled
+                self.check_request(request, place.flags)
+                self.moved += place.restore
+            rows = len(batch.requests) + len(batch.null_rows)
+            assert rows <= SLOTS
+            assert list(batch.null_rows) == sorted(set(batch.null_rows))
+            # What each row must find in its slot, when it runs.
+            self.workers.expect(batch, [self.expected(request) for request in batch.requests])
+            self.batches[batch.id] = batch
+
+    def check_deadlines(self, running: set[QueuedRequest], wake_at_us: int | None) -> None:
+        """Nobody waits whose deadline has passed, and the next deadline is waited for."""
+        for request in self.live.values():
+            if request.terms.deadline_us and request not in running:
+                assert self.now_us < request.terms.deadline_us
+                assert wake_at_us is not None
+                assert wake_at_us <= request.terms.deadline_us
+
+    def check_request(self, request: QueuedRequest, flags: int) -> None:
+        if request.gateway == NOBODY:
+            assert self.config.checkpoint_every > 1
+            return
+        if self.is_iterative:
+            assert flags in ((0, SEQUENCE_START) if request.attempts else (request.sequence_flags,))
+            assert flags == SEQUENCE_START or self.executions[request.key]
+            self.executions[request.key] += 1
+            return
+        keys = self.sent[request.correlation_id]
+        assert not keys or keys[-1] < request.key or (keys[-1] == request.key and request.attempts), "out of order"
+        if flags & SEQUENCE_START:
+            self.history[request.correlation_id] = []
+        if not (keys and keys[-1] == request.key and not flags & SEQUENCE_START):
+            self.history[request.correlation_id].append(request.body)
+        keys.append(request.key)
+
+    def expected(self, request: QueuedRequest) -> list[bytes] | None:
+        """The requests whose effect is in the state that this one sees; None for what is checked by its run alone."""
+        if self.is_iterative:
+            return None
+        history = self.history[request.correlation_id]
+        return history[: history.index(request.body)]
+
+    def run_out(self) -> None:
+        self.instances("last", 1)
+        for _ in range(10_000):
+            self.pump()
+            if not self.live:
+                return
+            if self.batches:
+                self.complete(0, BatchOutcome.ANSWERED, 0)
+            else:
+                self.advance(IDLE_US)
+        raise AssertionError(f"{len(self.live)} requests never end")
+
+
+class ReconfiguredLife(Life):
+    """A version that has sequences, or not, by its configuration of the moment: what comes must end, once, all the same."""
+
+    def configure(self, config: ModelConfig) -> None:
+        self.model.configure(1, config)
+        self.model.look_ahead(frozenset(), frozenset(), False)
+        for worker in self.first:
+            self.instances(worker, self.counts[worker])
+
+    def instances(self, worker: str, count: int) -> None:
+        self.counts[worker] = count
+        super().instances(worker, count)
+
+    def lose(self, worker: str, has_run: bool) -> None:
+        self.counts[worker] = 0
+        super().lose(worker, has_run=False)
+
+    def complete(self, number: int, outcome: int, again: int) -> None:
+        if self.batches:
+            batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
+            self.end(self.model.complete(self.now_us, batch.id, outcome, 5, range(again)))
+
+    def pump(self) -> None:
+        self.end(self.model.overdue(self.now_us))
+        batches, _ = self.model.dispatch(self.now_us)
+        running = {request for batch in self.batches.values() for request in batch.requests}
+        for batch in batches:
+            assert not running.intersection(batch.requests)
+            assert all(self.live[r.key] is r for r in batch.requests if r.gateway != NOBODY)
+            assert batch.instance.worker in self.model.workers()
+            self.batches[batch.id] = batch
+        assert len(self.model) == len(self.live)
+
+    def run_out(self) -> None:
+        super().run_out()
+        for batch_id in self.batches:
+            self.end(self.model.complete(self.now_us, batch_id, BatchOutcome.ANSWERED, 5))
+        self.model.expire(self.now_us)
