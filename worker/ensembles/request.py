@@ -6,13 +6,15 @@ worker of the step has put it, and goes into the next step's request, or the ans
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
-from schemas.errors import ErrorCode, WeirError, invalid, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.messages import Moments
 from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
@@ -22,6 +24,8 @@ from worker.ensembles.run import Actions, Call, EnsembleRun
 from worker.ensembles.step_gates import StepGates
 from worker.inner_calls import InnerCalls
 from worker.running_batch import GIVEN_UP
+
+logger = logging.getLogger("weir.worker")
 
 MAX_RUNS = 3
 """How often a request is run whose tensors were lost with the worker that had made them."""
@@ -81,6 +85,7 @@ class EnsembleRequest:
         self._runs = 0
         self._whole: dict[str, Value] | None = None  # the one response of an ensemble that isn't decoupled
         self._has_responded = False
+        self._is_over = False
         self.phases_ns = [0, 0, 0]
         """Compute input, infer and output of its steps so far, summed up."""
 
@@ -88,7 +93,8 @@ class EnsembleRequest:
         """Starts the steps that the request's own tensors are enough for."""
         self._runs += 1
         given = {tensor.name: Value(tensor) for tensor in self._request.inputs}
-        self._do(self._run.begin(given, self._plan.inputs - given.keys()))
+        with self._guarded():
+            self._do(self._run.begin(given, self._plan.inputs - given.keys()))
 
     def cancel(self) -> None:
         """Gives everything up; the caller is told nothing any more."""
@@ -130,6 +136,11 @@ class EnsembleRequest:
     # Steps
 
     def _start(self, call: Call[Value]) -> None:
+        # The place at the gate may have been given by another request, which an error of this one is none of.
+        with self._guarded():
+            self._submit(call)
+
+    def _submit(self, call: Call[Value]) -> None:
         if self._run.has_ended:
             return
         try:
@@ -163,6 +174,10 @@ class EnsembleRequest:
         return request
 
     def _on_answer(self, call: Call[Value], outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+        with self._guarded():
+            self._take(call, outcome, is_final)
+
+    def _take(self, call: Call[Value], outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         if is_final:
             self._gates.leave(call.step.number, call)
         if isinstance(outcome, WeirError):
@@ -224,9 +239,24 @@ class EnsembleRequest:
         self._gates.leave(call.step.number, call)
         self._drop(actions)
         self._release_whole()
-        self._caller.ended(self._named(error))
+        self._ended(self._named(error))
 
     # Answers
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Ends the request with an error where our own code fails: nobody else would ever answer it."""
+        try:
+            yield
+        except Exception:
+            logger.exception("ensemble '%s': a request could not be run", self._config.name)
+            self.cancel()
+            self._ended(self._named(internal("internal server error")))
+
+    def _ended(self, error: WeirError | None) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._caller.ended(error)
 
     def _end(self, is_deadlock: bool) -> None:
         if is_deadlock:
@@ -234,7 +264,7 @@ class EnsembleRequest:
                 f"[request id: {self._request.id or '<id_unknown>'}] unexpected deadlock, at least one output is not "
                 "set while no more ensemble steps can be made"
             )
-            self._caller.ended(self._named(invalid(text)))
+            self._ended(self._named(invalid(text)))
             return
         if self._whole is not None and self._runs < MAX_RUNS and not all(map(self._is_there, self._whole.values())):
             self._run_again()
@@ -242,7 +272,7 @@ class EnsembleRequest:
         whole, self._whole = self._whole, None
         if whole is not None:
             self._respond(whole)
-        self._caller.ended(None)
+        self._ended(None)
 
     def _is_there(self, value: Value) -> bool:
         """Whether an output that was made a while ago can still be read."""

@@ -61,8 +61,9 @@ class Calls:
         return pending
 
     def abandon(self, pending):
-        self.asked.remove(pending)
-        self.abandoned.append(pending)
+        if pending in self.asked:  # giving up what has its last answer changes nothing, as in `Inference`
+            self.asked.remove(pending)
+            self.abandoned.append(pending)
 
     def release(self, ref):
         self.released.append(ref)
@@ -214,6 +215,26 @@ def test_the_rest_of_a_stream_that_fails_is_given_up():
     pending.on_answer(WeirError(ErrorCode.INTERNAL, "no"), False)
     assert calls.abandoned == [pending]
     assert [error.message for error in told.ends] == ["in ensemble 'e', no"]
+
+
+@pytest.mark.parametrize("at", ["begin", "submit", "answer"])
+def test_what_our_own_code_gets_wrong_ends_the_request_once(at, monkeypatch):
+    def broken(*_arguments):
+        raise KeyError("a bug")
+
+    calls = Calls(model("a"))
+    if at == "begin":
+        monkeypatch.setattr("worker.ensembles.run.EnsembleRun.begin", broken)
+    elif at == "submit":
+        calls.submit = broken
+    _, told = begun(calls, ensemble("a"))
+    if at == "answer":
+        monkeypatch.setattr("worker.ensembles.run.EnsembleRun.responded", broken)
+        calls.answer(b"1234")
+    assert [(error.code, error.message) for error in told.ends] == [
+        (ErrorCode.INTERNAL, "in ensemble 'e', internal server error")
+    ]
+    assert calls.asked == []
 
 
 def test_gates_let_everything_in_after_a_while():
