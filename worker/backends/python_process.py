@@ -85,7 +85,8 @@ class PythonProcess:
             name = self._args.get("model_instance_name", "")
             self._connection = self._calls.connect(child.call_end.dup(), os.dup(child.calls_fd), name)
         try:
-            self._tell_log(child)
+            self._told_log = current_settings()
+            _ask_to_load(child, Kind.LOG, self._told_log.told(), timeout_s=timeout_s)
             _ask_to_load(child, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
         except BaseException:
             self._close()
