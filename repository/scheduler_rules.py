@@ -34,7 +34,8 @@ def check_dynamic_batching(config: ModelConfig, batching: DynamicBatching) -> No
         message = f"default priority level must be in range [1, {levels}] for {name}"
         raise ConfigProblem(f"{path}.default_priority_level", message)
     for level in batching.priority_queue_policy:
-        if not 1 <= level <= levels:
+        # Without levels there is nothing that the policies would be for: Triton passes them over.
+        if levels > 0 and not 1 <= level <= levels:
             message = f"priority queue policy must have priority level in range [1, {levels}] for {name}"
             raise ConfigProblem(f"{path}.priority_queue_policy", message)
     if not batching.preserve_ordering:
@@ -48,7 +49,8 @@ def check_dynamic_batching(config: ModelConfig, batching: DynamicBatching) -> No
 
 
 def _check_no_delay(config: ModelConfig, path: str, policy: QueuePolicy | None) -> None:
-    if policy is not None and policy.timeout_action == "DELAY":
+    # Without a default timeout there is none at all, for a request's own can only be smaller.
+    if policy is not None and policy.timeout_action == "DELAY" and policy.default_timeout_microseconds:
         message = (
             f"Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for {config.name}"
         )

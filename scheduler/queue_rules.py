@@ -62,14 +62,13 @@ class QueueRules:
     @classmethod
     def of(cls, dynamic: DynamicBatching) -> QueueRules:
         """The rules of a dynamic batcher."""
-        policies = [
-            policy for policy in (dynamic.default_queue_policy, *dynamic.priority_queue_policy.values()) if policy
-        ]
+        by_level = dynamic.priority_queue_policy if dynamic.priority_levels else {}
+        policies = [policy for policy in (dynamic.default_queue_policy, *by_level.values()) if policy]
         return cls(
             _level_rules(dynamic.default_queue_policy),
             dynamic.priority_levels,
             dynamic.default_priority_level,
-            {level: _level_rules(policy) for level, policy in dynamic.priority_queue_policy.items()},
+            {level: _level_rules(policy) for level, policy in by_level.items()},
             # Answers that must leave in the order of arrival are not brought forward by running some requests earlier.
             is_deadline_first=not dynamic.preserve_ordering,
             # A request that lies at an instance can't be overtaken by a higher priority, times out no more and is not

@@ -52,6 +52,7 @@ def warmup(**fields):
     return {"model_warmup": [{"batch_size": 1, "inputs": {"x": {**WARMUP_INPUT, **fields}}}]}
 
 
+DELAY = {"timeout_action": "DELAY", "default_timeout_microseconds": 1}
 VALID = [
     {},
     {"max_batch_size": 0},
@@ -65,7 +66,9 @@ VALID = [
     dynamic(preferred_batch_size=[8, 4]),
     {"max_batch_size": 0, **dynamic()},
     dynamic(priority_levels=2, default_priority_level=2, priority_queue_policy={1: {"timeout_action": "DELAY"}}),
+    dynamic(priority_queue_policy={0: {}, 7: {"max_queue_size": 1}}),
     dynamic(preserve_ordering=True, priority_levels=1, default_priority_level=1),
+    dynamic(preserve_ordering=True, default_queue_policy={"timeout_action": "DELAY", "allow_timeout_override": True}),
     control(kind="CONTROL_SEQUENCE_READY", bool_false_true=[False, True]),
     control(kind="CONTROL_SEQUENCE_CORRID", data_type="TYPE_STRING"),
     state(dims=[-1], initial_state=[{"name": "z", "data_type": "TYPE_FP32", "dims": [1], "zero_data": True}]),
@@ -167,7 +170,7 @@ INVALID = [
         "Only one priority level is allowed when 'preserve_ordering' is true for net",
     ),
     (
-        dynamic(preserve_ordering=True, default_queue_policy={"timeout_action": "DELAY"}),
+        dynamic(preserve_ordering=True, default_queue_policy=DELAY),
         "dynamic_batching.default_queue_policy",
         "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true for net",
     ),
@@ -176,7 +179,7 @@ INVALID = [
             preserve_ordering=True,
             priority_levels=1,
             default_priority_level=1,
-            priority_queue_policy={1: {"timeout_action": "DELAY"}},
+            priority_queue_policy={1: DELAY},
         ),
         "dynamic_batching.priority_queue_policy",
         "DELAY",

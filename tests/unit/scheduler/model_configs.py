@@ -49,6 +49,7 @@ CONFIGS = [
     config(default_queue_policy=policy(MAX_QUEUE_SIZE)),
     config(delay_us=100, preserve_ordering=True, default_queue_policy=policy(timeout_us=1_500)),
     config(priority_levels=3, default_priority_level=2),
+    config(priority_queue_policy={1: policy(1, 1_000)}),
     config(
         priority_levels=2**64 - 1,
         default_priority_level=2**63,

@@ -27,14 +27,15 @@ class QueueOracle:
         dynamic = self._configs[version].dynamic_batching
         if dynamic is None:
             return QueuePolicy()
-        level = self.level(request, version)
-        return dynamic.priority_queue_policy.get(level) or dynamic.default_queue_policy or QueuePolicy()
+        by_level = dynamic.priority_queue_policy if dynamic.priority_levels else {}
+        return by_level.get(self.level(request, version)) or dynamic.default_queue_policy or QueuePolicy()
 
     def may_stage(self, version: int) -> bool:
         dynamic = self._configs[version].dynamic_batching
         if dynamic is None:
             return True
-        policies = [*dynamic.priority_queue_policy.values(), dynamic.default_queue_policy or QueuePolicy()]
+        by_level = dynamic.priority_queue_policy if dynamic.priority_levels else {}
+        policies = [*by_level.values(), dynamic.default_queue_policy or QueuePolicy()]
         unset = QueuePolicy()
         return dynamic.priority_levels <= 1 and all(
             p.model_copy(update={"timeout_action": "REJECT"}) == unset for p in policies

@@ -35,7 +35,7 @@ configs = st.builds(
     config,
     st.sampled_from([0, 0, 100]),
     st.sampled_from([(), (2, 4)]),
-    priority_levels=st.just(3),
+    priority_levels=st.sampled_from([0, 3, 3]),
     default_priority_level=st.integers(1, 3),
     default_queue_policy=st.one_of(st.none(), policies),
     priority_queue_policy=st.dictionaries(st.integers(1, 3), policies, max_size=2),
