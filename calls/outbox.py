@@ -20,6 +20,7 @@ from calls.in_flight import InFlight
 from calls.payload_store import PayloadStore
 from schemas.errors import WeirError, unavailable
 from schemas.messages import Part, pack_cancel, pack_frame, pack_release
+from schemas.requests import SEQUENCE_END, SEQUENCE_START
 from telemetry.request_log import log_request, logs_requests
 
 logger = logging.getLogger("weir.calls")
@@ -126,7 +127,7 @@ class Outbox:
         if logs_requests(logger):
             for pending in filter(None, (self._in_flight.find(part.key) for part in parts)):
                 log_request(logger, "sent to its queue", model, self._id, pending.key, pending.request.id)
-        for frame in _frames(parts):
+        for frame in frames_of(parts):
             self._place_bodies(frame)
             number = next(self._frame_numbers)
             self._unacked[number] = (model, [part.key for part in frame])
@@ -164,14 +165,21 @@ class Outbox:
             self._on_refused(keys, unavailable("Exceeds maximum queue size"))
 
 
-def _frames(parts: list[Part]) -> Iterable[list[Part]]:
+def frames_of(parts: list[Part]) -> Iterable[list[Part]]:
+    """The parts, in order, as they leave together."""
     frame: list[Part] = []
     size = 0
     for part in parts:
-        if frame and size + len(part.body) > MAX_FRAME_BYTES:
+        # What starts a sequence travels alone. With others it would be delivered again, if the scheduler dies, for as
+        # long as one of them has no answer: the sequence would be started anew and go on without what came since.
+        starts = part.sequence_flags & (SEQUENCE_START | SEQUENCE_END) == SEQUENCE_START
+        if frame and (starts or size + len(part.body) > MAX_FRAME_BYTES):
             yield frame
             frame, size = [], 0
         frame.append(part)
         size += len(part.body)
+        if starts:
+            yield frame
+            frame, size = [], 0
     if frame:
         yield frame
