@@ -9,6 +9,7 @@ from itertools import islice
 from scheduler.placement import Instance
 from scheduler.queued_request import QueuedRequest
 from scheduler.sequence_progress import SequenceProgress
+from schemas.messages import NOBODY
 from schemas.requests import SEQUENCE_START
 
 CorrelationId = int | str
@@ -17,10 +18,23 @@ CorrelationId = int | str
 class Sequence:
     """One sequence: the requests that wait (`queue`), the one that is `running`, and its slot (`instance` None: none).
 
-    `is_closed` once its END has come: no more requests are its own. `is_over` when it was forgotten.
+    `is_closed` once its END has come: no more requests are its own. `is_over` when it was forgotten. `ended` is the
+    gateway and key of the last request of a gateway's that has ended.
     """
 
-    __slots__ = ("id", "instance", "is_closed", "is_over", "last_us", "progress", "queue", "running", "shape", "slot")
+    __slots__ = (
+        "ended",
+        "id",
+        "instance",
+        "is_closed",
+        "is_over",
+        "last_us",
+        "progress",
+        "queue",
+        "running",
+        "shape",
+        "slot",
+    )
 
     def __init__(self, id: CorrelationId, progress: SequenceProgress) -> None:
         self.id = id
@@ -33,6 +47,7 @@ class Sequence:
         self.is_closed = False
         self.is_over = False
         self.last_us = 0
+        self.ended: tuple[str, int] = (NOBODY, 0)
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, waiting={len(self.queue)})"
@@ -44,6 +59,11 @@ class Sequence:
         if progress.state_at == progress.number or first.sequence_flags & SEQUENCE_START:
             return first
         return progress.next_replay or first
+
+    def has_run(self, request: QueuedRequest) -> bool:
+        """Whether the request, which its gateway sent again, has ended here: a gateway counts its keys up."""
+        gateway, key = self.ended
+        return request.gateway == gateway and request.key <= key
 
     def holds(self, request: QueuedRequest) -> bool:
         """Whether the request is one of this sequence's that has not ended."""

@@ -199,6 +199,7 @@ class SequenceScheduler:
                 failures += self._run_again(now_us, request, sequence)
                 continue
             if not is_replay:
+                sequence.ended = (request.gateway, request.key)
                 answered.append(request)
                 self.failures["CANCELED"] += request in again
             self._table.ran(sequence, now_us)
@@ -267,6 +268,11 @@ class SequenceScheduler:
                 id = -self._own_ids
                 request.terms = request.terms._replace(correlation_id=id, sequence_flags=flags)
             flags |= SEQUENCE_END
+        elif self._table.has_run(request):
+            return unavailable(
+                f"the answer to a request of sequence {_name(request)} of model '{self._model}' was lost with the broker: "
+                "the request has run"
+            )
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
             return None
         if self._table.is_lost(request.correlation_id):

@@ -101,6 +101,11 @@ class SequenceTable:
         """Whether a sequence of this id lost its instance and was not started again since."""
         return id in self._lost
 
+    def has_run(self, request: QueuedRequest) -> bool:
+        """Whether the request, which its gateway sent again, has run in its sequence: it would change the state twice."""
+        sequence = self._open.get(request.correlation_id)
+        return sequence is not None and sequence.has_run(request)
+
     def find(self, request: QueuedRequest) -> Sequence | None:
         """The sequence that the request, which has not ended, belongs to."""
         sequence = self._open.get(request.correlation_id)

@@ -160,6 +160,34 @@ def test_a_sequence_whose_instance_died_is_told_so() -> None:
     )
 
 
+def test_a_request_that_has_run_and_is_sent_again_does_not_run_twice() -> None:
+    """Its answer may have gone with the broker, and its gateway sends it again: its effect is in the state already."""
+    model = ModelScheduler("model")
+    model.configure(1, PLAIN[0])
+    model.set_instances("a", {1: 1})
+    rows = [Part(key, -1, 1, "", 0, 0, 0, 5, flags, "", b"") for key, flags in ((7, SEQUENCE_START), (9, 0), (12, 0))]
+
+    def send(row: Part) -> list[Any]:
+        return model.enqueue(requests_of("gateway", [row], 0, CountingFrame()))
+
+    for row in rows[:2]:
+        assert not send(row)
+        (batch,), _ = model.dispatch(1)
+        model.complete(2, batch.id, BatchOutcome.ANSWERED, 5)
+    for row in rows[:2]:
+        (refused,) = send(row)
+        assert refused.error.code is ErrorCode.UNAVAILABLE
+        assert refused.error.message == (
+            "the answer to a request of sequence 5 of model 'model' was lost with the broker: the request has run"
+        )
+    assert not send(rows[2])
+    (batch,), _ = model.dispatch(3)
+    assert batch.places[0].number == 2
+    model.complete(4, batch.id, BatchOutcome.ANSWERED, 5)
+    assert not model.enqueue(requests_of("other", [rows[0]], 0, CountingFrame()))
+    assert len(model) == 1
+
+
 def test_a_sequence_waits_for_a_slot_no_longer_than_its_timeout() -> None:
     model = ModelScheduler("model")
     model.configure(1, PLAIN[0])
