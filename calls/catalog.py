@@ -20,6 +20,7 @@ from schemas.normalizer import RequestNormalizer
 from schemas.registry import UNLOADED, ModelRecord, ModelState
 
 _MAX_VERSION = 2**63 - 1
+_MAX_VERSION_DIGITS = 19
 
 RECOVERY_GRACE_S = 30.0
 """How long requests for a model that has just lost its last worker are still accepted."""
@@ -104,8 +105,7 @@ class Catalog:
 
         Raises WeirError (INVALID_ARG) for what can't be a version.
         """
-        if not _is_version(version):
-            raise _not_a_version(version)
+        check_version(version)
         served = self._served.get(name) or self._only_one_called(name)
         return served is not None and version in served.version_texts and served.name not in self._accept_until_s
 
@@ -223,8 +223,7 @@ class Catalog:
             namesakes.discard(identity)
 
     def _refusal(self, name: str, version: str) -> WeirError:
-        if not _is_version(version):
-            return _not_a_version(version)
+        check_version(version)
         identities = self._identities(name)
         if len(identities) > 1:
             return invalid(
@@ -241,15 +240,15 @@ class Catalog:
         return not_found(f"Request for unknown model: '{name}' version {version} is not found")
 
 
-def _is_version(version: str) -> bool:
-    return not version or (version.isdigit() and version.isascii() and int(version) <= _MAX_VERSION)
-
-
-def _not_a_version(version: str) -> WeirError:
-    return invalid(
-        f"failed to get model version from specified version string '{version}' (details: stol), "
-        "version should be an integral value > 0"
-    )
+def check_version(version: str) -> None:
+    """Raises WeirError (INVALID_ARG) for what can't be a version; "" is the latest."""
+    # int() raises for some thousands of digits, and is given no more to work on than a version can have.
+    is_number = version.isdigit() and version.isascii() and len(version) <= _MAX_VERSION_DIGITS
+    if version and not (is_number and int(version) <= _MAX_VERSION):
+        raise invalid(
+            f"failed to get model version from specified version string '{version}' (details: stol), "
+            "version should be an integral value > 0"
+        )
 
 
 def _ready_versions(records: list[ModelRecord]) -> list[int]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from calls.catalog import Catalog
+from calls.catalog import Catalog, check_version
 from gateway.statistics import Statistics
 from schemas.errors import invalid
-
-_LARGEST_VERSION = (1 << 63) - 1
 
 
 async def model_statistics(catalog: Catalog, statistics: Statistics, name: str, version: str) -> dict[str, Any]:
@@ -25,11 +23,7 @@ async def model_statistics(catalog: Catalog, statistics: Statistics, name: str, 
 
 
 def _check_served(catalog: Catalog, name: str, version: str) -> None:
-    if version and not (version.isdigit() and version.isascii() and int(version) <= _LARGEST_VERSION):
-        raise invalid(
-            f"failed to get model version from specified version string '{version}' (details: stol), version should "
-            "be an integral value > 0"
-        )
+    check_version(version)
     if not name:
         return
     served = catalog.served_model(name)

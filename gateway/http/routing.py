@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -14,7 +15,22 @@ from schemas.kserve_response import error_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:int}")
+
+class _Digits(Convertor[str]):
+    """A number of any length, without zeros before it: Starlette's own raises where it is too long for int()."""
+
+    regex = "[0-9]+"
+
+    def convert(self, value: str) -> str:
+        return value.lstrip("0") or "0"
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("digits", _Digits())
+
+MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}")
 """Where a model's routes begin: without and with a version."""
 
 
@@ -30,8 +46,7 @@ def post(path: str, handler: Handler) -> Route:
 
 def named(request: Request) -> tuple[str, str]:
     """(model, version) of the URL; "" for a version that it does not name."""
-    version = request.path_params.get("version")
-    return request.path_params["model"], "" if version is None else str(version)
+    return request.path_params["model"], request.path_params.get("version", "")
 
 
 def json_answer(content: Any) -> Response:

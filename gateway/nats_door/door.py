@@ -96,6 +96,7 @@ class NatsDoor:
 
     def _submit(self, call: NatsCall, message: Message) -> None:
         model, version = subjects.infer_target(message.subject)
+        version = version.lstrip("0") or version[:1]  # 01 is 1, as over HTTP
         served = self._doors.catalog.resolve(model, version)
         headers = parse_headers(message.header_block)
         request = self._parsed(model, version, message.data, headers)

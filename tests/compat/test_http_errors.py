@@ -304,6 +304,7 @@ def test_a_path_or_a_verb_that_is_not_there(http: httpx.Client, method: str, pat
     ("path", "status"),
     [
         ("/v2/models/pair/versions/01/ready", 200),
+        (f"/v2/models/pair/versions/{'0' * 5000}1/ready", 200),
         ("/v2/models/versions/versions/1/ready", 200),
         ("/v2/models/versions/versions/2/ready", 400),
         ("/v2/models/nowhere/ready", 400),
@@ -322,6 +323,8 @@ def test_a_version_that_can_not_be(http: httpx.Client) -> None:
             400,
             VERSION + "version should be an integral value > 0",
         )
+        answer = http.get(f"/v2/models/pair/versions/{'1' * 5000}{path}")
+        assert (answer.status_code, answer.json()["error"][:40]) == (400, VERSION[:40]), "int() would raise"
 
 
 # The stock client

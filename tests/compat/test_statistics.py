@@ -118,7 +118,8 @@ def test_a_model_that_was_never_asked(client: Any) -> None:
         "batch_stats": [],
         "memory_usage": [],
     }
-    assert [found["version"] for found in all_rows(client, "versions", "2")] == ["2"]
+    for version in ("2", "02"):
+        assert [found["version"] for found in all_rows(client, "versions", version)] == ["2"]
 
 
 def test_all_models_are_told_of_in_order(client: Any) -> None:
@@ -193,6 +194,7 @@ def test_what_is_refused_is_not_counted(client: Any) -> None:
         ("nowhere", "", "requested model 'nowhere' is not available"),
         ("nowhere", "1", "requested model 'nowhere' is not available"),
         ("versions", "7", "requested model version is not available for model 'versions'"),
+        ("versions", "1" * 5000, "failed to get model version from specified version string '1111"),
         ("versions", "99999999999999999999", "failed to get model version from specified version string '9999"),
     ],
 )

@@ -117,7 +117,7 @@ async def test_refusals_are_worded_as_tritons(nats_url: str) -> None:
             ErrorCode.NOT_FOUND,
             "Request for unknown model: 'm' version 9 is not found",
         )
-        for version in ("x", "-1", "１"):
+        for version in ("x", "-1", "１", "9" * 20, "1" * 5000):
             assert c.refusal("m", version)[0] is ErrorCode.INVALID_ARG
 
 
