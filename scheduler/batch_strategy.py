@@ -61,7 +61,7 @@ class GuardedStrategy:
             try:
                 self._batch = self._strategy.begin()
                 self._strategy.include(_facts(first), self._batch)
-            except Exception:  # noqa: BLE001 - a model's own code, which may raise anything
+            except (Exception, SystemExit):  # noqa: BLE001 - a model's own code, which may raise anything
                 self._give_up()
 
     def includes(self, request: QueuedRequest) -> bool:
@@ -69,7 +69,7 @@ class GuardedStrategy:
         if self._is_on:
             try:
                 return bool(self._strategy.include(_facts(request), self._batch))
-            except Exception:  # noqa: BLE001 - see `begin`
+            except (Exception, SystemExit):  # noqa: BLE001 - see `begin`
                 self._give_up()
         return True
 

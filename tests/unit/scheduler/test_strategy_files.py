@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,12 @@ def batches(strategy: GuardedStrategy | None, *sizes: int) -> list[list[int] | N
 
 def test_a_strategy_ends_batches_sooner_and_never_later():
     assert batches(GuardedStrategy(Sized(), "s"), 4, 6, 5, 50, 1, 1, 1, 1, 1) == [[1, 2], [3], [4], [5, 6, 7, 8], [9]]
+
+
+@pytest.mark.parametrize("method", ["begin", "include"])
+def test_without_it_when_it_wants_to_exit(method: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Sized, method, lambda *_: sys.exit())
+    assert batches(GuardedStrategy(Sized(), "s"), 9, 9) == [[1, 2]]
 
 
 def test_without_it_when_it_has_raised(caplog: pytest.LogCaptureFixture):
