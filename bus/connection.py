@@ -41,6 +41,7 @@ class Bus:
         self._next_sid = 0
         self._kept: list[tuple[str, bytes, str, bytes]] = []
         self._kept_bytes = 0
+        self.losses = 0  # how often the connection was lost
         self._closing = False
         self._lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -150,7 +151,9 @@ class Bus:
         if self._protocol is not None:
             self._protocol.close()
         if not self._admin.is_closed:
-            await self._admin.close()
+            # What uvloop says of a write to a connection whose other end has gone.
+            with contextlib.suppress(RuntimeError):
+                await self._admin.close()
 
     async def _open(self) -> None:
         """Connects to the first server that answers, trying for ever, and restores what stood."""
@@ -185,6 +188,7 @@ class Bus:
 
     def _on_lost(self) -> None:
         self._protocol = None
+        self.losses += 1
         self._lost.set()
 
     async def _keep(self) -> None:

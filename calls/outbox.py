@@ -60,6 +60,7 @@ class Outbox:
         self._cancelled: dict[str, list[int]] = {}
         self._released: dict[str, list[SlotRow]] = {}
         self._flush_due = False
+        self._losses = bus.losses  # of those connections nothing is left to be sent again
         self._frame_numbers = count(1)
         self._unacked: dict[int, tuple[str, list[int]]] = {}
 
@@ -96,6 +97,8 @@ class Outbox:
 
     def resend_all(self) -> None:
         """The stream may have lost everything: a request that it still has is recognised by its key."""
+        if self._bus.is_connected:
+            self._losses = self._bus.losses
         self._unacked.clear()
         self._on_the_way.clear()
         self._waiting.clear()
@@ -104,8 +107,11 @@ class Outbox:
     def flush(self) -> None:
         """Sends what is waiting and may leave."""
         self._flush_due = False
-        for model in [model for model in self._waiting if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
-            self._send(model, self._waiting.pop(model))
+        # After a loss nothing leaves before the streams are there again and `resend_all` sends everything, in order: what
+        # found no stream would come after what was accepted later.
+        if self._losses == self._bus.losses:
+            for model in [model for model in self._waiting if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
+                self._send(model, self._waiting.pop(model))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, {}
             for model, keys in cancelled.items():

@@ -33,6 +33,7 @@ class Bench:
     """A bus, a catalog, a registry and payloads for one `Inference`. `told` is what callers heard: (name, what)."""
 
     is_connected = True
+    losses = 0
     max_payload_bytes = 1 << 20
 
     def __init__(self, cache: str = "", keeps_references: bool = False) -> None:
@@ -194,6 +195,23 @@ async def test_a_stream_whose_turn_it_is_not_ends_when_too_much_waits(
     await asyncio.sleep(0)
     assert bench.cancels == 1
     assert bench.inference.in_flight == 0
+
+
+async def test_after_a_loss_nothing_leaves_before_everything_does_in_order(bench: Bench) -> None:
+    """The broker may be back before its streams are: what found none would come after what was accepted later."""
+    for name in "12":
+        bench.submit(name)
+    await asyncio.sleep(0)
+    bench.losses += 1
+    bench.submit("3")
+    await asyncio.sleep(0)
+    assert bench.sent == [1, 2]
+    bench.inference._outbox.resend_all()
+    await asyncio.sleep(0)
+    assert bench.sent[2:] == [1, 2, 3]
+    bench.submit("4")
+    await asyncio.sleep(0)
+    assert bench.sent[5:] == [4]
 
 
 async def test_a_hit_comes_later_and_only_to_who_is_still_there() -> None:
