@@ -25,6 +25,9 @@ class Batcher(ABC):
     ask for more, in an `OrderedQueue`.
     """
 
+    has_steps = False
+    """Whether what is run asks other models, which may keep states of sequences."""
+
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
         self._max_size = rules.of_level(1).max_size

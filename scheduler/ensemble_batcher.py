@@ -18,6 +18,8 @@ MAX_REQUESTS = 256
 class EnsembleBatcher(Batcher):
     """See `scheduler.batcher.Batcher`: everything that waits, within bounds, at once."""
 
+    has_steps = True
+
     def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
         super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
 

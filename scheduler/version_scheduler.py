@@ -28,6 +28,9 @@ TIMEOUT_EXPIRED = "Request timeout expired"
 LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
 """What a request ends with whose responses may have been seen in part: it can't be done again."""
 
+LOST_STEPS = "the ensemble's worker was lost while it ran a request of sequence {}: start the sequence again"
+"""What a sequence's request to an ensemble ends with: models of its steps may have counted it already."""
+
 
 class Failure(NamedTuple):
     """Answer this request with this error: it is over."""
@@ -244,7 +247,11 @@ class VersionScheduler:
 
     def _do_again(self, batches: list[Batch]) -> Ended:
         requests = [request for batch in batches for request in batch.requests]
-        again, given_up = self._retry.after_loss(requests)
+        uncertain: list[QueuedRequest] = []
+        if self._batcher.has_steps:
+            # A step's model may have taken it into its sequence's state: what it has seen it must not see twice.
+            uncertain = [request for request in requests if request.correlation_id and not request.cancelled]
+        again, given_up = self._retry.after_loss(request for request in requests if request not in uncertain)
         for request in again:
             request.place = self
         self._batcher.put_back(again)
@@ -252,6 +259,7 @@ class VersionScheduler:
             Failure(request, internal(f"the model's worker died {request.attempts} times while running this request"))
             for request in given_up
         ]
+        failures += [Failure(request, unavailable(LOST_STEPS.format(request.correlation_id))) for request in uncertain]
         return self._cancelled(requests), failures
 
     def _cancelled(self, lost: list[QueuedRequest]) -> list[QueuedRequest]:

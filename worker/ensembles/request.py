@@ -218,6 +218,10 @@ class EnsembleRequest:
 
     def _lost(self, call: Call[Value]) -> None:
         """Tensors that the step was to read have gone with the worker that had made them: all of it runs again."""
+        if self._own.correlation_id:
+            # A step that has run may have taken the request into its sequence's state.
+            self._fail(call, unavailable("tensors between its steps were lost: start the sequence again"))
+            return
         if self._has_responded or self._runs >= MAX_RUNS:
             self._fail(call, unavailable("tensors between its steps were lost; the request may be sent again"))
             return

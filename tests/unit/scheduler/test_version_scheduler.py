@@ -4,8 +4,10 @@ from queued import keys, request
 
 from scheduler.batcher import DefaultBatcher
 from scheduler.dynamic_batcher import DynamicBatcher
+from scheduler.ensemble_batcher import EnsembleBatcher
 from scheduler.placement import STAGING_LEAD_US
-from scheduler.version_scheduler import LOST_STREAM, VersionScheduler
+from scheduler.queued_request import Terms
+from scheduler.version_scheduler import LOST_STEPS, LOST_STREAM, VersionScheduler
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
 
@@ -171,6 +173,23 @@ def test_a_decoupled_batch_is_not_done_again_when_it_is_lost():
     assert version.failures == {"REJECTED": 0, "CANCELED": 1}
     version.set_instances("b", 1)
     assert sent(version, 3) == []
+
+
+def test_a_lost_request_of_a_sequence_to_an_ensemble_is_not_done_again():
+    version = VersionScheduler(1, EnsembleBatcher())
+    version.set_instances("a", 1)
+    requests = [request(key=key) for key in range(1, 5)]
+    for sequential in requests[1:3]:
+        sequential.terms = Terms(correlation_id=7)
+    version.enqueue(requests)
+    version.dispatch(0)
+    requests[2].cancelled = True
+    answered, failures = version.worker_lost(2, "a")
+    assert [(f.request.key, f.error.message) for f in failures] == [(2, LOST_STEPS.format(7))]
+    assert failures[0].error.code is ErrorCode.UNAVAILABLE
+    assert keys(answered) == [3]
+    version.set_instances("b", 1)
+    assert sent(version, 3) == [("b", [1, 4])]
 
 
 def test_a_decoupled_batch_that_its_worker_did_not_run_is_done_again():

@@ -94,9 +94,10 @@ class Told:
         self.ends.append(error)
 
 
-def begun(calls, config, gates=None, shape=(4,)):
+def begun(calls, config, gates=None, shape=(4,), correlation_id=0):
     told = Told()
     request = InferRequest("e", id="me", inputs=[Tensor("IN", "FP32", shape, bytes(4 * int(np.prod(shape))))])
+    request.correlation_id = correlation_id
     gates = gates or StepGates(len(config.ensemble_scheduling.step), 0)
     asked = EnsembleRequest(config, EnsemblePlan(config), gates, request, calls, PayloadReader(), told)
     asked.begin()
@@ -191,6 +192,18 @@ def test_gates_let_in_as_many_as_they_may():
         assert [len(told.responses) for _, told in rows] == [1, 0, 1]
 
     asyncio.run(three())
+
+
+def test_a_request_of_a_sequence_is_not_run_anew(slots):
+    calls = Calls(model("a"), model("b"))
+    _, told = begun(calls, ensemble("a", "b"), correlation_id=7)
+    lost = slots()
+    calls.answer(lost.ref())
+    calls.answer(LOST)
+    assert (calls.asked, calls.released) == ([], [lost.ref()])
+    assert [error.message for error in told.ends] == [
+        "in ensemble 'e', tensors between its steps were lost: start the sequence again"
+    ]
 
 
 def test_what_was_lost_before_its_step_leaves_the_gate(slots):
