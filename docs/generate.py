@@ -122,6 +122,12 @@ _BOUNDS = [
         "wait for a NATS caller's next acknowledgement",
         "the request ends: 503",
     ),
+    (
+        "gateway.nats_door.call",
+        "STOPPING_PATIENCE_S",
+        "the same while the gateway stops",
+        "the request ends: 503",
+    ),
     ("calls.answer_order", "MAX_HELD_ANSWERS", "answers that wait for those of earlier requests", "as below"),
     ("calls.answer_order", "MAX_HELD_BYTES", "their outputs", "requests: 503; a stream that waits ends: UNAVAILABLE"),
     ("calls.shared_cache", "PATIENCE_S", "wait for a shared response cache", "the request is queued"),

@@ -30,6 +30,9 @@ MAX_ALL_UNREAD_BYTES = 256 << 20
 ACKNOWLEDGEMENT_PATIENCE_S = 300.0
 """How long answers wait for the next acknowledgement: that a caller has gone is told only when something is sent to it."""
 
+STOPPING_PATIENCE_S = 5.0
+"""The same while the gateway stops, which one caller that has gone is not to hold up any longer."""
+
 _HEADERS_BYTES = 512  # more than the headers of an answer take
 _MAX_ERROR_LENGTH = 8192  # characters: a message that is larger than the broker takes would cost the connection
 _MAX_HEADER_LENGTH = 1024
@@ -66,6 +69,7 @@ class NatsCall:
         "_window",
         "error",
         "give_up",
+        "heard_s",
     )
 
     def __init__(self, bus: Bus, reply: str, flow: str, unread: Unread, on_end: Callable[[NatsCall], None]) -> None:
@@ -81,6 +85,8 @@ class NatsCall:
         self._unread = unread
         self._timer: asyncio.TimerHandle | None = None
         self._started_ns = time.monotonic_ns()
+        self.heard_s = 0.0
+        """When, by the monotonic clock, its caller acknowledged an answer last; 0 before the first."""
         self.error = ""
         self.give_up: Callable[[], None] = lambda: None
         """Abandons the request; set by whoever submits it."""
@@ -123,6 +129,7 @@ class NatsCall:
         if not self._window:
             return
         self._credit = min(self._credit + 1, self._window)
+        self.heard_s = time.monotonic()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

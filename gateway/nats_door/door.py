@@ -19,6 +19,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.headers import parse_headers
 from gateway.doors import Doors
+from gateway.nats_door import call as nats_call
 from gateway.nats_door.call import NatsCall, Unread
 from gateway.nats_door.discovery import Endpoint, MicroService
 from gateway.nats_door.request_headers import read_headers, window_of
@@ -71,9 +72,15 @@ class NatsDoor:
             await asyncio.wait_for(self._bus.flush(), _BROKER_PATIENCE_S)
 
     async def close(self, timeout_s: float) -> None:
-        """Waits for the acknowledgements of what has been answered; then ends what still waits for some."""
-        deadline_s = time.monotonic() + timeout_s
-        while self._calls and time.monotonic() < deadline_s:
+        """Waits for the acknowledgements of what has been answered; then ends what still waits for some.
+
+        A caller that is silent for some seconds isn't waited for any longer.
+        """
+        began_s = time.monotonic()
+        while self._calls and (now_s := time.monotonic()) < began_s + timeout_s:
+            for call in list(self._calls.values()):
+                if now_s > max(began_s, call.heard_s) + nats_call.STOPPING_PATIENCE_S:
+                    call.refuse(unavailable("the server is stopping"))
             await asyncio.sleep(_DRAIN_POLL_S)
         for call in list(self._calls.values()):
             call.refuse(unavailable("the server is stopping"))

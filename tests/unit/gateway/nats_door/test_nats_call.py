@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import orjson
@@ -13,6 +14,7 @@ from bus.headers import parse_headers
 from calls.catalog import ServedModel
 from gateway.nats_door import call as nats_call
 from gateway.nats_door.call import NatsCall, Unread
+from gateway.nats_door.discovery import Endpoint
 from gateway.nats_door.door import NatsDoor
 from gateway.nats_door.request_headers import read_headers, window_of
 from schemas.errors import ErrorCode, WeirError, internal
@@ -145,6 +147,24 @@ async def test_at_a_stop_each_caller_is_told_that_it_is_the_end() -> None:
     assert caller.error == "the server is stopping"
     assert len(caller.sent) == 2
     assert caller.unread.size_bytes == 0
+
+
+async def test_a_stop_waits_for_who_acknowledges_and_not_for_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_call, "STOPPING_PATIENCE_S", 0.2)
+    door = NatsDoor(StoppingBus(), "gateway", cast(Any, None))  # type: ignore[arg-type]
+    gone, slow = Caller(window=1), Caller(window=1)
+    for number, caller in enumerate((gone, slow)):
+        caller.call._on_end = partial(door._on_end, number, Endpoint("infer", "infer.*"))
+        door._calls[number] = caller.call
+        for answer in range(5):
+            caller.answer(is_final=answer == 4)
+    closing = asyncio.create_task(door.close(20))
+    while len(slow.sent) < 5:
+        await asyncio.sleep(0.1)
+        slow.call.acknowledged()
+    await asyncio.wait_for(closing, 10)
+    assert (gone.error, len(gone.sent)) == ("the server is stopping", 2)
+    assert slow.error == ""
 
 
 class StoppingBus:
