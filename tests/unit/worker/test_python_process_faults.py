@@ -11,15 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from python_models import IDENTITY, Models, error_of, execute_body, numbers, only
 
 from schemas.errors import ErrorCode, WeirError
-from worker.backends import python_process
-from worker.backends.python_child import PythonChild
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
 
 
@@ -354,23 +351,6 @@ class TestDeath:
             process.start(30)
         killing.join()
         assert process.pid is None
-
-    def test_a_process_that_dies_before_it_listens(self, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Stillborn(PythonChild):
-            def __init__(self, *where: Any) -> None:
-                super().__init__(*where)
-                os.kill(self.pid, signal.SIGKILL)
-
-        with models.running(IDENTITY) as process:
-            process.kill()
-            with pytest.raises(ProcessDied):
-                process.execute([PythonRequest()])
-            with monkeypatch.context() as patch:
-                patch.setattr(python_process, "PythonChild", Stillborn)
-                with pytest.raises(WeirError, match="ended by SIGKILL while it was loading the model"):
-                    process.start(30)
-            process.start(30)
-            only(process.execute([PythonRequest("", inputs=[numbers(1)])]))
 
     def test_it_does_not_depend_on_the_thread_that_started_it(self, models: Models) -> None:
         process = PythonProcess(models.write(IDENTITY), 1, "model.py", {})
