@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from endpoints import Endpoints
-from serving import Server, clean_environment
-
-from bus.parent_death import dies_with_parent
-from telemetry.readiness import READY_FD
+from role_process import started
+from serving import Server
 
 _RUN = """
 import json, sys
@@ -30,21 +25,9 @@ class OwnGateway(Endpoints):
 
     def __init__(self, folder: Path, server: Server, **settings: Any) -> None:
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-        ready, announced = os.pipe()
         self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _RUN, json.dumps({"nats_url": server.nats_url, **ports, **settings})],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**clean_environment(folder), READY_FD: str(announced)},
-                pass_fds=(announced,),
-                preexec_fn=dies_with_parent(),
-            )
-        os.close(announced)
-        with os.fdopen(ready) as pipe:
-            self.told: dict[str, Any] = json.loads(pipe.readline() or "{}")
+        told = json.dumps({"nats_url": server.nats_url, **ports, **settings})
+        self.process, self.told = started(["-c", _RUN, told], folder, self._log)
         places = [f"127.0.0.1:{self.told.get(name, 0)}" for name in ports]
         super().__init__(*places)
 

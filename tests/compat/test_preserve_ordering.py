@@ -6,6 +6,7 @@ import asyncio
 import queue
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import tritonclient.grpc
 from model_zoo import write_slow, write_streamer
 from serving import Server
-from streaming import Caller, Heard, array_of, caller
+from streaming import Caller, Heard, array_of, run_with_caller
 
 from schemas.errors import WeirError
 from schemas.requests import InferRequest
@@ -45,15 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def run(server: Server) -> Callable[[Callable[[Caller], Any]], Any]:
     """Runs a coroutine function with a caller."""
-
-    def run(test: Callable[[Caller], Any]) -> Any:
-        async def with_caller() -> Any:
-            async with caller(server.nats_url) as connected:
-                return await test(connected)
-
-        return asyncio.run(with_caller())
-
-    return run
+    return partial(run_with_caller, server.nats_url)
 
 
 def delays() -> list[float]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,30 @@ from bus.parent_death import dies_with_parent
 from telemetry.readiness import READY_FD
 
 
+def started(arguments: Sequence[str], folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """A role that Python runs with these arguments, and what it announced: that it is ready, or why it does not start."""
+    ready, announced = os.pipe()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**clean_environment(folder), READY_FD: str(announced)},
+            pass_fds=(announced,),
+            preexec_fn=dies_with_parent(),
+        )
+    os.close(announced)
+    with os.fdopen(ready) as pipe:
+        return process, json.loads(pipe.readline() or "{}")
+
+
 class RoleProcess:
     """One role; `facts` are what it announced when it was ready."""
 
     def __init__(self, folder: Path, role: str, *options: str) -> None:
         self._log = folder / f"{role}-{len(list(folder.iterdir()))}.log"
-        ready, announced = os.pipe()
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "weir", role, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**clean_environment(folder), READY_FD: str(announced)},
-                pass_fds=(announced,),
-                preexec_fn=dies_with_parent(),
-            )
-        os.close(announced)
-        with os.fdopen(ready) as pipe:
-            self.facts: dict[str, Any] = json.loads(pipe.readline() or "{}")
+        self.process, self.facts = started(["-m", "weir", role, *options], folder, self._log)
         assert self.facts.get("ready"), self._log.read_text()
 
     def log(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -101,6 +101,16 @@ async def caller(nats_url: str) -> AsyncIterator[Caller]:
             await inference.stop(0)
             payloads.close()
             await bus.close()
+
+
+def run_with_caller(nats_url: str, test: Callable[[Caller], Coroutine[Any, Any, Any]]) -> Any:
+    """What a coroutine function returns that is given a caller."""
+
+    async def with_caller() -> Any:
+        async with caller(nats_url) as connected:
+            return await test(connected)
+
+    return asyncio.run(with_caller())
 
 
 def array_of(outcome: Outcome, name: str) -> np.ndarray:

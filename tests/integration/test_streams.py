@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import nats
 import pytest
 from model_zoo import write_streamer
 from serving import Server, wait_until
-from streaming import Caller, Heard, array_of, caller
+from streaming import Caller, Heard, array_of, run_with_caller
 
 from schemas.errors import ErrorCode, WeirError
 from schemas.registry import unpack_heartbeat
@@ -43,15 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def run(server: Server) -> Callable[[Callable[[Caller], Any]], Any]:
     """Runs a coroutine function with a caller."""
-
-    def run(test: Callable[[Caller], Any]) -> Any:
-        async def with_caller() -> Any:
-            async with caller(server.nats_url) as connected:
-                return await test(connected)
-
-        return asyncio.run(with_caller())
-
-    return run
+    return partial(run_with_caller, server.nats_url)
 
 
 async def _held(nats_url: str) -> list[int]:
