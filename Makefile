@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 STAMP  := $(VENV)/.installed
+TESTED := $(VENV)/.installed-for-tests
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-slow gpu-check lint bench docs lock clean
@@ -21,17 +22,24 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# With what single backends need: no part of the lock, for what is installed of torch is another build on each machine.
+$(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt
+	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
+		--requirement tests/requirements/gpu_wheels.txt
+	@touch $@
+
 demo: $(STAMP) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
 	$(RUN) examples.demo
 
 serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001 and 8002 until Ctrl-C.
 	$(RUN) examples.serve
 
-test: $(STAMP) ## Run the tests that need no GPU and little time.
+test: $(TESTED) ## Run the tests that need no GPU and little time.
 	@echo "left out: $$($(RUN) pytest -m gpu --collect-only --quiet | grep -c ::) gpu tests, $$($(RUN) pytest -m slow --collect-only --quiet | grep -c ::) slow tests"
 	$(RUN) pytest -n 2 -m "not slow and not gpu"
 
-test-slow: $(STAMP) ## Run the slow tests.
+test-slow: $(TESTED) ## Run the slow tests.
 	$(RUN) pytest -m "slow and not gpu"
 
 gpu-check: $(STAMP) ## Run the tests that need an NVIDIA GPU.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bus.payloads import PayloadReader
 from repository.completion import DescribedModel
@@ -19,6 +19,7 @@ from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
+from worker.devices import WorkerDevices
 
 
 class CallConnection(Protocol):
@@ -45,7 +46,8 @@ class ProcessCalls(Protocol):
 class ModelVersion:
     """One version of a model to be loaded. `model_directory` holds the numbered version folders.
 
-    `calls` is how processes of its own ask other models, None where they can't.
+    `calls` is how processes of its own ask other models, None where they can't. `settings` are those of its backend from
+    the command line (`--backend-config`).
     """
 
     name: str
@@ -53,6 +55,7 @@ class ModelVersion:
     model_directory: Path
     config: ModelConfig
     calls: ProcessCalls | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def directory(self) -> Path:
@@ -118,6 +121,10 @@ class InstanceDied(Exception):
     """The instance can't go on and has answered none of the batch: the batch is to be done again by another."""
 
 
+class DeviceLost(InstanceDied):
+    """Nothing can run on the device in this process any more: the worker has to be started anew."""
+
+
 @dataclass(slots=True, eq=False)
 class Result:
     """One request's outcome: outputs and response parameters, or an error.
@@ -156,6 +163,13 @@ def not_iterative() -> WeirError:
     )
 
 
+class Pending(Protocol):
+    """A batch that a device is working on."""
+
+    def results(self) -> Sequence[Result | None]:
+        """Waits until it is done; as `Instance.execute`, in the same thread."""
+
+
 class Instance(Protocol):
     """One instance of a loaded model. All calls come from the thread that created it."""
 
@@ -181,14 +195,33 @@ class LoadedModel(Protocol):
         """Gives up what all instances share; called after they are closed."""
 
 
-class Backend(Protocol):
-    """One kind of models."""
+class Availability(NamedTuple):
+    """Whether a backend can run models here: `runs_on` are kinds of instances, `problems` say why not the others.
+
+    `formats` are the files it loads, `version` is that of the library behind it, "" where it is not installed.
+    """
+
+    runs_on: Sequence[str]
+    formats: Sequence[str] = ()
+    version: str = ""
+    problems: Sequence[str] = ()
+
+
+class VersionLoader(Protocol):
+    """Whoever makes a loaded model of a version of one."""
+
+    def load(self, model: ModelVersion) -> LoadedModel:
+        """Loads a model version. Raises WeirError with the reason when it can't."""
+
+
+class Backend(VersionLoader, Protocol):
+    """One kind of models. Making one imports no library of the backend: that is for `load`."""
+
+    def availability(self, devices: WorkerDevices) -> Availability:
+        """What it can do on a machine with these devices. Loads nothing that could take the process along."""
 
     def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
         """What the model itself tells for completing its configuration.
 
         Its inputs and outputs, or the configuration as the model completed it; None where it doesn't tell.
         """
-
-    def load(self, model: ModelVersion) -> LoadedModel:
-        """Loads a model version. Raises WeirError with the reason when it can't."""

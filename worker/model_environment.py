@@ -10,6 +10,7 @@ from telemetry.metrics_config import MetricsConfig
 from worker.backend import ProcessCalls
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
+from worker.devices import CPU_ONLY, WorkerDevices
 from worker.ensembles.backend import EnsembleBackend
 from worker.execution_turns import ExecutionTurns
 
@@ -32,3 +33,4 @@ class ModelEnvironment:
     checkpoints: SequenceStates | None = None
     ensembles: EnsembleBackend | None = None
     process_calls: ProcessCalls | None = None
+    devices: WorkerDevices = CPU_ONLY

@@ -10,7 +10,6 @@ import logging
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import compress
 from typing import Any
@@ -19,12 +18,10 @@ from bus.payloads import PayloadReader
 from bus.thread_publisher import Outgoing
 from schemas.errors import WeirError, internal
 from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
-from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker
 from worker.backend import (
     RESCHEDULED,
-    Execution,
     Instance,
     InstanceDevice,
     InstanceDied,
@@ -41,6 +38,7 @@ from worker.client_memory import ClientMemory
 from worker.execution_turns import ExecutionTurn
 from worker.implicit_state import ImplicitStates
 from worker.model_environment import ModelEnvironment
+from worker.model_run import ModelRun
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
 from worker.sequence_controls import SequenceControls
@@ -88,6 +86,7 @@ class ModelInstance:
         self._reshaper = reshaper if reshaper.is_needed else None
         self._controls = controls if controls.is_needed else None
         self._states = ImplicitStates(states, environment.checkpoints) if states is not None and states.states else None
+        self._model_run = ModelRun(device.name, self._reshaper, self._states)
         self._has_null_rows = sequences is not None
         self._is_iterative = sequences is not None and sequences.iterative_sequence
         # Its model may keep states by row, so rows stay where they are when one before them can't be run.
@@ -255,7 +254,7 @@ class ModelInstance:
             sizes = batch_sizes(requests, self._batching)
             execution.begin(positions, sizes, requests, fillers)
             try:
-                outcomes = self._outcomes(instance, requests, execution)
+                outcomes = self._model_run.outcomes(instance, requests, execution)
                 if self._states is not None:
                     outcomes = list(outcomes)
                     first += self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
@@ -289,42 +288,6 @@ class ModelInstance:
         record_batch(self._statistics, running, positions, sizes, outcomes, execution, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
         return FinishedBatch(batch.scheduler, done, answers, batch.acks, first)
-
-    def _outcomes(
-        self, instance: Instance, requests: list[InferRequest], execution: Execution
-    ) -> Sequence[Result | None]:
-        if self._reshaper is not None:
-            for request in requests:
-                self._reshaper.to_model(request)
-        try:
-            results = self._run_model(instance, requests, execution)
-        except InstanceDied:
-            raise
-        except WeirError as error:
-            return [Result(error=error)] * len(requests)
-        except Exception as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
-            logger.warning("%s: execution failed\n%s", self._device.name, traceback.format_exc())
-            return [Result(error=internal(f"{type(error).__name__}: {error}"))] * len(requests)
-        if len(results) != len(requests):
-            return [Result(error=internal(f"expected {len(requests)} results, got {len(results)}"))] * len(requests)
-        if self._reshaper is not None:
-            for result in results:
-                if result is not None:
-                    self._reshaper.to_client(result)
-        return results
-
-    def _run_model(
-        self, instance: Instance, requests: list[InferRequest], execution: Execution
-    ) -> Sequence[Result | None]:
-        groups = self._states.alike(requests) if self._states is not None else ()
-        if len(groups) < 2:
-            return instance.execute(requests, execution)
-        results: list[Result | None] = [None] * len(requests)
-        for group in groups:
-            outcomes = instance.execute([requests[position] for position in group], execution)
-            for position, outcome in zip(group, outcomes, strict=True):
-                results[position] = outcome
-        return results
 
     def _encode(
         self, batch: BatchMessage, results: Sequence[Result | None], traced: Mapping[int, Moments] = _NONE_TRACED

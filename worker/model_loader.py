@@ -5,7 +5,6 @@ One broken model never keeps others from loading: what went wrong becomes the `r
 
 from __future__ import annotations
 
-import importlib
 import logging
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -19,19 +18,14 @@ from repository.paths import read_labels
 from schemas.errors import ErrorCode, WeirError, internal, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import UNLOADED, ModelState, VersionRecord
-from worker.backend import Backend, ModelVersion
+from worker.backend import ModelVersion, VersionLoader
+from worker.backend_registry import BackendRegistry
 from worker.config_support import check_supported
 from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
 from worker.model_environment import ModelEnvironment
 from worker.served_version import Load, ServedVersion
 
 logger = logging.getLogger("weir.worker")
-
-BACKENDS = {
-    "onnxruntime": "worker.backends.onnxruntime:OnnxRuntimeBackend",
-    "python": "worker.backends.python:PythonBackend",
-}
-"""Backend by its name in `config.pbtxt`; imported when a model first needs it."""
 
 
 @dataclass(slots=True)
@@ -68,6 +62,7 @@ class ModelLoader:
         self._environment = environment
         self._auto_complete = auto_complete
         self._retries = retries
+        self._backends = BackendRegistry()
         self._loads = count(1)
 
     def scan(self) -> dict[str, FoundModel]:
@@ -116,26 +111,28 @@ class ModelLoader:
         self._conclude(result, serving)
         return result
 
-    def _configure(self, found: FoundModel, source: ConfigSource, first_version: int) -> tuple[Backend, ModelConfig]:
+    def _configure(
+        self, found: FoundModel, source: ConfigSource, first_version: int
+    ) -> tuple[VersionLoader, ModelConfig]:
         ensembles = self._environment.ensembles
         if source.config.ensemble_scheduling is not None and ensembles is not None:
-            config = settle_config(source, None, gpu_ids=())
+            config = settle_config(source, None, self._environment.devices.host_gpus)
             check_supported(config)
             return ensembles, ensembles.settle(config, found)
-        backend = backend_for(source.config)
+        backend = self._backends.of(source.config)
         described: DescribedModel | ModelConfig | None = None
         if self._auto_complete:
             described = backend.describe(ModelVersion(found.name, first_version, found.path, source.config))
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
-        config = settle_config(source, described, gpu_ids=())
+        config = settle_config(source, described, self._environment.devices.host_gpus)
         check_supported(config)
         return backend, config
 
     def _load_version(
         self,
         result: LoadedResult,
-        backend: Backend,
+        backend: VersionLoader,
         found: FoundModel,
         number: int,
         serving: LoadedResult | None,
@@ -153,7 +150,7 @@ class ModelLoader:
         result.served[number] = served
         result.records[number] = served.record
 
-    def _try_to_load(self, backend: Backend, model: ModelVersion, load_mark: str) -> ServedVersion:
+    def _try_to_load(self, backend: VersionLoader, model: ModelVersion, load_mark: str) -> ServedVersion:
         attempts = 0
         while True:
             load = Load(next(self._loads), load_mark)
@@ -210,18 +207,6 @@ def _is_same(serving: LoadedResult, new: LoadedResult, number: int) -> bool:
 def _besides_config(files: Files) -> Files:
     # What the configuration files say is compared by itself: a comment that was changed is none of a version's business.
     return tuple(row for row in files if row[0] != CONFIG_FILE and not row[0].startswith("configs/"))
-
-
-def backend_for(config: ModelConfig) -> Backend:
-    """The backend that `config` names. Raises WeirError when there is none of that name, or it can't run here."""
-    target = BACKENDS.get(config.backend)
-    if target is None:
-        raise invalid(f"unable to find backend '{config.backend or config.platform}' for model '{config.name}'")
-    module, _, name = target.partition(":")
-    try:
-        return cast(Backend, getattr(importlib.import_module(module), name)())
-    except ImportError as error:
-        raise WeirError(ErrorCode.UNAVAILABLE, f"backend '{config.backend}' can't run here: {error}") from error
 
 
 def _reason(error: Exception) -> str:

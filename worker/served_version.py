@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
-from worker.backend import Backend, LoadedModel, ModelVersion
+from worker.backend import LoadedModel, ModelVersion, VersionLoader
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.instance import EnsembleInstance
 from worker.instance_plan import planned_instances
@@ -39,7 +39,7 @@ class ServedVersion:
     then.
     """
 
-    def __init__(self, backend: Backend, model: ModelVersion, environment: ModelEnvironment, load: Load) -> None:
+    def __init__(self, backend: VersionLoader, model: ModelVersion, environment: ModelEnvironment, load: Load) -> None:
         begun_s = time.monotonic()
         self.model = model
         self.statistics = ModelStatistics(latencies=observer_for(model.config, environment.metrics))
@@ -66,7 +66,7 @@ class ServedVersion:
         config, turns = self.model.config, environment.turns
         try:
             warm_up = warm_up_samples(self.model)
-            for number, (device, group) in enumerate(planned_instances(config)):
+            for number, (device, group) in enumerate(planned_instances(config, environment.devices)):
                 turn = None
                 if turns is not None and not group.passive:
                     turn = turns.join(needs_of(group.rate_limiter, device.device_id))

@@ -8,20 +8,19 @@ parameters of Triton's ONNX Runtime backend (`intra_op_thread_count`, `inter_op_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import numpy as np
 
 from repository.completion import DescribedModel, DescribedTensor
-from schemas.datatypes import BY_CONFIG_NAME
 from schemas.errors import internal, invalid
 from schemas.model_config import ModelConfig
-from schemas.requests import InferRequest
-from worker.backend import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
-from worker.batch_inputs import BatchInputs
-from worker.batch_tensors import BatchAssembler, ragged_inputs, split_outputs
-from worker.scattered_outputs import scattered_outputs
+from worker.array_instance import ArrayInstance
+from worker.backend import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
+from worker.devices import WorkerDevices
+from worker.tensor_declarations import TensorDeclarations
 
 _CONFIG_TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -44,6 +43,18 @@ _CONFIG_TYPES = {
 class OnnxRuntimeBackend:
     """See `worker.backend.Backend`."""
 
+    def availability(self, devices: WorkerDevices) -> Availability:
+        """With either of ONNX Runtime's packages."""
+        formats = ("model.onnx",)
+        for package in ("onnxruntime", "onnxruntime-gpu"):
+            try:
+                return Availability(("KIND_CPU",), formats, metadata.version(package))
+            except metadata.PackageNotFoundError:
+                continue
+        return Availability(
+            (), formats, "", ("the onnxruntime package is not installed: install weir[cpu] or weir[gpu]",)
+        )
+
     def describe(self, model: ModelVersion) -> DescribedModel | None:
         """The graph's inputs and outputs; a dimension without a number is -1."""
         session = _open(model, ModelConfig(name=model.name))
@@ -62,115 +73,39 @@ class _OnnxModel:
     def __init__(self, model: ModelVersion) -> None:
         self._config = model.config
         self._session = _open(model, model.config)
-        declared = {tensor.name: _config_type(tensor.type) for tensor in self._session.get_outputs()}
-        self._states = _state_outputs(model.config, declared, {tensor.name for tensor in self._session.get_inputs()})
-        self._outputs: list[tuple[str, str]] = []
-        for output in model.config.output:
-            if output.name not in declared:
-                raise invalid(
-                    f"unexpected inference output '{output.name}', allowed outputs are: {', '.join(sorted(declared))}"
-                )
-            self._outputs.append((output.name, BY_CONFIG_NAME[declared[output.name]].name))
-        _check_inputs(model.config, self._session)
+        declared = TensorDeclarations(
+            {tensor.name: _dims(tensor) for tensor in self._session.get_inputs()},
+            {tensor.name: _config_type(tensor.type) for tensor in self._session.get_outputs()},
+        )
+        declared.check_inputs(model.config)
+        self._outputs = declared.outputs(model.config)
+        self._states = declared.states(model.config)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         if device.kind == "KIND_GPU":
             raise invalid(f"instance {device.name} is of kind KIND_GPU but this worker runs ONNX Runtime on the CPU")
-        return _OnnxInstance(self._session, self._outputs, self._states, self._config)
+        names = [tensor.name for tensor in dict.fromkeys([*self._outputs, *self._states])]
+        return ArrayInstance(_OnnxRunner(self._session, names), self._config, self._outputs, self._states)
 
     def unload(self) -> None:
         del self._session
 
 
-class _OnnxInstance:
-    def __init__(
-        self, session: Any, outputs: list[tuple[str, str]], states: list[tuple[str, str]], config: ModelConfig
-    ) -> None:
+class _OnnxRunner:
+    def __init__(self, session: Any, outputs: list[str]) -> None:
         self._session = session
         self._outputs = outputs
-        self._states = states
-        self._datatypes = dict([*outputs, *states])
-        self._batching = config.max_batch_size > 0
-        self._assembler = BatchAssembler(ragged_inputs(config))
-        self._batch_inputs = BatchInputs(config) or None
-        self._scattered = scattered_outputs(config)
 
-    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
-        inputs = self._assembler.assemble(requests, self._batching, execution.reader)
-        for name, array in inputs.items():
-            if array.dtype.hasobject:
-                inputs[name] = _as_text(name, array)
-        if self._batch_inputs is not None:
-            inputs |= self._batch_inputs.of(requests)
-        execution.input_ready()
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        texts = {name: _as_text(name, array) for name, array in inputs.items() if array.dtype.hasobject}
         try:
-            arrays = self._session.run(list(self._datatypes), inputs)
+            arrays: Sequence[np.ndarray] = self._session.run(self._outputs, {**inputs, **texts} if texts else inputs)
         except RuntimeError as error:  # ONNX Runtime's errors all derive from it
             raise internal(f"onnx runtime error: {error}") from error
-        execution.inferred()
-        if not self._states:
-            outputs = [(name, datatype, array) for (name, datatype), array in zip(self._outputs, arrays, strict=True)]
-            return [Result(tensors) for tensors in split_outputs(requests, outputs, self._batching, self._scattered)]
-        by_name = dict(zip(self._datatypes, arrays, strict=True))
-        outputs, states = (
-            [(name, datatype, by_name[name]) for name, datatype in named] for named in (self._outputs, self._states)
-        )
-        return [
-            Result(tensors, states=of_sequence)
-            for tensors, of_sequence in zip(
-                split_outputs(requests, outputs, self._batching, self._scattered),
-                split_outputs(requests, states, self._batching, wanted_only=False),
-                strict=True,
-            )
-        ]
+        return arrays
 
     def close(self) -> None:
         del self._session
-
-
-def _check_inputs(config: ModelConfig, session: Any) -> None:
-    """Raises WeirError for inputs that the batch is to give the model otherwise than its graph takes them."""
-    shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
-    for name in ragged_inputs(config):
-        shape = [dim if isinstance(dim, int) else -1 for dim in shapes.get(name, [-1])]
-        if shape != [-1]:
-            raise invalid(
-                f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  "
-                f"for ragged input '{name}', model provides [{','.join(map(str, shape))}]"
-            )
-    for name in BatchInputs(config).names:
-        if name not in shapes:
-            raise invalid(f"unexpected inference input '{name}', allowed inputs are: {', '.join(sorted(shapes))}")
-
-
-def _state_outputs(config: ModelConfig, outputs: dict[str, str], inputs: set[str]) -> list[tuple[str, str]]:
-    """(name, datatype) of the outputs that are states. Raises WeirError where the graph lacks what sequences need."""
-    batching = config.sequence_batching
-    if batching is None:
-        return []
-    for control_input in batching.control_input:
-        if control_input.name not in inputs:
-            raise internal(
-                f"configuration specified sequence control '{control_input.name}', but model does not provide that input"
-            )
-    found: list[tuple[str, str]] = []
-    for state in batching.state:
-        if state.input_name not in inputs:
-            raise invalid(
-                f"unexpected sequence state input '{state.input_name}', allowed inputs are: {', '.join(sorted(inputs))}"
-            )
-        if state.output_name not in outputs:
-            raise invalid(
-                f"unexpected sequence state output '{state.output_name}', allowed outputs are: "
-                f"{', '.join(sorted(outputs))}"
-            )
-        if outputs[state.output_name] != state.data_type:
-            raise invalid(
-                f"sequence state output '{state.output_name}' of model '{config.name}' is {outputs[state.output_name]}, "
-                f"but the configuration specifies {state.data_type}"
-            )
-        found.append((state.output_name, BY_CONFIG_NAME[state.data_type].name))
-    return found
 
 
 def _open(model: ModelVersion, config: ModelConfig) -> Any:
@@ -230,5 +165,8 @@ def _config_type(onnx_type: str) -> str:
 
 
 def _describe(tensor: Any) -> DescribedTensor:
-    dims = [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in tensor.shape]
-    return DescribedTensor(tensor.name, _config_type(tensor.type), dims)
+    return DescribedTensor(tensor.name, _config_type(tensor.type), _dims(tensor))
+
+
+def _dims(tensor: Any) -> list[int]:
+    return [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in tensor.shape]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import platform
 from collections.abc import Sequence
 
 from repository.config_text import config_from_dict, config_to_json
@@ -16,6 +17,7 @@ from schemas.requests import InferRequest
 from telemetry.trace_context import exported_context
 from worker.backend import (
     RESCHEDULED,
+    Availability,
     Execution,
     Instance,
     InstanceDevice,
@@ -27,6 +29,7 @@ from worker.backend import (
 from worker.backends.python_messages import RESCHEDULED as AGAIN
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest, PythonResponse, auto_complete
 from worker.backends.python_responses import process_lost
+from worker.devices import WorkerDevices
 
 logger = logging.getLogger("weir.worker")
 
@@ -36,6 +39,10 @@ STOP_TIMEOUT_S = 30.0
 
 class PythonBackend:
     """See `worker.backend.Backend`."""
+
+    def availability(self, devices: WorkerDevices) -> Availability:
+        """Wherever Python runs."""
+        return Availability(("KIND_CPU", "KIND_GPU", "KIND_MODEL"), ("model.py",), platform.python_version())
 
     def describe(self, model: ModelVersion) -> ModelConfig | None:
         """The configuration as the model's `auto_complete_config` completes it."""

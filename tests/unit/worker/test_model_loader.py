@@ -19,10 +19,12 @@ from schemas.model_config import InstanceGroup, ModelConfig
 from schemas.registry import UNLOADED, ModelState, VersionRecord
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
+from worker.backend_registry import BackendRegistry
 from worker.batch_execution import FinishedBatch
+from worker.devices import WorkerDevices
 from worker.instance_plan import planned_instances
 from worker.model_environment import ModelEnvironment
-from worker.model_loader import LoadedResult, ModelLoader, backend_for, check_supported
+from worker.model_loader import LoadedResult, ModelLoader, check_supported
 from worker.running_batch import RunningBatch
 
 Finished = queue.SimpleQueue[FinishedBatch]
@@ -189,17 +191,17 @@ def test_a_missing_label_file_is_a_reason(loading: Loading, tmp_path: Path) -> N
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(WeirError, match="unable to find backend 'x' for model 'm'") as refused:
-        backend_for(ModelConfig(name="m", backend="x"))
+        BackendRegistry().of(ModelConfig(name="m", backend="x"))
     assert refused.value.code is ErrorCode.INVALID_ARG
 
 
 def test_instances_are_named_and_placed_as_in_triton() -> None:
     groups = [
         InstanceGroup(name="cpu", kind="KIND_CPU", count=2),
-        InstanceGroup(name="gpu", kind="KIND_GPU", count=1, gpus=[0, 2]),
+        InstanceGroup(name="gpu", kind="KIND_GPU", count=1, gpus=[0, 1, 2]),
         InstanceGroup(name="idle", kind="KIND_CPU", count=3, passive=True),
     ]
-    plan = planned_instances(ModelConfig(name="m", instance_group=groups))
+    plan = planned_instances(ModelConfig(name="m", instance_group=groups), WorkerDevices((0, 1, 2), (0, 2)))
     assert [(device.kind, device.device_id, group.passive) for device, group in plan] == [
         ("KIND_CPU", 0, False),
         ("KIND_CPU", 0, False),
