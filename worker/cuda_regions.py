@@ -10,7 +10,6 @@ import ctypes
 import importlib.util
 import logging
 import threading
-import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from bus.client_regions import RegionUnusable
 from schemas.tensors import CudaRegionRef
+from worker.gpus import find_gpus
 
 logger = logging.getLogger("weir.worker")
 
@@ -157,23 +157,11 @@ class IpcAllocation:
 
 def gpu_uuids() -> list[str]:
     """The UUIDs of the GPUs that can be used, in CUDA's order; empty without a driver or without cuda-bindings."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return []
-    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None:
+    gpus = find_gpus().gpus
+    if gpus and (importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None):
         logger.warning("CUDA shared memory is not available: the package cuda-bindings is not installed")
         return []
-    found: list[str] = []
-    for ordinal in range(count.value):
-        device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
-        if driver.cuDeviceGet(ctypes.byref(device), ordinal) or driver.cuDeviceGetUuid(identity, device):
-            continue
-        found.append(f"GPU-{uuid.UUID(bytes=bytes(identity))}")
-    return found
+    return [gpu.uuid for gpu in gpus]
 
 
 def _host_address(data: bytes | memoryview) -> int:
