@@ -128,6 +128,10 @@ METRICS = (
 
 
 _DIFFERENT_FIELDS = {
+    "runtime": (
+        "model.py as in Triton; any other .py file holds a class Backend of Weir's; of shared libraries only the backend's "
+        "own name is taken, and means Weir's backend"
+    ),
     "input.optional": "ONNX models that batch may have such inputs too, where the graph has a value for them",
     "batch_input.target_name": "no effect on Python models, as in Triton; it may not be left out",
     "model_warmup.batch_size": "one above that of the model is found at the check of the configuration, not by running it",

@@ -35,6 +35,14 @@ def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
 
 
+def check_backend_directories(paths: Sequence[str | Path]) -> tuple[Path, ...]:
+    """The backend directories as absolute paths. Raises StartError for one that is not there."""
+    for path in paths:
+        if not Path(path).is_dir():
+            raise StartError(f"backend directory {path} is not a folder")
+    return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
+
+
 def check_listeners(listeners: Sequence[Listener]) -> None:
     """Check that each can be listened on; port 0 always can. Raises StartError."""
     taken: dict[tuple[str, int], str] = {}

@@ -18,7 +18,7 @@ import typer
 from schemas.errors import WeirError
 from telemetry.readiness import announce_failure, watch_parent
 from weir.options import options_of
-from weir.preflight import check_repositories
+from weir.preflight import check_backend_directories, check_repositories
 from weir.start_error import StartError
 
 HELP = {
@@ -57,6 +57,8 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
         raise StartError("--nats must be specified")
     if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):
         fields["model_repositories"] = check_repositories(fields["model_repositories"])
+    if "backend_directories" in fields:
+        fields["backend_directories"] = check_backend_directories(fields["backend_directories"])
     if "metrics_address" in fields:
         fields["metrics_address"] = fields["metrics_address"] or fields["http_address"]
         fields["grpc_use_ssl"] = fields["grpc_use_ssl"] or fields["grpc_use_ssl_mutual"]

@@ -24,7 +24,7 @@ from weir import NATS_URL_VARIABLE
 from weir.options import OPTIONS, SERVE, UsageError, options_of
 from weir.options.deprecated import replaced
 from weir.parent import parent_fd
-from weir.preflight import Listener, check_listeners, check_repositories
+from weir.preflight import Listener, check_backend_directories, check_listeners, check_repositories
 from weir.role import RoleSpec
 from weir.start_error import StartError
 from weir.startup_block import StartupFacts, render_startup_block
@@ -63,6 +63,7 @@ def serve(values: dict[str, Any]) -> None:
         raise StartError(error.message) from error
     repositories = check_repositories(values["model_repository"])
     values["model_repository"] = tuple(map(str, repositories))
+    values["backend_directory"] = tuple(map(str, check_backend_directories(values["backend_directory"])))
     listeners = _listeners(values)
     check_listeners([listeners[name] for name in ("http", "grpc", "metrics") if name in listeners])
     for warning in warnings:

@@ -35,7 +35,6 @@ class FieldLimit(NamedTuple):
 
 
 LIMITS = (
-    FieldLimit("runtime", IGNORED, "backends are chosen by `backend` alone"),
     FieldLimit("input.format", SILENT, "it is information for clients, in Triton too"),
     FieldLimit("input.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
     FieldLimit("output.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
@@ -64,18 +63,31 @@ LIMITS = (
 )
 
 
-_KEEP_STATES = ("onnxruntime",)
-"""Backends whose results hold the states of sequences (`worker.backend.Result.states`)."""
+PYTHON = "python"
+"""The Python backend, and the kind of those of Triton's form that it runs."""
+
+OWN_BACKEND = "own"
+"""The kind of backends of Weir's form that users have written."""
+
+_ANSWER_OFTEN = (PYTHON, OWN_BACKEND)
+"""Kinds of backends whose models may be decoupled."""
+
+_KEEP_STATES = ("onnxruntime", OWN_BACKEND)
+"""Kinds of backends whose results hold the states of sequences (`worker.backend.Result.states`)."""
 
 
-def check_supported(config: ModelConfig) -> None:
-    """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect."""
-    if config.is_decoupled and config.backend != "python":
+def check_supported(config: ModelConfig, kind: str = "") -> None:
+    """Raises WeirError (UNSUPPORTED) for a configuration that would be served wrongly, and warns of what has no effect.
+
+    `kind` is that of the backend, where its name in the configuration doesn't tell.
+    """
+    kind = kind or config.backend
+    if config.is_decoupled and kind not in _ANSWER_OFTEN:
         raise WeirError(
             ErrorCode.UNSUPPORTED,
             f"backend '{config.backend}' answers each request once, so model '{config.name}' can't be decoupled",
         )
-    if config.sequence_batching is not None and config.sequence_batching.state and config.backend not in _KEEP_STATES:
+    if config.sequence_batching is not None and config.sequence_batching.state and kind not in _KEEP_STATES:
         raise WeirError(
             ErrorCode.UNSUPPORTED,
             f"backend '{config.backend}' keeps no implicit states, so model '{config.name}' can't have any",

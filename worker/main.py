@@ -26,6 +26,7 @@ from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from worker.backend_registry import BackendRegistry
 from worker.backends.python_calls import PythonCalls
 from worker.client_memory import ClientMemoryAccess
 from worker.cuda_answers import CudaAnswers
@@ -79,6 +80,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
     try:
         metrics = parse_metrics_config(settings.metrics_config)
         cache_config = CacheConfig.parse(settings.cache_config)
+        backends = BackendRegistry(settings.backend_config, settings.backend_directories)
         bus = await Bus.connect(settings.nats_url, worker_id, background)
     except (OSError, ValueError) as error:
         announce_failure(str(error))
@@ -108,7 +110,7 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         process_calls=PythonCalls(inner_calls, operations),
     )
     auto_complete = not settings.disable_auto_complete_config
-    loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count)
+    loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count, backends)
     control = ModelControl(
         service,
         loader,

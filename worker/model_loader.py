@@ -11,10 +11,12 @@ from itertools import count
 from typing import cast
 
 from repository.completion import DescribedModel
+from repository.config_text import located
 from repository.fingerprint import Files, Fingerprint, fingerprint
 from repository.layout import CONFIG_FILE, FoundModel, ModelRepository, select_versions
 from repository.loading import ConfigSource, read_config, settle_config
 from repository.paths import read_labels
+from repository.problem import ConfigProblem
 from schemas.errors import ErrorCode, WeirError, internal, invalid
 from schemas.model_config import ModelConfig
 from schemas.registry import UNLOADED, ModelState, VersionRecord
@@ -52,17 +54,22 @@ class ModelLoader:
     """Loads models of one repository. Blocking: called off the event loop.
 
     A version that fails to load is tried `retries` times more. With `auto_complete` configurations are completed from
-    what the models themselves tell.
+    what the models themselves tell. `backends` run them, by default those that are part of Weir.
     """
 
     def __init__(
-        self, repository: ModelRepository, environment: ModelEnvironment, auto_complete: bool = True, retries: int = 0
+        self,
+        repository: ModelRepository,
+        environment: ModelEnvironment,
+        auto_complete: bool = True,
+        retries: int = 0,
+        backends: BackendRegistry | None = None,
     ) -> None:
         self.repository = repository
         self._environment = environment
         self._auto_complete = auto_complete
         self._retries = retries
-        self._backends = BackendRegistry()
+        self._backends = backends or BackendRegistry()
         self._loads = count(1)
 
     def scan(self) -> dict[str, FoundModel]:
@@ -119,14 +126,23 @@ class ModelLoader:
             config = settle_config(source, None, self._environment.devices.host_gpus)
             check_supported(config)
             return ensembles, ensembles.settle(config, found)
-        backend = self._backends.of(source.config)
+        written, backends = source.config, self._backends
+        try:
+            backend = backends.of(written, found.path, first_version)
+        except ConfigProblem as problem:
+            raise located(problem, source.file, source.text) from problem
+        kind = backends.kind_of(backend, written)
         described: DescribedModel | ModelConfig | None = None
         if self._auto_complete:
-            described = backend.describe(ModelVersion(found.name, first_version, found.path, source.config))
+            settings = backends.settings_of(written.backend, kind)
+            described = backend.describe(
+                ModelVersion(found.name, first_version, found.path, written, settings=settings)
+            )
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
-        config = settle_config(source, described, self._environment.devices.host_gpus)
-        check_supported(config)
+        default_max_batch_size = backends.default_max_batch_size(written.backend, kind)
+        config = settle_config(source, described, self._environment.devices.host_gpus, default_max_batch_size)
+        check_supported(config, kind)
         return backend, config
 
     def _load_version(
@@ -141,7 +157,8 @@ class ModelLoader:
         if serving is not None and _is_same(serving, result, number):
             served = serving.served[number]
         else:
-            model = ModelVersion(found.name, number, found.path, config, self._environment.process_calls)
+            settings = self._backends.settings_of(config.backend, self._backends.kind_of(backend, config))
+            model = ModelVersion(found.name, number, found.path, config, self._environment.process_calls, settings)
             try:
                 served = self._try_to_load(backend, model, _load_mark(result, number))
             except Exception as error:  # noqa: BLE001 - as above

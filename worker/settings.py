@@ -16,7 +16,8 @@ class WorkerSettings:
     `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
     (`announce_failure`); without it the others serve. `backend_config` holds values of the form `<backend>,<key>=<value>`,
-    the backend "" for all. `exit_timeout_secs` is the time for running batches after SIGTERM.
+    or `<key>=<value>` for all backends; in
+    `backend_directories` are those of the user's own. `exit_timeout_secs` is the time for running batches after SIGTERM.
     `cache_config` is for what its models ask of others.
     """
 
@@ -32,6 +33,7 @@ class WorkerSettings:
     model_load_thread_count: int = 4
     model_load_retry_count: int = 0
     backend_config: tuple[str, ...] = ()
+    backend_directories: tuple[Path, ...] = ()
     rate_limit: str = "off"
     rate_limit_resource: tuple[str, ...] = ()
     exit_on_error: bool = False

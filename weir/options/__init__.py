@@ -6,7 +6,7 @@ from weir.options.deprecated import DEPRECATED
 from weir.options.door_options import DOOR_OPTIONS
 from weir.options.ineffective import INEFFECTIVE
 from weir.options.model_options import MODEL_OPTIONS
-from weir.options.option import ROLES, SERVE, Option, UsageError
+from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.refused import REFUSED
 from weir.options.server_options import SERVER_OPTIONS
 
@@ -19,4 +19,4 @@ def options_of(command: str) -> dict[str, Option]:
     return {option.key: option for option in OPTIONS if command in option.commands}
 
 
-__all__ = ["OPTIONS", "ROLES", "SERVE", "Option", "UsageError", "options_of"]
+__all__ = ["BACKENDS", "OPTIONS", "ROLES", "SERVE", "Option", "UsageError", "options_of"]

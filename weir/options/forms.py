@@ -22,6 +22,17 @@ def setting_of(option: str, what: str) -> Callable[[str], None]:
     return check
 
 
+def backend_setting(text: str) -> None:
+    """`<backend name>,<setting>=<value>`, or `<setting>=<value>` for all."""
+    # Imported here: what the worker knows of configurations takes time to import, and few give this option.
+    from worker.backend_settings import BackendSettings
+
+    try:
+        BackendSettings([text])
+    except ValueError as error:
+        raise BadValue(str(error)) from error
+
+
 def cache_setting(text: str) -> None:
     """`<cache name>,<setting>=<value>`."""
     if text.find(",") <= 0:

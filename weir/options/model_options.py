@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir.options.forms import rate_limit_resource
-from weir.options.option import GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
-from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Text
+from weir.options.forms import backend_setting, rate_limit_resource
+from weir.options.option import BACKENDS, GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
+from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Switch, Text
 
 _IN_WORKER = (SERVE, WORKER)
 
@@ -93,10 +93,30 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--backend-config",),
-            value=Text("BACKEND,KEY=VALUE"),
+            value=Checked("BACKEND,KEY=VALUE", backend_setting),
             help="A setting of a backend, or KEY=VALUE for all; may be repeated.",
             repeatable=True,
             **panel,
+        ),
+        Option(
+            names=("--backend-directory",),
+            value=Text("FOLDER"),
+            help="Folder of backends of one's own, each in a folder of its name; may be repeated.",
+            differs="Backends are Python files: model.py as in Triton, or backend.py. It may be repeated.",
+            repeatable=True,
+            field="backend_directories",
+            panel="Models",
+            commands=(SERVE, WORKER, BACKENDS),
+        ),
+        Option(
+            names=("--json",),
+            value=Switch(),
+            default=False,
+            bare="true",
+            help="Print JSON.",
+            panel="Output",
+            ours=True,
+            commands=(BACKENDS,),
         ),
     )
 

@@ -10,6 +10,8 @@ from weir.options.values import BadValue, Switch, Value
 
 SERVE, GATEWAY, SCHEDULER, WORKER = "serve", "gateway", "scheduler", "worker"
 
+BACKENDS = "backends"
+
 ROLES = (GATEWAY, SCHEDULER, WORKER)
 """The commands that `weir serve` starts."""
 

@@ -13,8 +13,6 @@ from weir.options.values import Checked, Switch, Text, Value
 
 _PANEL = "Refused"
 
-_NO_LIBRARIES = "backends are part of Weir, and shared libraries of Triton's can't be loaded"
-
 
 def _never(value: Any) -> bool:
     return False
@@ -29,7 +27,6 @@ _ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
     ("--allow-vertex-ai", Switch(), _off, "Vertex AI's endpoints are not served"),
     ("--cache-directory", Text("FOLDER"), _never, "caches of Triton's are shared libraries, which can't be loaded"),
     ("--model-load-gpu-limit", Checked("DEVICE:FRACTION", device_pair), _never, "device memory is not limited yet"),
-    ("--backend-directory", Text("FOLDER"), _never, _NO_LIBRARIES),
     ("--repoagent-directory", Text("FOLDER"), _never, "there are no repository agents"),
 )
 """(name, value, which values are no harm, why the others are refused)."""

@@ -9,6 +9,7 @@ import json
 import logging
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 from repository.config_text import config_from_dict, config_to_json
 from schemas.errors import WeirError
@@ -38,27 +39,35 @@ STOP_TIMEOUT_S = 30.0
 
 
 class PythonBackend:
-    """See `worker.backend.Backend`."""
+    """See `worker.backend.Backend`.
+
+    With `code` it is a Python-based backend of Triton's: that file is the code of all its models, whose folders hold
+    whatever it reads. Source: Triton 2.51, observed.
+    """
+
+    def __init__(self, code: Path | None = None) -> None:
+        self._code = code
 
     def availability(self, devices: WorkerDevices) -> Availability:
         """Wherever Python runs."""
-        return Availability(("KIND_CPU", "KIND_GPU", "KIND_MODEL"), ("model.py",), platform.python_version())
+        formats = ("model.py",) if self._code is None else ()
+        return Availability(("KIND_CPU", "KIND_GPU", "KIND_MODEL"), formats, platform.python_version())
 
     def describe(self, model: ModelVersion) -> ModelConfig | None:
         """The configuration as the model's `auto_complete_config` completes it."""
-        completed = auto_complete(
-            model.model_directory, model.version, _filename(model.config), config_to_json(model.config)
-        )
+        config = model.config if self._code is None else model.config.replace(runtime=self._code.name)
+        completed = auto_complete(*_place(model, self._code), config_to_json(config))
         return config_from_dict(completed)
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Nothing is shared by instances."""
-        return _PythonModel(model)
+        return _PythonModel(model, self._code)
 
 
 class _PythonModel:
-    def __init__(self, model: ModelVersion) -> None:
+    def __init__(self, model: ModelVersion, code: Path | None) -> None:
         self._model = model
+        self._code = code
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         model = self._model
@@ -72,7 +81,7 @@ class _PythonModel:
             "model_version": str(model.version),
             "model_name": model.name,
         }
-        process = PythonProcess(model.model_directory, model.version, _filename(model.config), args, model.calls)
+        process = PythonProcess(*_place(model, self._code), args, model.calls)
         process.start(START_TIMEOUT_S)
         return _PythonInstance(process, device.name)
 
@@ -142,8 +151,11 @@ class _Sink:
         self._execution.respond(position, None if response is None else _result(response), is_final)
 
 
-def _filename(config: ModelConfig) -> str:
-    return config.default_model_filename or "model.py"
+def _place(model: ModelVersion, code: Path | None) -> tuple[Path, int | None, str]:
+    """Where the code is: a folder, the version's folder in it (None: itself), and the name of the file in that."""
+    if code is not None:
+        return code.parent, None, code.name
+    return model.model_directory, model.version, model.config.default_model_filename or "model.py"
 
 
 def _result(response: PythonResponse) -> Result:

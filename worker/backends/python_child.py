@@ -45,7 +45,7 @@ class PythonChild:
     their large tensors. Raises OSError when the process can't be started.
     """
 
-    def __init__(self, model_dir: Path, version: int, model_filename: str) -> None:
+    def __init__(self, model_dir: Path, version: int | None, model_filename: str) -> None:
         self._lock = threading.Lock()
         with ExitStack() as ours, ExitStack() as theirs:
             end, other_end = socket.socketpair()
@@ -78,7 +78,7 @@ class PythonChild:
                 other_call_end.fileno(),
                 self.calls_fd,
             )
-            where = (str(model_dir.resolve()), str(version), model_filename)
+            where = (str(model_dir.resolve()), "" if version is None else str(version), model_filename)
             self._process = _spawner.submit(_spawn, fds, where).result()
             self._channel = Channel(end)
             self.response_channel = Channel(response_end)

@@ -37,7 +37,8 @@ __all__ = ["ProcessDied", "PythonProcess", "PythonRequest", "PythonResponse", "a
 class PythonProcess:
     """One instance of a Python model. Everything blocks, and belongs to one thread; `kill` may be called by others.
 
-    `model_dir` is the model's folder in the repository, `version` the name of the version's folder in it. `args` are
+    `model_dir` is the model's folder in the repository, `version` the name of the version's folder in it; None where the
+    code lies in `model_dir` itself. `args` are
     what the model's `initialize` gets, all strings: `model_config` (JSON), `model_instance_kind`,
     `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. The model's log
     follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
@@ -47,7 +48,7 @@ class PythonProcess:
     def __init__(
         self,
         model_dir: Path,
-        version: int,
+        version: int | None,
         model_filename: str,
         args: dict[str, str],
         calls: ProcessCalls | None = None,
@@ -210,7 +211,7 @@ class PythonProcess:
 
 
 def auto_complete(
-    model_dir: Path, version: int, model_filename: str, config: dict[str, Any], timeout_s: float = 30.0
+    model_dir: Path, version: int | None, model_filename: str, config: dict[str, Any], timeout_s: float = 30.0
 ) -> dict[str, Any]:
     """`config` (a model configuration as JSON's dictionary) as the model's `auto_complete_config` completes it.
 

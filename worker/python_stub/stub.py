@@ -3,6 +3,8 @@
     stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
             <call channel fd> <call memory fd> <model folder> <version> <model file name>
 
+The version is empty where the file lies in the folder itself: the code of a backend that many models share.
+
 It promises that a model finds its own modules before anybody else's, that nothing a model prints or raises disturbs the
 channel to the worker, and that the process never outlives the worker.
 """
@@ -118,12 +120,16 @@ class Stub:
         return os.path.relpath(filename, self._folder) if inside else os.path.basename(filename)
 
     def _load(self) -> Any:
+        stem = os.path.splitext(self._filename)[0]
+        if not self._version:
+            sys.path.insert(0, self._folder)
+            return importlib.import_module(stem).TritonPythonModel
         version_folder = os.path.join(self._folder, self._version)
         if not os.path.isfile(os.path.join(version_folder, self._filename)):
             raise _ModelFault(f"Python model file '{self._filename}' not found in version {self._version} of the model")
         sys.path[:0] = [version_folder, self._folder]
         # As a member of the version's folder, as Triton does it, so that relative imports work.
-        module = importlib.import_module(f"{self._version}.{os.path.splitext(self._filename)[0]}")
+        module = importlib.import_module(f"{self._version}.{stem}")
         return module.TritonPythonModel
 
     def _configure_log(self, settings: dict[str, Any]) -> None:

@@ -101,7 +101,6 @@ def test_what_is_no_value(key: str, text: str, complaint: str) -> None:
     [
         ("allow_sagemaker", "true"),
         ("allow_vertex_ai", "1"),
-        ("backend_directory", "/backends"),
         ("repoagent_directory", "/agents"),
         ("cache_directory", "/caches"),
         ("model_load_gpu_limit", "0:0.5"),

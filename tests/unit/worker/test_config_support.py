@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[3]
 
 SNIPPETS = {
     "input.format": 'input { name: "A" format: FORMAT_NHWC }',
-    "runtime": 'runtime: "x"',
     "input.is_shape_tensor": 'input { name: "A" is_shape_tensor: true }',
     "output.is_shape_tensor": 'output { name: "A" is_shape_tensor: true }',
     "input.is_non_linear_format_io": 'input { name: "A" is_non_linear_format_io: true }',
