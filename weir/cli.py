@@ -10,13 +10,14 @@ from typing import Annotated
 import typer
 
 from telemetry.readiness import announce_failure
-from weir import __version__, role_commands, serve_command
+from weir import __version__, backends_command, role_commands, serve_command
 from weir.commands import command, with_implied_values
-from weir.options import ROLES, SERVE, UsageError
+from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.start_error import StartError
 
 app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(command(SERVE, serve_command.HELP, serve_command.serve))
+app.command()(command(BACKENDS, backends_command.HELP, backends_command.backends))
 for _role in ROLES:
     app.command(rich_help_panel="One role alone")(
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
