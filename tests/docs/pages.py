@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
     "docs/serving.md",
+    "docs/backends.md",
     "docs/schedulers.md",
     "docs/nats.md",
     "docs/python.md",

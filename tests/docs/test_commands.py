@@ -73,7 +73,7 @@ def test_example_client(command: str, served: Served) -> None:
     done = subprocess.run(in_venv(served.here(command)), cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     title = done.stdout.splitlines()[0]
-    assert title.startswith(("Files recognised", "Speech in 8 streams", "Text read from"))
+    assert title.startswith(("Files recognised", "Speech in 8 streams", "Text read from", "Served by backends"))
 
 
 def examples_with_output() -> list[tuple[Block, str]]:
@@ -125,6 +125,25 @@ def test_weir_serve(command: str, served: Served) -> None:
     _, log = process.communicate(timeout=60)
     assert ready, log
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("command", told(".venv/bin/weir backends"))
+def test_weir_backends_is_shown_as_it_is(command: str) -> None:
+    done = subprocess.run(in_venv(command), cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (shown,) = (
+        following.text for block, following in itertools.pairwise(all_blocks()) if block.text.strip() == command
+    )
+    # What is installed, and which GPUs there are, is each machine's own.
+    titles, *rows = done.stdout.splitlines()
+    assert titles.split() == shown.splitlines()[0].split()
+    backends = [row.split()[0] for row in rows[: rows.index("")]]
+    assert backends == [line.split()[0] for line in shown.splitlines()[1 : 1 + len(backends)]]
+
+
+def test_code_on_pages_is_that_of_its_file() -> None:
+    files = {path.read_text() for path in (ROOT / "examples" / "backends").glob("*/*.py")}
+    assert {block.text for block in all_blocks() if block.language == "python3"} == files
 
 
 def test_roles_apart(served: Served, tmp_path: Path) -> None:
