@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,52 @@ class Backend(ArrayBackend):
                 raise ValueError("negative numbers are not doubled")
             return {"OUT": inputs["IN"] * 2}
         return run
+"""
+
+SEVERAL = """
+import numpy as np
+from weir.backend import Result, Tensor
+
+class Backend:
+    def load(self, model):
+        return Model()
+
+class Model:
+    def create_instance(self, device):
+        return self
+    def unload(self):
+        pass
+    def execute(self, requests, execution):
+        for position, request in enumerate(requests):
+            number = float(np.frombuffer(request.inputs[0].data, np.float32)[0])
+            if number < 0:
+                execution.respond(position, None, is_final=True)
+                continue
+            for step in range(2):
+                output = Tensor.from_numpy("OUT", np.array([number + step], np.float32), "FP32")
+                execution.respond(position, Result([output]), is_final=False)
+        last = Tensor.from_numpy("OUT", np.array([-1], np.float32), "FP32")
+        return [Result([last]) if request.id else None for request in requests]
+    def close(self):
+        pass
+"""
+
+SUMS = """
+from weir.backend import ArrayBackend
+
+class Backend(ArrayBackend):
+    def open(self, model):
+        def run(inputs):
+            total = inputs["IN"] + inputs["BEFORE"]
+            return {"OUT": total, "AFTER": total}
+        return run
+"""
+
+STATE = """
+sequence_batching {
+  state { input_name: "BEFORE" output_name: "AFTER" data_type: TYPE_FP32 dims: [ 1 ]
+    initial_state { name: "zero" data_type: TYPE_FP32 dims: [ 1 ] zero_data: true } }
+}
 """
 
 CONFIG = """
@@ -149,6 +196,47 @@ def test_what_it_raises_fails_the_request_alone(repository: Repository) -> None:
     with pytest.raises(tritonclient.http.InferenceServerException, match="negative numbers are not doubled"):
         repository.http.infer("raising", [given])
     assert repository.added("raising") == 1
+
+
+def streamed(repository: Repository, model: str, number: float, request_id: str, count: int) -> list[float]:
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    repository.grpc.start_stream(lambda result, error: answers.put((result, error)))
+    given = tritonclient.grpc.InferInput("IN", [1], "FP32")
+    given.set_data_from_numpy(np.array([number], np.float32))
+    repository.grpc.async_stream_infer(model, [given], request_id=request_id)
+    received = []
+    for _ in range(count):
+        result, error = answers.get(timeout=20)
+        assert error is None
+        received.append(float(result.as_numpy("OUT")[0]))
+    repository.grpc.stop_stream()
+    assert answers.empty()
+    return received
+
+
+def test_a_backend_of_weir_s_form_may_be_decoupled(repository: Repository) -> None:
+    write_model(repository, "several", "several", "", {"backend.py": SEVERAL})
+    with (repository.root / "several" / "config.pbtxt").open("a") as config:
+        config.write("model_transaction_policy { decoupled: true }")
+    repository.http.load_model("several")
+    assert streamed(repository, "several", 5, "with a last one", 3) == [5, 6, -1]
+    assert streamed(repository, "several", -5, "", 0) == []
+
+
+def test_a_backend_on_arrays_may_keep_states(repository: Repository) -> None:
+    write_model(repository, "sums", "sums", "", {"backend.py": SUMS})
+    with (repository.root / "sums" / "config.pbtxt").open("a") as config:
+        config.write(STATE)
+    repository.http.load_model("sums")
+    given = tritonclient.http.InferInput("IN", [1], "FP32")
+    sums = []
+    for number in (1, 2, 3):
+        given.set_data_from_numpy(np.array([number], np.float32))
+        answer = repository.http.infer(
+            "sums", [given], sequence_id=7, sequence_start=number == 1, sequence_end=number == 3
+        )
+        sums.append(float(answer.as_numpy("OUT")[0]))
+    assert sums == [1, 3, 6]
 
 
 @pytest.mark.parametrize(
