@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import metadata
 
 _CONFLICTS = {
@@ -12,15 +11,19 @@ _CONFLICTS = {
         "uninstall both (pip uninstall onnxruntime onnxruntime-gpu), then install one (weir[cpu] or weir[gpu])",
     ),
 }
-"""By backend: packages of which it may see only one, and what is said where it sees all."""
+"""By backend: packages that must not lie in one folder, and what is said where they do."""
 
 
-def conflict_of(backend: str, version_of: Callable[[str], str] = metadata.version) -> str:
-    """Why the packages of `backend` can't work, and what to do about it; "" where nothing is wrong with them."""
-    packages, problem = _CONFLICTS.get(backend, ((), ""))
+def conflict_of(backend: str) -> str:
+    """Why the packages of `backend` can't work, and what to do about it; "" where nothing is wrong with them.
+
+    Looks at what is installed and imports none of it. Packages in different folders don't disturb each other.
+    """
+    if backend not in _CONFLICTS:
+        return ""
+    packages, problem = _CONFLICTS[backend]
     try:
-        for package in packages:
-            version_of(package)
+        folders = {str(metadata.distribution(package).locate_file("")) for package in packages}
     except metadata.PackageNotFoundError:
         return ""
-    return problem
+    return problem if len(folders) == 1 else ""

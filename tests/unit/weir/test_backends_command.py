@@ -39,13 +39,6 @@ def test_the_gpus_are_named() -> None:
     assert any("CPU, GPU 0, GPU 1" in line for line in lines)
 
 
-def test_a_conflict_of_packages_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = "the packages onnxruntime and onnxruntime-gpu are both installed"
-    monkeypatch.setattr("worker.backend_registry.conflict_of", lambda name: both if name == "onnxruntime" else "")
-    rows = {row.name: row for row in backend_rows(BackendRegistry(), NO_DRIVER)}
-    assert (rows["onnxruntime"].cpu, rows["onnxruntime"].problems) == (False, [both])
-
-
 def test_for_machines_and_with_one_s_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "based").mkdir()
     (tmp_path / "based" / "model.py").write_text("raise OSError('only its own process imports it')")

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig
+from weir.backends_command import backend_rows
 from worker.backend import ModelVersion
 from worker.backend_registry import BACKENDS, BackendRegistry, built_in
 from worker.backend_settings import BackendSettings
@@ -16,6 +17,7 @@ from worker.backends.onnxruntime import OnnxRuntimeBackend
 from worker.backends.python import PythonBackend
 from worker.config_support import OWN_BACKEND, PYTHON
 from worker.devices import WorkerDevices
+from worker.gpus import HostGpus
 from worker.own_backend import OwnBackend
 from worker.package_conflicts import conflict_of
 
@@ -199,12 +201,23 @@ def test_settings_of_another_form_are_refused_in_triton_s_words(text: str, compl
     assert str(refused.value) == complaint
 
 
-def test_two_packages_that_own_the_same_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = conflict_of("onnxruntime", lambda package: "1.31.1")
-    assert problem.startswith("the packages onnxruntime and onnxruntime-gpu are both installed")
-    assert "pip uninstall onnxruntime onnxruntime-gpu" in problem
-    assert conflict_of("python", lambda package: "1") == ""
-    monkeypatch.setattr("worker.backend_registry.conflict_of", lambda name: problem if name == "onnxruntime" else "")
-    with pytest.raises(WeirError, match=r"^backend 'onnxruntime' can't run here: the packages onnxruntime and"):
-        BackendRegistry().of(ModelConfig(name="m", backend="onnxruntime"), Path())
-    assert isinstance(BackendRegistry().of(ModelConfig(name="m", backend="python"), Path()), PythonBackend)
+def install(folder: Path, *packages: str) -> None:
+    """Makes these packages look installed in the folder."""
+    for package in packages:
+        metadata = folder / f"{package.replace('-', '_')}-1.0.dist-info" / "METADATA"
+        write(metadata, f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+
+
+def test_two_packages_that_own_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "gpu", "onnxruntime-gpu")
+    monkeypatch.syspath_prepend(tmp_path / "gpu")
+    assert conflict_of("onnxruntime") == "", "in folders of their own they don't disturb each other"
+    install(tmp_path / "both", "onnxruntime", "onnxruntime-gpu")
+    monkeypatch.syspath_prepend(tmp_path / "both")
+    assert "pip uninstall onnxruntime onnxruntime-gpu" in conflict_of("onnxruntime")
+    assert conflict_of("python") == ""
+    with pytest.raises(WeirError, match=r"^backend 'onnxruntime' can't run here: the packages onnxruntime and onnx"):
+        BackendRegistry().of(ModelConfig(name="m", backend="onnxruntime"), tmp_path)
+    assert isinstance(BackendRegistry().of(ModelConfig(name="m", backend="python"), tmp_path), PythonBackend)
+    (told,) = (row for row in backend_rows(BackendRegistry(), HostGpus()) if row.name == "onnxruntime")
+    assert (told.cpu, told.problems) == (False, [conflict_of("onnxruntime")])
