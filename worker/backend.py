@@ -65,11 +65,15 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDevice:
-    """Where an instance runs: `kind` as in `instance_group` ("KIND_CPU"), `device_id` of a GPU, and its name."""
+    """Where an instance runs: `kind` as in `instance_group` ("KIND_CPU"), `device_id` of a GPU, and its name.
+
+    `profiles` are the optimization profiles of its group (TensorRT).
+    """
 
     kind: str
     device_id: int
     name: str
+    profiles: tuple[str, ...] = ()
 
 
 class Execution:

@@ -36,11 +36,9 @@ class FieldLimit(NamedTuple):
 
 LIMITS = (
     FieldLimit("input.format", SILENT, "it is information for clients, in Triton too"),
-    FieldLimit("input.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
-    FieldLimit("output.is_shape_tensor", REFUSED, "shape tensors belong to TensorRT, which is not served yet"),
-    FieldLimit("input.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),
-    FieldLimit("output.is_non_linear_format_io", REFUSED, "belongs to TensorRT, which is not served yet"),
-    FieldLimit("optimization.priority", IGNORED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("input.is_non_linear_format_io", REFUSED, "requests carry tensors in linear formats alone"),
+    FieldLimit("output.is_non_linear_format_io", REFUSED, "requests carry tensors in linear formats alone"),
+    FieldLimit("optimization.priority", IGNORED, "streams of all instances have the same priority"),
     FieldLimit("optimization.cuda", IGNORED, "models run on the CPU"),
     FieldLimit("optimization.execution_accelerators", IGNORED, "models run with their backend's own kernels"),
     FieldLimit("optimization.input_pinned_memory", SILENT, "there are no copies to a GPU that it could speed up"),
@@ -54,10 +52,8 @@ LIMITS = (
     ),
     FieldLimit("sequence_batching.state.use_growable_memory", SILENT, "states lie on the host, where they are kept"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
-    FieldLimit("instance_group.secondary_devices", REFUSED, "belongs to TensorRT, which is not served yet"),
-    FieldLimit("instance_group.profile", REFUSED, "belongs to TensorRT, which is not served yet"),
+    FieldLimit("instance_group.secondary_devices", REFUSED, "deep learning accelerators are not served"),
     FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),
-    FieldLimit("cc_model_filenames", IGNORED, "there is no GPU whose capability could choose"),
     FieldLimit("model_operations.op_library_filename", REFUSED, "libraries of custom operations are not loaded yet"),
     FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
 )
@@ -91,6 +87,16 @@ def check_supported(config: ModelConfig, kind: str = "") -> None:
         raise WeirError(
             ErrorCode.UNSUPPORTED,
             f"backend '{config.backend}' keeps no implicit states, so model '{config.name}' can't have any",
+        )
+    shape_tensors = [
+        *(t.name for t in config.input if t.is_shape_tensor),
+        *(t.name for t in config.output if t.is_shape_tensor),
+    ]
+    if config.max_batch_size > 0 and shape_tensors:
+        raise WeirError(
+            ErrorCode.UNSUPPORTED,
+            f"shape tensors are served without a batch dimension, so model '{config.name}', with shape tensor "
+            f"'{shape_tensors[0]}', needs max_batch_size 0",
         )
     for limit in LIMITS:
         if limit.effect == SILENT or not any(map(_is_set, values_at(config, limit.path))):

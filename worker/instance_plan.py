@@ -30,7 +30,7 @@ def planned_instances(config: ModelConfig, devices: WorkerDevices = CPU_ONLY) ->
             continue
         for place in [gpu for gpu in group.gpus if gpu in devices.own_gpus] if is_on_gpu else [0]:
             for _ in range(max(1, group.count)):
-                device = InstanceDevice(group.kind, place, f"{group.name}_{len(plan)}")
+                device = InstanceDevice(group.kind, place, f"{group.name}_{len(plan)}", tuple(group.profile))
                 plan.append(PlannedInstance(device, group))
     if config.instance_group:
         return plan

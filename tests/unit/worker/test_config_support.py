@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[3]
 
 SNIPPETS = {
     "input.format": 'input { name: "A" format: FORMAT_NHWC }',
-    "input.is_shape_tensor": 'input { name: "A" is_shape_tensor: true }',
-    "output.is_shape_tensor": 'output { name: "A" is_shape_tensor: true }',
     "input.is_non_linear_format_io": 'input { name: "A" is_non_linear_format_io: true }',
     "output.is_non_linear_format_io": 'output { name: "A" is_non_linear_format_io: true }',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",
@@ -40,9 +38,7 @@ SNIPPETS = {
     ),
     "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
     "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
-    "instance_group.profile": 'instance_group { profile: "1" }',
     "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',
-    "cc_model_filenames": 'cc_model_filenames { key: "8.0" value: "x" }',
     "model_operations.op_library_filename": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
 }
