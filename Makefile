@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow gpu-check lint bench docs lock clean
+.PHONY: help install demo serve test test-slow gpu-check gpu-bundle lint bench docs lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -42,9 +42,17 @@ test: $(TESTED) ## Run the tests that need no GPU and little time.
 test-slow: $(TESTED) ## Run the slow tests.
 	$(RUN) pytest -m "slow and not gpu"
 
-gpu-check: $(STAMP) ## Run the tests that need an NVIDIA GPU.
-	$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9"
-	$(RUN) pytest -m gpu
+gpu-bundle: ## Pack what gpu-check needs where there is no package registry, into .gpu-bundle.
+	$(PYTHON) -m benchmarks.gpu.bundle
+
+ifneq ($(wildcard .gpu-bundle/*.tar.xz),)
+gpu-check: ## Run the tests and take the figures that need an NVIDIA GPU.
+	$(PYTHON) -m benchmarks.gpu.check
+else
+gpu-check: $(TESTED)
+	$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9" "cuda-core>=1.0"
+	$(RUN) benchmarks.gpu.check
+endif
 
 lint: $(STAMP) ## Check style, format and types.
 	$(RUN) ruff check

@@ -1,0 +1,72 @@
+"""Runs all that needs a GPU: the tests marked `gpu`, then the figures. Needs nothing but Python, until it has unpacked the
+archives of `benchmarks.gpu.bundle` that it finds.
+
+    python3 -m benchmarks.gpu.check [--tests] [--figures] [--seconds N] [--site FOLDER]
+
+With the archives it runs by the Python that runs it and the packages there; without them in the environment of
+`make install`. `--site` names a folder in which what was unpacked is kept, and found again by the next run: for machines to
+which the archives can't all be taken at once. What is skipped for want of something is listed by pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ARCHIVES = sorted((ROOT / ".gpu-bundle").glob("*.tar.xz"))
+
+
+def environment(site: Path) -> dict[str, str]:
+    """Variables with which a program finds what was unpacked, in all of its processes."""
+    paths = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PATH": os.pathsep.join([str(site / "bin"), os.environ.get("PATH", os.defpath)]),
+    }
+
+
+def main() -> int:
+    """Runs what is asked for, all of it by default; the status is that of the first that failed."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--tests", action="store_true", help="the tests alone")
+    options.add_argument("--figures", action="store_true", help="the figures alone")
+    options.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
+    options.add_argument("--site", type=Path, help="folder for what is unpacked, which is kept")
+    chosen = options.parse_args()
+    everything = chosen.tests == chosen.figures
+    status = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        site = chosen.site or Path(scratch)
+        site.mkdir(parents=True, exist_ok=True)
+        for file in ARCHIVES:
+            with tarfile.open(file) as archive:
+                archive.extractall(site, filter="data")
+        variables = environment(site)
+        if everything or chosen.tests:
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-m",
+                "gpu",
+                "-p",
+                "no:cacheprovider",
+                "-rs",
+                "tests/unit/worker",
+            ]
+            status = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+        if everything or chosen.figures:
+            command = [sys.executable, "-m", "benchmarks.gpu", "--seconds", str(chosen.seconds)]
+            status = status or subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

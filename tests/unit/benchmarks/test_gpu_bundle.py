@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import bundle
+from benchmarks.gpu.check import environment
+
+
+def entry(kind: int, architecture: int, content: bytes) -> bytes:
+    header = struct.pack("<HHIQ", kind, 1, 48, len(content)).ljust(28, b"\1") + struct.pack("<I", architecture)
+    return header.ljust(48, b"\2") + content
+
+
+def container(*entries: bytes) -> bytes:
+    content = b"".join(entries)
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
+
+
+def test_code_for_other_gpus_is_blanked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = b"host code before", b"host code after!"
+    section = (
+        container(entry(2, 80, b"A" * 64), entry(2, 90, b"H" * 32)) + bytes(8) + container(entry(1, 90, b"Q" * 16))
+    )
+    library = tmp_path / "library.so"
+    library.write_bytes(before + section + after)
+    monkeypatch.setattr(bundle, "_fat_sections", lambda _: [(len(before), len(before) + len(section))])
+    assert bundle.blank_other_gpus(library, 90) == 64 + 16
+    content = library.read_bytes()
+    assert (b"A" in content, b"Q" in content, content.count(b"H")) == (False, False, 32)
+    assert content.startswith(before)
+    assert content.endswith(after)
+    assert len(content) == len(before + section + after)
+
+
+def test_what_is_carried_is_locked() -> None:
+    assert [package.partition("==")[0] for package in bundle.locked()] == bundle.CARRIED
+
+
+def test_what_was_unpacked_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "theirs")
+    variables = environment(tmp_path)
+    assert variables["PYTHONPATH"].split(":") == [str(tmp_path), str(bundle.ROOT), "theirs"]
+    assert variables["PATH"].startswith(f"{tmp_path}/bin:")
