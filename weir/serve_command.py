@@ -21,6 +21,7 @@ from telemetry.log_settings import LogSettings
 from telemetry.logs import configure_logging
 from telemetry.readiness import announce_ready
 from weir import NATS_URL_VARIABLE
+from weir.gpu_count import count_gpus
 from weir.options import OPTIONS, SERVE, UsageError, options_of
 from weir.options.deprecated import replaced
 from weir.parent import parent_fd
@@ -73,7 +74,7 @@ def serve(values: dict[str, Any]) -> None:
             logger.info("%s has no effect: %s", option.name, option.ineffective)
     roles = [
         RoleSpec(name="scheduler", argv=_role_command("scheduler", values), drain_rank=1),
-        RoleSpec(name="worker", argv=_role_command("worker", values), drain_rank=2),
+        *worker_roles(values, count_gpus()),
         RoleSpec(name="gateway", argv=_role_command("gateway", values), drain_rank=0, kept_facts=_DRAWN_PORTS),
     ]
     nats_url = values["nats"]
@@ -121,6 +122,21 @@ def _role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
         if key in ours and key != "nats" and values[key] != option.default:
             words += option.written(values[key])
     return tuple(words)
+
+
+def worker_roles(values: Mapping[str, Any], gpus: int) -> list[RoleSpec]:
+    """The worker; where there are several GPUs one for each, the first of which has the instances that need none too.
+
+    A process of its own for each, because what breaks one GPU for a process is not to break the others.
+    """
+    if gpus < 2:
+        return [RoleSpec(name="worker", argv=_role_command("worker", values), drain_rank=2)]
+    roles: list[RoleSpec] = []
+    for gpu in range(gpus):
+        argv = (*_role_command("worker", values), f"--gpu={gpu}")
+        argv += () if gpu == 0 else ("--cpu-instances=false",)
+        roles.append(RoleSpec(name=f"worker-{gpu}", argv=argv, drain_rank=2))
+    return roles
 
 
 @contextlib.contextmanager

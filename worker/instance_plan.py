@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas.execution_config import InstanceGroup
@@ -35,3 +36,8 @@ def planned_instances(config: ModelConfig, devices: WorkerDevices = CPU_ONLY) ->
     if config.instance_group:
         return plan
     return [PlannedInstance(InstanceDevice("KIND_CPU", 0, f"{config.name}_0"), InstanceGroup())]
+
+
+def used_gpus(plan: Sequence[PlannedInstance]) -> list[int]:
+    """The GPUs that these instances run on."""
+    return sorted({device.device_id for device, _ in plan if device.kind == "KIND_GPU"})

@@ -32,10 +32,13 @@ from worker.client_memory import ClientMemoryAccess
 from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
+from worker.devices import WorkerDevices
 from worker.drains import Drains
 from worker.ensembles.backend import EnsembleBackend
 from worker.ensembles.following import EnsembleFollower
 from worker.execution_turns import execution_turns
+from worker.gpu_memory import GpuMemory, gpu_limits
+from worker.gpus import find_gpus
 from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl
 from worker.model_environment import ModelEnvironment
@@ -60,16 +63,25 @@ def run(settings: WorkerSettings) -> int:
     # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return uvloop.run(_serve(settings, log))
+    return uvloop.run(_serve(settings, log, _find_devices(settings)))
 
 
-async def _serve(settings: WorkerSettings, log: RoleLog) -> int:
+def _find_devices(settings: WorkerSettings) -> WorkerDevices:
+    """Those that the worker is to use. Raises WeirError for a GPU that is not there."""
+    host = find_gpus()
+    logger.info("GPUs: %s", ", ".join(f"{gpu.ordinal} {gpu.name}" for gpu in host.gpus) or f"none, {host.problem}")
+    return WorkerDevices.of([gpu.ordinal for gpu in host.gpus], settings.gpu, settings.cpu_instances)
+
+
+async def _serve(settings: WorkerSettings, log: RoleLog, own_devices: WorkerDevices) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a worker.
     async with asyncio.TaskGroup() as background:
-        return await _work(settings, log, background)
+        return await _work(settings, log, own_devices, background)
 
 
-async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.TaskGroup) -> int:
+async def _work(
+    settings: WorkerSettings, log: RoleLog, own_devices: WorkerDevices, background: asyncio.TaskGroup
+) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,6 +120,8 @@ async def _work(settings: WorkerSettings, log: RoleLog, background: asyncio.Task
         checkpoints=SequenceStates(bus),
         ensembles=ensembles,
         process_calls=PythonCalls(inner_calls, operations),
+        devices=own_devices,
+        gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
     )
     auto_complete = not settings.disable_auto_complete_config
     loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count, backends)

@@ -13,6 +13,7 @@ from worker.client_memory import ClientMemoryAccess
 from worker.devices import CPU_ONLY, WorkerDevices
 from worker.ensembles.backend import EnsembleBackend
 from worker.execution_turns import ExecutionTurns
+from worker.gpu_memory import GpuMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,4 @@ class ModelEnvironment:
     ensembles: EnsembleBackend | None = None
     process_calls: ProcessCalls | None = None
     devices: WorkerDevices = CPU_ONLY
+    gpu_memory: GpuMemory = field(default_factory=GpuMemory)

@@ -9,7 +9,7 @@ from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
 from worker.backend import LoadedModel, ModelVersion, VersionLoader
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.instance import EnsembleInstance
-from worker.instance_plan import planned_instances
+from worker.instance_plan import planned_instances, used_gpus
 from worker.latencies import observer_for
 from worker.model_environment import ModelEnvironment
 from worker.model_instance import ModelInstance
@@ -51,11 +51,14 @@ class ServedVersion:
         states = StateDeclarations(model.config, model.model_directory)
         if states.checkpoint_every and environment.checkpoints is not None:
             environment.checkpoints.prepare()
-        self._loaded: LoadedModel = backend.load(model)
-        if isinstance(self._loaded, EnsembleModel):
-            self.instances.append(self._coordinator(self._loaded, environment))
-        else:
-            self._start_instances(self._loaded, environment, states)
+        gpus = used_gpus(planned_instances(model.config, environment.devices))
+        with environment.gpu_memory.loading(model.name, gpus) as taken:
+            self._loaded: LoadedModel = backend.load(model)
+            if isinstance(self._loaded, EnsembleModel):
+                self.instances.append(self._coordinator(self._loaded, environment))
+            else:
+                self._start_instances(self._loaded, environment, states)
+        self.statistics.memory_usage = [("GPU", gpu, size_bytes) for gpu, size_bytes in taken.items()]
         self._load_duration_s = time.monotonic() - begun_s
 
     def _coordinator(self, loaded: EnsembleModel, environment: ModelEnvironment) -> EnsembleInstance:

@@ -52,6 +52,7 @@ class ModelStatistics:
     batches: dict[int, list[int]] = field(default_factory=dict)
     responses: dict[int, dict[str, Durations]] = field(default_factory=dict)
     latencies: LatencyObserver | None = None
+    memory_usage: list[tuple[str, int, int]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record_batch(
@@ -122,6 +123,7 @@ class ModelStatistics:
                 "failures": dict(self.failures),
                 "batches": {size: list(row) for size, row in self.batches.items()},
                 "responses": {index: _response_row(row) for index, row in self.responses.items()},
+                "memory_usage": self.memory_usage,
             }
 
     def _add_requests(

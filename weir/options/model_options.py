@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir.options.forms import backend_setting, rate_limit_resource
+from weir.options.forms import backend_setting, device_pair, rate_limit_resource
 from weir.options.option import BACKENDS, GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Switch, Text
 
@@ -84,6 +84,13 @@ def _models() -> tuple[Option, ...]:
             help="Further attempts to load a model that can't be loaded.",
             **panel,
         ),
+        Option(
+            names=("--model-load-gpu-limit",),
+            value=Checked("DEVICE:FRACTION", device_pair),
+            help="Load nothing more on a GPU of whose memory more than this fraction is in use; may be repeated.",
+            repeatable=True,
+            **panel,
+        ),
         switch(
             "--exit-on-error",
             False,
@@ -144,5 +151,26 @@ def _rate_limiter() -> tuple[Option, ...]:
     )
 
 
-MODEL_OPTIONS: tuple[Option, ...] = (*_models(), *_rate_limiter())
+def _devices() -> tuple[Option, ...]:
+    panel: dict[str, Any] = {"panel": "Devices", "commands": (WORKER,), "ours": True}
+    return (
+        Option(
+            names=("--gpu",),
+            value=Integer(0, metavar="ORDINAL"),
+            shown_default="all of the host's",
+            help="Run the instances of this GPU alone. `weir serve` starts a worker for each GPU.",
+            **panel,
+        ),
+        Option(
+            names=("--cpu-instances",),
+            value=Switch(),
+            default=True,
+            bare="true",
+            help="Run the instances that need no GPU, too: of several workers on one host, one should.",
+            **panel,
+        ),
+    )
+
+
+MODEL_OPTIONS: tuple[Option, ...] = (*_models(), *_rate_limiter(), *_devices())
 """Those of this module."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from weir.options.forms import device_pair
 from weir.options.option import Option
-from weir.options.values import Checked, Switch, Text, Value
+from weir.options.values import Switch, Text, Value
 
 _PANEL = "Refused"
 
@@ -26,18 +25,14 @@ _ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
     ("--allow-sagemaker", Switch(), _off, "SageMaker's endpoints are not served"),
     ("--allow-vertex-ai", Switch(), _off, "Vertex AI's endpoints are not served"),
     ("--cache-directory", Text("FOLDER"), _never, "caches of Triton's are shared libraries, which can't be loaded"),
-    ("--model-load-gpu-limit", Checked("DEVICE:FRACTION", device_pair), _never, "device memory is not limited yet"),
     ("--repoagent-directory", Text("FOLDER"), _never, "there are no repository agents"),
 )
 """(name, value, which values are no harm, why the others are refused)."""
-
-_REPEATABLE = ("--model-load-gpu-limit",)
 
 REFUSED: tuple[Option, ...] = tuple(
     Option(
         names=(name,),
         value=value,
-        repeatable=name in _REPEATABLE,
         bare="true" if isinstance(value, Switch) else None,
         help=f"{'Refused' if harmless is _never else 'Only false'}: {why}.",
         refused=why,

@@ -103,7 +103,6 @@ def test_what_is_no_value(key: str, text: str, complaint: str) -> None:
         ("allow_vertex_ai", "1"),
         ("repoagent_directory", "/agents"),
         ("cache_directory", "/caches"),
-        ("model_load_gpu_limit", "0:0.5"),
     ],
 )
 def test_what_can_t_be_honoured_is_refused_with_its_reason(key: str, text: str) -> None:
