@@ -15,11 +15,11 @@ class WorkerSettings:
     With `model_namespacing`, models of different repositories may have the same name.
     `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
-    (`announce_failure`); without it the others serve. `backend_config` holds values of the form `<backend>,<key>=<value>`,
-    or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own. `exit_timeout_secs` is the time
-    for running batches after SIGTERM. `cache_config` is for what its models ask of others. `gpu` is the one GPU whose
-    instances it runs, None for all of the host's; `cpu_instances` says that it runs those that need none.
-    `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`.
+    (`announce_failure`); without it the others serve. `backend_config` holds values of the form
+    `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own.
+    `exit_timeout_secs` is the time for running batches after SIGTERM. `cache_config` is for what its models ask of
+    others. `gpu` is the one GPU whose instances it runs, None for all of the host's; `cpu_instances` says that it runs
+    those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`.
     """
 
     nats_url: str

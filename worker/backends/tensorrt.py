@@ -23,6 +23,7 @@ from worker.backend import Availability, Instance, InstanceDevice, LoadedModel, 
 from worker.backends.tensorrt_engine import TensorRtEngine
 from worker.backends.tensorrt_runner import TensorRtRunner
 from worker.devices import WorkerDevices
+from worker.gpus import find_gpus
 from worker.tensor_declarations import TensorDeclarations
 
 logger = logging.getLogger("weir.tensorrt")
@@ -140,22 +141,11 @@ def _version() -> str:
 
 def _capability(gpu: int) -> str:
     """The compute capability of a GPU ("9.0"), by the driver alone. Raises WeirError where there is no such GPU."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise WeirError(ErrorCode.UNAVAILABLE, "TensorRT needs a GPU, and there is no NVIDIA driver") from error
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    if (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(device), gpu)
-        or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
-        or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    ):
-        raise WeirError(ErrorCode.UNAVAILABLE, f"TensorRT needs a GPU, and GPU {gpu} can't be used")
-    return f"{major.value}.{minor.value}"
-
-
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+    host = find_gpus()
+    found = next((one for one in host.gpus if one.ordinal == gpu), None)
+    if found is None:
+        raise WeirError(ErrorCode.UNAVAILABLE, f"TensorRT needs a GPU: {host.problem or f'there is no GPU {gpu}'}")
+    return ".".join(map(str, found.compute_capability))
 
 
 def _set_device(gpu: int) -> None:
