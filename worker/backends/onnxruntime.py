@@ -1,172 +1,199 @@
-"""ONNX Runtime: one session shared by all instances of a model version on the CPU.
+"""ONNX Runtime: on the CPU one session shared by all instances of a model version, on GPUs one for each instance.
 
-`run` releases the GIL and sessions are thread-safe, so instances are threads and share the weights. One intra-op thread
-each by default: more waste a third to a half of the CPU when cores are scarce. The configuration raises it by the
-parameters of Triton's ONNX Runtime backend (`intra_op_thread_count`, `inter_op_thread_count`, `execution_mode`,
-`optimization.graph.level`).
+`run` releases the GIL and sessions are thread-safe, so instances on the CPU are threads and share the weights. On a GPU the
+stream belongs to the session, so each instance has a session of its own, with the weights once more. Where they are too
+large for that, the parameter `share_session_between_instances` gives the instances on a GPU one session, which then takes
+streams of its own, copies from and to the host by itself, and has each run wait for the device. So it is with models that
+take strings, which can't be bound to a session on a stream from Python.
+
+Source of the parameters: Triton's ONNX Runtime backend.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 
-from repository.completion import DescribedModel, DescribedTensor
-from schemas.errors import internal, invalid
-from schemas.model_config import ModelConfig
-from worker.array_instance import ArrayInstance
+from repository.completion import DescribedModel
+from schemas.errors import WeirError, invalid
+from worker.array_instance import ArrayInstance, ArrayRunner
 from worker.backend import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
+from worker.backends.onnxruntime_gpu import open_device_runner
+from worker.backends.onnxruntime_library import NO_CUDA, NOT_INSTALLED, installation, library
+from worker.backends.onnxruntime_options import OnnxOptions
+from worker.backends.onnxruntime_providers import CPU, cpu_providers, gpu_providers
+from worker.backends.onnxruntime_sessions import open_session, preload_cuda, run_error
+from worker.backends.onnxruntime_tensors import (
+    BFLOAT16,
+    STRING,
+    array_of,
+    as_text,
+    bind_array,
+    config_type,
+    described,
+    dims,
+)
 from worker.devices import WorkerDevices
 from worker.tensor_declarations import TensorDeclarations
-
-_CONFIG_TYPES = {
-    "tensor(bool)": "TYPE_BOOL",
-    "tensor(uint8)": "TYPE_UINT8",
-    "tensor(uint16)": "TYPE_UINT16",
-    "tensor(uint32)": "TYPE_UINT32",
-    "tensor(uint64)": "TYPE_UINT64",
-    "tensor(int8)": "TYPE_INT8",
-    "tensor(int16)": "TYPE_INT16",
-    "tensor(int32)": "TYPE_INT32",
-    "tensor(int64)": "TYPE_INT64",
-    "tensor(float16)": "TYPE_FP16",
-    "tensor(bfloat16)": "TYPE_BF16",
-    "tensor(float)": "TYPE_FP32",
-    "tensor(double)": "TYPE_FP64",
-    "tensor(string)": "TYPE_STRING",
-}
 
 
 class OnnxRuntimeBackend:
     """See `worker.backend.Backend`."""
 
     def availability(self, devices: WorkerDevices) -> Availability:
-        """With either of ONNX Runtime's packages."""
+        """The CPU with any of ONNX Runtime's packages, GPUs with the one that has the CUDA provider."""
         formats = ("model.onnx",)
-        for package in ("onnxruntime", "onnxruntime-gpu"):
-            try:
-                return Availability(("KIND_CPU",), formats, metadata.version(package))
-            except metadata.PackageNotFoundError:
-                continue
-        return Availability(
-            (), formats, "", ("the onnxruntime package is not installed: install weir[cpu] or weir[gpu]",)
-        )
+        found = installation()
+        if found is None:
+            return Availability((), formats, "", (NOT_INSTALLED,))
+        problems = [found.problem] if found.problem else []
+        if not devices.host_gpus:
+            problems.append("KIND_GPU: this machine has no GPU that the driver tells of")
+        elif not found.has_cuda:
+            problems.append(f"KIND_GPU: {NO_CUDA}")
+        runs_on = ("KIND_CPU", "KIND_GPU") if devices.host_gpus and found.has_cuda else ("KIND_CPU",)
+        return Availability(runs_on, formats, found.version, tuple(problems))
 
     def describe(self, model: ModelVersion) -> DescribedModel | None:
         """The graph's inputs and outputs; a dimension without a number is -1."""
-        session = _open(model, ModelConfig(name=model.name))
+        session = _describing_session(library(), model, OnnxOptions.of(model))
         return DescribedModel(
-            inputs=[_describe(tensor) for tensor in session.get_inputs()],
-            outputs=[_describe(tensor) for tensor in session.get_outputs()],
-            defaulted=[_describe(tensor) for tensor in session.get_overridable_initializers()],
+            inputs=[described(tensor) for tensor in session.get_inputs()],
+            outputs=[described(tensor) for tensor in session.get_outputs()],
+            defaulted=[described(tensor) for tensor in session.get_overridable_initializers()],
         )
 
     def load(self, model: ModelVersion) -> LoadedModel:
-        """Makes the session. Raises WeirError with ONNX Runtime's reason."""
+        """Makes the session of the instances on the CPU. Raises WeirError with ONNX Runtime's reason."""
         return _OnnxModel(model)
 
 
 class _OnnxModel:
     def __init__(self, model: ModelVersion) -> None:
-        self._config = model.config
-        self._session = _open(model, model.config)
+        self._model = model
+        self._library = library()
+        self._options = OnnxOptions.of(model)
+        self._session: Any = None
+        self._shared: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        groups = model.config.instance_group
+        if groups and all(group.kind == "KIND_GPU" for group in groups):
+            session = _describing_session(self._library, model, self._options)
+        else:
+            session = self._session = self._open(cpu_providers(self._library, model.config))
+        self._takes_strings = any(tensor.type == STRING for tensor in session.get_inputs())
         declared = TensorDeclarations(
-            {tensor.name: _dims(tensor) for tensor in self._session.get_inputs()},
-            {tensor.name: _config_type(tensor.type) for tensor in self._session.get_outputs()},
+            {tensor.name: dims(tensor) for tensor in session.get_inputs()},
+            {tensor.name: config_type(tensor.type) for tensor in session.get_outputs()},
         )
         declared.check_inputs(model.config)
         self._outputs = declared.outputs(model.config)
         self._states = declared.states(model.config)
+        self._names = [tensor.name for tensor in dict.fromkeys([*self._outputs, *self._states])]
+        if self._session is not None:
+            self._options.run_options(self._library)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
-        if device.kind == "KIND_GPU":
-            raise invalid(f"instance {device.name} is of kind KIND_GPU but this worker runs ONNX Runtime on the CPU")
-        names = [tensor.name for tensor in dict.fromkeys([*self._outputs, *self._states])]
-        return ArrayInstance(_OnnxRunner(self._session, names), self._config, self._outputs, self._states)
+        config, device_id = self._model.config, device.device_id
+        if device.kind != "KIND_GPU":
+            return self._array_instance(self._session, None)
+        with self._lock:
+            preload_cuda(self._library)
+        if self._options.shares_session or self._takes_strings:
+            return self._array_instance(self._session_on(device_id), device_id)
+        from worker.cuda.device_instance import DeviceInstance
+
+        def open_runner(stream: Any) -> Any:
+            return open_device_runner(self._library, self._model, self._options, self._names, stream)
+
+        instance: Instance = DeviceInstance(open_runner, device, config, self._outputs, self._states)
+        return instance
 
     def unload(self) -> None:
-        del self._session
+        self._session = None
+        self._shared.clear()
+
+    def _array_instance(self, session: Any, device_id: int | None) -> Instance:
+        run_options = self._options.run_options(self._library, device_id)
+        types = {tensor.type for tensor in (*session.get_inputs(), *session.get_outputs())}
+        if BFLOAT16 not in types:
+            runner: ArrayRunner = _OnnxRunner(session, self._names, run_options)
+        elif self._takes_strings:
+            raise invalid("a model that takes strings can't have tensors of BF16: ONNX Runtime takes no such arrays")
+        else:
+            runner = _BoundRunner(session, self._names, run_options)
+        return ArrayInstance(runner, self._model.config, self._outputs, self._states)
+
+    def _session_on(self, device_id: int) -> Any:
+        with self._lock:
+            if device_id not in self._shared:
+                providers = gpu_providers(self._library, self._model.config, device_id, None)
+                self._shared[device_id] = self._open(providers)
+            return self._shared[device_id]
+
+    def _open(self, providers: Sequence[tuple[str, dict[str, str]]]) -> Any:
+        return open_session(self._library, self._model, self._options, providers)
 
 
 class _OnnxRunner:
-    def __init__(self, session: Any, outputs: list[str]) -> None:
+    def __init__(self, session: Any, outputs: list[str], run_options: Any) -> None:
         self._session = session
         self._outputs = outputs
+        self._run_options = run_options
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-        texts = {name: _as_text(name, array) for name, array in inputs.items() if array.dtype.hasobject}
+        texts = {name: as_text(name, array) for name, array in inputs.items() if array.dtype.hasobject}
         try:
-            arrays: Sequence[np.ndarray] = self._session.run(self._outputs, {**inputs, **texts} if texts else inputs)
-        except RuntimeError as error:  # ONNX Runtime's errors all derive from it
-            raise internal(f"onnx runtime error: {error}") from error
+            arrays: Sequence[np.ndarray] = self._session.run(
+                self._outputs, {**inputs, **texts} if texts else inputs, self._run_options
+            )
+        except Exception as error:  # ONNX Runtime's errors have no other base
+            raise run_error(error) from error
         return arrays
 
     def close(self) -> None:
         del self._session
 
 
-def _open(model: ModelVersion, config: ModelConfig) -> Any:
+class _BoundRunner:
+    """For types of which ONNX Runtime's Python interface has no arrays: they are bound by their addresses."""
+
+    def __init__(self, session: Any, outputs: list[str], run_options: Any) -> None:
+        self._session = session
+        self._outputs = outputs
+        self._run_options = run_options
+        self._types = {tensor.name: tensor.type for tensor in session.get_inputs()}
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        binding = self._session.io_binding()
+        kept = [bind_array(binding, name, self._types[name], array) for name, array in inputs.items()]
+        try:
+            for name in self._outputs:
+                binding.bind_output(name, "cpu", 0)
+            self._session.run_with_iobinding(binding, self._run_options)
+        except Exception as error:
+            raise run_error(error) from error
+        del kept
+        return [array_of(value) for value in binding.get_outputs()]
+
+    def close(self) -> None:
+        del self._session
+
+
+def _describing_session(library: Any, model: ModelVersion, options: OnnxOptions) -> Any:
+    """A session that tells of inputs and outputs and is never run."""
     try:
-        import onnxruntime
-    except ImportError as error:
-        raise internal("the onnxruntime package is not installed: install weir[cpu] or weir[gpu]") from error
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = _number(config, "intra_op_thread_count", 1)
-    options.inter_op_num_threads = _number(config, "inter_op_thread_count", 1)
-    if options.intra_op_num_threads > 1:
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if _number(config, "execution_mode", 0):
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
-    level = config.optimization.graph.level if config.optimization and config.optimization.graph else 0
-    options.graph_optimization_level = {
-        -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-        1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-        2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    }.get(level, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)
-    path = model.directory / (config.default_model_filename or "model.onnx")
-    if path.is_dir():
-        path = path / "model.onnx"
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        text = str(error).replace(str(model.model_directory), model.name)
-        raise internal(f"onnx runtime error: {text}") from error
-
-
-def _as_text(name: str, array: np.ndarray) -> np.ndarray:
-    # ONNX Runtime's Python interface takes `str` alone; of `bytes` it would take what `str(...)` makes of them.
-    try:
-        elements = [element.decode() for element in array.ravel()]
-    except UnicodeDecodeError as error:
-        raise invalid(f"input '{name}' holds a string that is not UTF-8") from error
-    return np.array(elements, dtype=np.object_).reshape(array.shape)
-
-
-def _number(config: ModelConfig, key: str, default: int) -> int:
-    parameter = config.parameters.get(key)
-    if parameter is None:
-        return default
-    try:
-        return int(parameter.string_value)
-    except ValueError as error:
-        raise invalid(f"failed to parse parameter '{key}': '{parameter.string_value}' is not an integer") from error
-
-
-def _config_type(onnx_type: str) -> str:
-    try:
-        return _CONFIG_TYPES[onnx_type]
-    except KeyError as error:
-        raise invalid(f"tensors of type {onnx_type} are not supported") from error
-
-
-def _describe(tensor: Any) -> DescribedTensor:
-    return DescribedTensor(tensor.name, _config_type(tensor.type), _dims(tensor))
-
-
-def _dims(tensor: Any) -> list[int]:
-    return [dim if isinstance(dim, int) and dim >= 0 else -1 for dim in tensor.shape]
+        return open_session(library, model, options, [(CPU, {})], describing=True)
+    except WeirError as error:
+        # Some operations exist for GPUs only.
+        if "NOT_IMPLEMENTED" not in error.message:
+            raise
+        for group in model.config.instance_group:
+            if group.kind == "KIND_GPU" and group.gpus:
+                preload_cuda(library)
+                providers = gpu_providers(library, model.config, group.gpus[0], None)
+                return open_session(library, model, options, providers, describing=True)
+        raise
