@@ -39,8 +39,6 @@ LIMITS = (
     FieldLimit("input.is_non_linear_format_io", REFUSED, "requests carry tensors in linear formats alone"),
     FieldLimit("output.is_non_linear_format_io", REFUSED, "requests carry tensors in linear formats alone"),
     FieldLimit("optimization.priority", IGNORED, "streams of all instances have the same priority"),
-    FieldLimit("optimization.cuda", IGNORED, "models run on the CPU"),
-    FieldLimit("optimization.execution_accelerators", IGNORED, "models run with their backend's own kernels"),
     FieldLimit("optimization.input_pinned_memory", SILENT, "there are no copies to a GPU that it could speed up"),
     FieldLimit("optimization.output_pinned_memory", SILENT, "there are no copies from a GPU that it could speed up"),
     FieldLimit("optimization.gather_kernel_buffer_threshold", IGNORED, "there are no gather kernels without a GPU"),
@@ -54,7 +52,6 @@ LIMITS = (
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
     FieldLimit("instance_group.secondary_devices", REFUSED, "deep learning accelerators are not served"),
     FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),
-    FieldLimit("model_operations.op_library_filename", REFUSED, "libraries of custom operations are not loaded yet"),
     FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
 )
 

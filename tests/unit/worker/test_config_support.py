@@ -22,10 +22,9 @@ SNIPPETS = {
     "input.is_non_linear_format_io": 'input { name: "A" is_non_linear_format_io: true }',
     "output.is_non_linear_format_io": 'output { name: "A" is_non_linear_format_io: true }',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",
-    "optimization.cuda": "optimization { cuda { graphs: true } }",
-    "optimization.execution_accelerators": (
-        'optimization { execution_accelerators { gpu_execution_accelerator { name: "tensorrt" } } }'
-    ),
+    "optimization.cuda.busy_wait_events": "optimization { cuda { busy_wait_events: true } }",
+    "optimization.cuda.graph_spec": "optimization { cuda { graph_spec { batch_size: 1 } } }",
+    "optimization.cuda.output_copy_stream": "optimization { cuda { output_copy_stream: true } }",
     "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: true } }",
     "optimization.output_pinned_memory": "optimization { output_pinned_memory { enable: true } }",
     "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 1 }",
@@ -39,7 +38,6 @@ SNIPPETS = {
     "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
     "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
     "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',
-    "model_operations.op_library_filename": 'model_operations { op_library_filename: "x.so" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
 }
 """A configuration that sets each field of the table."""
