@@ -1,10 +1,11 @@
 """What serving costs beside the engine alone: `python -m benchmarks.backends` prints a table.
 
-Each network is run in two ways in the same minute: by its engine in a bare loop, which runs one ready batch again and again,
-and by the server, which is sent single requests over HTTP with binary tensors, many in flight, and makes the batches. The
-two take turns, and who begins alternates. Both have one core for the engine: the bare loop's process and the server's
-worker are bound to the same one, in turn. Gateway, scheduler, nats-server and the client have the other cores, so the ratio
-says how much of its core the worker leaves to the engine, as long as they keep up with it; the column "worker busy" tells.
+Each network is run in two ways in the same minute: by its engine in a bare loop, which runs one ready batch again and
+again, and by the server, which is sent single requests over HTTP with binary tensors, many in flight, and makes the
+batches. The two take turns, and who begins alternates. Both have one core for the engine: the bare loop's process and the
+server's worker are bound to the same one, in turn. Gateway, scheduler, nats-server and the client have the other cores, so
+the ratio says how much of its core the worker leaves to the engine, as long as they keep up with it, which the column
+"worker busy" tells.
 
 `served / bare` is the ratio of items a second (an item is a row of the batch), each the best quartile of its turns. On a
 machine that others use as well its CPU counterpart says more: seconds of the engine's CPU that an item costs in the bare
@@ -118,6 +119,7 @@ def open_onnx(version: Path, outputs: Sequence[str]) -> Engine:
     """ONNX Runtime with one thread, which is Weir's default."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
     session = onnxruntime.InferenceSession(version / "model.onnx", options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(list(outputs), dict(inputs))
 
@@ -293,7 +295,7 @@ def measure(network: Network, rounds: int, seconds: float) -> str:
     try:
         version = network.write(folder)
         expected = network.open_engine(version, network.outputs)(network.request)
-        in_flight = max(4, 3 * network.batch // network.rows)
+        in_flight = max(12, 3 * network.batch // network.rows)
         bare = BareLoop(network, version, core)
         with Server(folder) as server:
             served = Served(network, server, core, in_flight)
@@ -312,7 +314,8 @@ def measure(network: Network, rounds: int, seconds: float) -> str:
     rate = {name: _best([turn.items_per_s for turn in found], 75) for name, found in turns.items()}
     cost = {name: _best([turn.engine_cpu_us for turn in found], 25) for name, found in turns.items()}
     every, batch, busy = (
-        float(np.median([getattr(turn, field) for turn in turns["served"]])) for field in ("all_cpu_us", "batch", "busy")
+        float(np.median([getattr(turn, field) for turn in turns["served"]]))
+        for field in ("all_cpu_us", "batch", "busy")
     )
     return (
         f"| {network.name} | {network.backend} | {network.rows} | {in_flight} | {batch:.1f} of {network.batch} | "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -178,6 +180,21 @@ def test_a_library_of_operations_is_told_of_without_its_path(tmp_path: Path) -> 
         )
         assert str(tmp_path) not in broken.value.message
         assert "none.so" in broken.value.message
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to make a library of operations with")
+def test_a_library_of_operations_is_registered_with_each_session(tmp_path: Path) -> None:
+    model = version(tmp_path, 'model_operations { op_library_filename: "ops.so" }')
+    source = (
+        "int calls; void *RegisterCustomOps(void *options, void *api) { (void)options, (void)api; calls++; return 0; }"
+    )
+    library = tmp_path / "net" / "ops.so"
+    command = ["cc", "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True, timeout=30)
+    opened = ctypes.CDLL(str(library))  # so that it isn't closed, and the number with it, after each session
+    assert OnnxRuntimeBackend().describe(model) is not None
+    np.testing.assert_array_equal(answer(model, ONES), -ONES)
+    assert ctypes.c_int.in_dll(opened, "calls").value == 2
 
 
 def test_a_library_of_operations_lies_in_the_folder_of_the_model(tmp_path: Path) -> None:
