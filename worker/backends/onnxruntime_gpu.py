@@ -44,6 +44,8 @@ class OnnxDeviceRunner:
     """
 
     host_inputs: Collection[str]
+    # What it allocates is its own arena's, which gives it to other runs while a recorded one still writes there.
+    can_capture = False
 
     def __init__(self, session: Any, outputs: Sequence[str], device_id: int, run_options: Any) -> None:
         self._session = session

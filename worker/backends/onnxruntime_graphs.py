@@ -34,6 +34,7 @@ class OnnxGraphRunner:
     """
 
     host_inputs: Collection[str] = ()
+    can_capture = False  # not by others
 
     def __init__(
         self,

@@ -100,7 +100,8 @@ class OnnxOptions:
         }.get(2 if describing else self.graph_level, levels.ORT_ENABLE_ALL)
         options.enable_cpu_mem_arena = self.cpu_arena and not describing
         options.enable_mem_pattern = self.memory_pattern
-        for key, value in self.entries.items():
+        entries = {**self.entries, "session.disable_prepacking": "1"} if describing else self.entries
+        for key, value in entries.items():
             options.add_session_config_entry(key, value)
         for path in self.op_libraries:
             try:

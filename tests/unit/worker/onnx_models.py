@@ -24,13 +24,16 @@ output { name: "OUT" data_type: TYPE_%s dims: [-1] }
 """
 
 
-def graph(operation: str = "Neg", onnx_type: int = TensorProto.FLOAT, domain: str = "") -> onnx.ModelProto:
-    """`OUT = operation(IN)`, with a batch and one more dimension."""
+def graph(
+    operation: str = "Neg", onnx_type: int = TensorProto.FLOAT, domain: str = "", to: int | None = None
+) -> onnx.ModelProto:
+    """`OUT = operation(IN)`, with a batch and one more dimension; `to` is the type of OUT where it is another."""
+    attributes = {} if to is None else {"to": to}
     made = helper.make_graph(
-        [helper.make_node(operation, ["IN"], ["OUT"], domain=domain)],
+        [helper.make_node(operation, ["IN"], ["OUT"], domain=domain, **attributes)],
         "graph",
         [helper.make_tensor_value_info("IN", onnx_type, ["batch", "width"])],
-        [helper.make_tensor_value_info("OUT", onnx_type, ["batch", "width"])],
+        [helper.make_tensor_value_info("OUT", onnx_type if to is None else to, ["batch", "width"])],
     )
     opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
     return helper.make_model(made, opset_imports=opsets, ir_version=8)

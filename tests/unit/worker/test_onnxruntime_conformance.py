@@ -29,6 +29,7 @@ import inspect, json, sys
 from pathlib import Path
 import numpy as np
 import onnxruntime
+from onnx import TensorProto
 from onnx_models import graph, version
 from schemas.errors import WeirError
 from worker.backends.onnxruntime_gpu import OnnxDeviceRunner, open_device_runner
@@ -71,6 +72,10 @@ run_options = onnxruntime.RunOptions()
 runner = OnnxDeviceRunner(session, ["OUT"], 0, run_options)
 (output,) = runner.enqueue({"IN": np.ones((2, 3), np.float32)})
 assert (output == -1).all() and runner.host_inputs == {"IN"}
+texts = version(root / "texts", model=graph("Cast", to=TensorProto.STRING))
+session_of_texts = open_session(onnxruntime, texts, options, [("CPUExecutionProvider", {})])
+(output,) = OnnxDeviceRunner(session_of_texts, ["OUT"], 0, run_options).enqueue({"IN": np.full((1, 2), 3, np.float32)})
+assert output.tolist() == [["3", "3"]]
 for key, value in (("disable_synchronize_execution_providers", "1"), ("gpu_graph_id", "-1"), (SHRINKAGE, "cpu:0")):
     run_options.add_run_config_entry(key, value)
     assert run_options.get_run_config_entry(key) == value
