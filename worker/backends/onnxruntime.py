@@ -24,7 +24,7 @@ from worker.backend import Availability, Instance, InstanceDevice, LoadedModel, 
 from worker.backends.onnxruntime_gpu import open_device_runner
 from worker.backends.onnxruntime_library import NO_CUDA, NOT_INSTALLED, installation, library
 from worker.backends.onnxruntime_options import OnnxOptions
-from worker.backends.onnxruntime_providers import CPU, cpu_providers, gpu_providers
+from worker.backends.onnxruntime_providers import CPU, cpu_providers, gpu_providers, without_graphs
 from worker.backends.onnxruntime_sessions import open_session, preload_cuda, run_error
 from worker.backends.onnxruntime_tensors import (
     BFLOAT16,
@@ -109,6 +109,7 @@ class _OnnxModel:
         def open_runner(stream: Any) -> Any:
             return open_device_runner(self._library, self._model, self._options, self._names, stream)
 
+        config = without_graphs(config)
         instance: Instance = DeviceInstance(open_runner, device, config, self._outputs, self._states)
         return instance
 

@@ -99,6 +99,15 @@ def captures_graphs(config: ModelConfig) -> bool:
     return cuda_options(config).get("enable_cuda_graph") == "1"
 
 
+def without_graphs(config: ModelConfig) -> ModelConfig:
+    """The configuration for those who would record runs as graphs themselves, which is ONNX Runtime's to do."""
+    optimization = config.optimization
+    if optimization is None or optimization.cuda is None or not optimization.cuda.graphs:
+        return config
+    cuda = optimization.cuda.replace(graphs=False)
+    return config.replace(optimization=optimization.replace(cuda=cuda))
+
+
 def _cuda_option(key: str, value: str) -> str:
     if key in _FLAGS:
         return str(int(boolean(value)))
