@@ -11,8 +11,8 @@ from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from worker.backend import Execution, Result
 from worker.batch_inputs import BatchInputs
-from worker.batch_tensors import BatchAssembler, ragged_inputs, split_outputs
-from worker.scattered_outputs import scattered_outputs
+from worker.batch_outputs import BatchOutputs
+from worker.batch_tensors import BatchAssembler, ragged_inputs
 from worker.tensor_declarations import NamedDatatype
 
 
@@ -43,13 +43,10 @@ class ArrayInstance:
         states: Sequence[NamedDatatype] = (),
     ) -> None:
         self._runner = runner
-        self._outputs = outputs
-        self._states = states
-        self._names = list(dict.fromkeys([*outputs, *states]))
+        self._outputs = BatchOutputs(config, outputs, states)
         self._batching = config.max_batch_size > 0
         self._assembler = BatchAssembler(ragged_inputs(config))
         self._batch_inputs = BatchInputs(config) or None
-        self._scattered = scattered_outputs(config)
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
         """See `worker.backend.Instance`."""
@@ -59,22 +56,7 @@ class ArrayInstance:
         execution.input_ready()
         arrays = self._runner.run(inputs)
         execution.inferred()
-        if not self._states:
-            outputs = [(name, datatype, array) for (name, datatype), array in zip(self._outputs, arrays, strict=True)]
-            return [Result(tensors) for tensors in split_outputs(requests, outputs, self._batching, self._scattered)]
-        by_name = dict(zip(self._names, arrays, strict=True))
-        outputs, states = (
-            [(tensor.name, tensor.datatype, by_name[tensor]) for tensor in named]
-            for named in (self._outputs, self._states)
-        )
-        return [
-            Result(tensors, states=of_sequence)
-            for tensors, of_sequence in zip(
-                split_outputs(requests, outputs, self._batching, self._scattered),
-                split_outputs(requests, states, self._batching, wanted_only=False),
-                strict=True,
-            )
-        ]
+        return self._outputs.results(requests, arrays)
 
     def close(self) -> None:
         """See `worker.backend.Instance`."""

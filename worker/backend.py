@@ -167,18 +167,25 @@ def not_iterative() -> WeirError:
     )
 
 
-class Pending(Protocol):
+class Pending:
     """A batch that a device is working on."""
 
     def results(self) -> Sequence[Result | None]:
-        """Waits until it is done; as `Instance.execute`, in the same thread."""
+        """Waits until it is done; returns and raises as `Instance.execute`. Called once, in the same thread.
+
+        Outputs may be views that stay valid only until the next call of `execute` after this.
+        """
+        raise NotImplementedError
 
 
 class Instance(Protocol):
     """One instance of a loaded model. All calls come from the thread that created it."""
 
-    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None] | Pending:
         """Runs the requests as one batch; one result for each, in order.
+
+        Where a device runs it meanwhile, a `Pending` of that: then `execute` may be called once more before its results
+        are asked for, which happens in the order of the calls. Two at most are under way.
 
         None is for a request that is answered through `execution`, perhaps later: then the instance is given the next
         batch while this one is still open. An exception other than `InstanceDied` fails every request of the batch that

@@ -9,7 +9,8 @@ dimension, as from Triton's backends, and learns from batch inputs (`worker.batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from schemas.datatypes import DATATYPES
 from schemas.errors import internal, unavailable
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
-from schemas.tensors import CudaRegionRef, PayloadRef, RegionRef, Tensor, as_array
+from schemas.tensors import CudaRegionRef, PayloadRef, RegionRef, Tensor, as_array, element_count
 from worker.client_memory import side_by_side
 
 _REUSE_FROM_BYTES = 256 * 1024
@@ -32,6 +33,25 @@ _NONE_SPLIT: Mapping[str, Split] = {}
 def ragged_inputs(config: ModelConfig) -> frozenset[str]:
     """The inputs whose shapes may differ between the requests of one batch."""
     return frozenset(tensor.name for tensor in config.input if tensor.allow_ragged_batch)
+
+
+class InputPieces(NamedTuple):
+    """An input of a batch that is still to be put together: `contents`, one behind the other, are `size_bytes` long."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    contents: Sequence[bytes | memoryview]
+    size_bytes: int
+
+    def write_into(self, target: np.ndarray) -> None:
+        """Puts it together at the start of `target`, an array of bytes, in one copy."""
+        start = 0
+        for content in self.contents:
+            end = start + len(content)
+            # By numpy, which lets other threads go on meanwhile.
+            target[start:end] = np.frombuffer(content, np.uint8)
+            start = end
 
 
 class BatchAssembler:
@@ -59,16 +79,39 @@ class BatchAssembler:
                 if name in arrays:
                     arrays[name] = arrays[name].reshape(-1)
             return arrays
-        if not batching:
-            raise internal("a model without a batch dimension was given several requests at once")
-        arrays = {}
-        for position, tensor in enumerate(first.inputs):
-            name = tensor.name
-            rows = [request.inputs[position] for request in requests]
-            if any(row.name != name for row in rows):
-                rows = [input_named(request, name) for request in requests]
-            arrays[name] = self._join(name, rows, reader)
-        return arrays
+        return {name: self._join(name, rows, reader) for name, rows in _rows_of(requests, batching)}
+
+    def pieces(
+        self, requests: Sequence[InferRequest], batching: bool, reader: PayloadReader, on_host: Collection[str]
+    ) -> tuple[list[InputPieces], dict[str, np.ndarray]]:
+        """As `assemble`, for a device: what is to be copied there, and arrays for strings and the inputs in `on_host`.
+
+        The arrays are nobody else's, and stay as they are.
+        """
+        pieces: list[InputPieces] = []
+        arrays: dict[str, np.ndarray] = {}
+        for name, rows in _rows_of(requests, batching):
+            datatype = rows[0].datatype
+            ragged = name in self._ragged
+            if datatype == "BYTES":
+                strings = [_array(row, reader) for row in rows]
+                array = strings[0] if len(strings) == 1 else np.concatenate(strings, axis=None if ragged else 0)
+                arrays[name] = array.reshape(-1) if ragged else array
+                continue
+            contents = [_content(row, reader) for row in rows]
+            size = sum(map(len, contents))
+            shape = tuple(rows[0].shape)
+            if ragged:
+                shape = (size // DATATYPES[datatype].size_bytes,)
+            elif len(rows) > 1:
+                shape = (sum(row.shape[0] for row in rows), *shape[1:])
+            if element_count(shape) * DATATYPES[datatype].size_bytes != size:
+                raise internal(f"the content of input '{name}' does not fill its shape")
+            if name in on_host:
+                arrays[name] = np.frombuffer(b"".join(contents), DATATYPES[datatype].numpy).reshape(shape)
+            else:
+                pieces.append(InputPieces(name, datatype, shape, contents, size))
+        return pieces, arrays
 
     def _join(self, name: str, rows: list[Tensor], reader: PayloadReader) -> np.ndarray:
         datatype = rows[0].datatype
@@ -93,6 +136,18 @@ class BatchAssembler:
                 joined[position : position + len(content)] = content
                 position += len(content)
         return np.frombuffer(joined, DATATYPES[datatype].numpy).reshape(shape)
+
+
+def _rows_of(requests: Sequence[InferRequest], batching: bool) -> Iterator[tuple[str, list[Tensor]]]:
+    """Each input's name and its tensors in all requests."""
+    if len(requests) > 1 and not batching:
+        raise internal("a model without a batch dimension was given several requests at once")
+    for position, tensor in enumerate(requests[0].inputs):
+        name = tensor.name
+        rows = [request.inputs[position] for request in requests]
+        if any(row.name != name for row in rows):
+            rows = [input_named(request, name) for request in requests]
+        yield name, rows
 
 
 def batch_sizes(requests: Sequence[InferRequest], batching: bool) -> list[int]:

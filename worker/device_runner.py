@@ -47,10 +47,13 @@ class DeviceMemory(Protocol):
 class DeviceRunner(Protocol):
     """One instance of a model on a GPU. All calls come from the thread of the instance.
 
-    `host_inputs` are the inputs that it wants as arrays on the host: strings, and what says shapes.
+    `host_inputs` are the inputs that it wants as arrays on the host: strings, and what says shapes. `can_capture` says
+    that `enqueue` may be recorded as a CUDA graph: for inputs of the same shapes at the same places it tells the stream
+    the same, waits for nothing, and has its outputs in memory of `InstanceStream.allocate` or of its own.
     """
 
     host_inputs: Collection[str]
+    can_capture: bool
 
     def enqueue(self, inputs: Mapping[str, DeviceTensor | np.ndarray]) -> Sequence[DeviceTensor | np.ndarray]:
         """Has the model run, on the instance's stream, and returns its outputs, in the order of the names it was given.

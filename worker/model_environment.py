@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,10 @@ class ModelEnvironment:
     that clients share, `turns` when instances may execute (None: always). `checkpoints` is where the states of sequences
     are kept for other workers, `ensembles` makes models of other models, and `process_calls` is how processes of models
     ask other models; without these nobody does.
+
+    `on_device_lost` is called, in an instance's thread, when nothing can run on the GPUs of this process any more, once:
+    with the reason, and with the end of the batch that was lost, if there is one, which is then its to tell. `device_lost`
+    is set from then on.
     """
 
     arena_prefix: str
@@ -36,3 +41,5 @@ class ModelEnvironment:
     process_calls: ProcessCalls | None = None
     devices: WorkerDevices = CPU_ONLY
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
+    on_device_lost: Callable[[str, FinishedBatch | None], None] | None = None
+    device_lost: threading.Event = field(default_factory=threading.Event)

@@ -1,7 +1,8 @@
 """`ModelInstance`: the thread that runs one instance of a model, batch after batch.
 
 The event loop hands it batches; it decodes them, runs the instance, encodes the answers (one message a gateway) and
-hands them on to be published. Everything costly about a batch happens here, off the loop.
+hands them on to be published. Everything costly about a batch happens here, off the loop. While a device works on a batch,
+the next one is begun if it is there already.
 """
 
 from __future__ import annotations
@@ -9,31 +10,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import compress
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bus.payloads import PayloadReader
-from bus.thread_publisher import Outgoing
-from schemas.errors import WeirError, internal
-from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
-from telemetry.request_log import log_request, logs_requests
+from schemas.errors import WeirError, internal, unavailable
+from schemas.messages import BatchOutcome, Done
 from worker.answer_packer import AnswerPacker
-from worker.backend import (
-    RESCHEDULED,
-    Instance,
-    InstanceDevice,
-    InstanceDied,
-    LoadedModel,
-    ModelVersion,
-    Result,
-    not_iterative,
-)
-from worker.batch_decoding import decoded
-from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
-from worker.batch_record import record_batch
-from worker.batch_tensors import batch_sizes
+from worker.backend import DeviceLost, Instance, InstanceDevice, LoadedModel, ModelVersion
+from worker.batch_execution import FinishedBatch, OpenBatches
+from worker.batch_runner import BatchRunner, BegunBatch
 from worker.client_memory import ClientMemory
 from worker.execution_turns import ExecutionTurn
 from worker.implicit_state import ImplicitStates
@@ -41,17 +26,13 @@ from worker.model_environment import ModelEnvironment
 from worker.model_run import ModelRun
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
-from worker.sequence_controls import SequenceControls
-from worker.sequence_rows import accepted, fill_rows, is_null
 from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
-from worker.trace_moments import moments_of
 from worker.warmup import WarmUp, WarmUpSample
 
 logger = logging.getLogger("weir.worker")
 
 _STOP = object()
-_NONE_TRACED: Mapping[int, Moments] = {}
 
 
 class ModelInstance:
@@ -74,34 +55,38 @@ class ModelInstance:
         warm_up: Sequence[WarmUpSample] = (),
         turn: ExecutionTurn | None = None,
     ) -> None:
-        config, sequences = model.config, model.config.sequence_batching
-        reshaper, controls = Reshaper(config), SequenceControls(config)
+        config, reshaper = model.config, Reshaper(model.config)
         self.name = device.name
         self.arena_name = arena_name
         self._loaded = loaded
         self._device = device
         self._version = model.version
-        self._batching = config.max_batch_size > 0
         self._decoupled = config.is_decoupled
         self._reshaper = reshaper if reshaper.is_needed else None
-        self._controls = controls if controls.is_needed else None
-        self._states = ImplicitStates(states, environment.checkpoints) if states is not None and states.states else None
-        self._model_run = ModelRun(device.name, self._reshaper, self._states)
-        self._has_null_rows = sequences is not None
-        self._is_iterative = sequences is not None and sequences.iterative_sequence
-        # Its model may keep states by row, so rows stay where they are when one before them can't be run.
-        self._keeps_rows = (
-            sequences is not None and sequences.oldest is None and self._states is None and not config.is_decoupled
-        )
+        kept = ImplicitStates(states, environment.checkpoints) if states is not None and states.states else None
+        self._environment = environment
         self._on_finished = environment.on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._reader = PayloadReader()
         self._packer = AnswerPacker(arena_name)
         self._client_memory = ClientMemory(environment.client_memory)
-        self._statistics = statistics
-        self._open_batches = self._batches(statistics, environment.on_finished)
+        model_run = ModelRun(device.name, self._reshaper, kept)
+        batches = self._batches(statistics, environment.on_finished)
+        self._runner = BatchRunner(
+            device.name,
+            model.version,
+            config,
+            self._packer,
+            self._client_memory,
+            model_run,
+            kept,
+            statistics,
+            batches,
+        )
         self._warm_up_samples = warm_up
         self._turn = turn
+        # A turn is one batch's, and a sequence's next state comes of its last request's.
+        self._may_overlap = turn is None and kept is None
+        self._device_lost = environment.device_lost if device.kind == "KIND_GPU" else None
         self._waits_for_readers = False
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
@@ -147,19 +132,46 @@ class ModelInstance:
         self._created.put(None)
         try:
             self._take_batches(instance)
-            self._open_batches.wait()
+            self._runner.open_batches.wait()
         finally:
             instance.close()
             self._packer.close(self._waits_for_readers)
 
     def _take_batches(self, instance: Instance) -> None:
+        under_way: BegunBatch | None = None
+        batch: Any = None
         try:
-            while (batch := self._inbox.get()) is not _STOP:
-                finished = self._attempt_in_turn(instance, batch)
-                if finished is not None:
-                    self._on_finished(finished)
+            while batch is not _STOP:
+                batch = self._next(under_way is not None)
+                begun: BegunBatch | FinishedBatch | None = None
+                if batch is not None and batch is not _STOP:
+                    if not self._may_overlap:
+                        self._tell(self._attempt_in_turn(instance, batch))
+                        continue
+                    begun = self._begin(instance, batch)
+                # Answers leave in the order of the batches, however the later one ended.
+                if under_way is not None:
+                    self._tell(self._conclude(under_way))
+                    under_way = None
+                if isinstance(begun, BegunBatch):
+                    if begun.is_under_way:
+                        under_way = begun
+                        continue
+                    begun = self._conclude(begun)
+                self._tell(begun)
         finally:
             self._leave_turns()
+
+    def _next(self, is_busy: bool) -> Any:
+        """What comes next; None when nothing has come yet while a device works on a batch."""
+        try:
+            return self._inbox.get(block=not is_busy)
+        except queue.Empty:
+            return None
+
+    def _tell(self, finished: FinishedBatch | None) -> None:
+        if finished is not None:
+            self._on_finished(finished)
 
     def _created_instance(self) -> Instance:
         """The instance, warm. Raises WeirError when it can't be made, or its warm-up fails."""
@@ -173,6 +185,9 @@ class ModelInstance:
             return instance
         except WeirError:
             raise
+        except DeviceLost as loss:
+            self._lost(None, loss)
+            raise unavailable(str(loss)) from loss
         except Exception as error:
             logger.exception("%s: creating the instance failed", self._device.name)
             raise internal(f"{type(error).__name__}: {error}") from error
@@ -181,13 +196,14 @@ class ModelInstance:
         if not self._warm_up_samples:
             return
         warm_up = WarmUp(self._warm_up_samples, self._device.name)
-        counted = self._statistics, self._open_batches
-        self._statistics = ModelStatistics()
-        self._open_batches = self._batches(self._statistics, warm_up.published.put, warm_up.failures)
+        runner = self._runner
+        counted = runner.statistics, runner.open_batches
+        runner.statistics = ModelStatistics()
+        runner.open_batches = self._batches(runner.statistics, warm_up.published.put, warm_up.failures)
         try:
             warm_up.run(instance, self._attempt_in_turn)
         finally:
-            self._statistics, self._open_batches = counted
+            runner.statistics, runner.open_batches = counted
 
     def _batches(
         self,
@@ -215,92 +231,43 @@ class ModelInstance:
 
     def _attempt(self, instance: Instance, batch: RunningBatch) -> FinishedBatch | None:
         """The end of the batch, or None where it has been, or will be, told piece by piece."""
+        begun = self._begin(instance, batch)
+        return self._conclude(begun) if isinstance(begun, BegunBatch) else begun
+
+    def _begin(self, instance: Instance, batch: RunningBatch) -> BegunBatch | FinishedBatch | None:
+        if self._device_lost is not None and self._device_lost.is_set():
+            return _unanswered(batch)
         try:
-            return self._execute(instance, batch)
-        except Exception as error:
-            # Whatever went wrong, also in our own code: an instance whose thread has ended would never be noticed.
-            logger.exception("%s: a batch could not be run", self._device.name)
-            failure = Result(error=internal(f"{type(error).__name__}: {error}"))
-            message = batch.message
-            taken_ns = (time.monotonic_ns() - batch.received_ns) * len(message.entries)
-            self._statistics.record_failures(len(message.entries), "OTHER", taken_ns)
-            answers = self._encode(message, [failure] * len(message.entries))
-            done = Done(message.batch_id, BatchOutcome.ANSWERED, 0)
-            return FinishedBatch(message.scheduler, done, answers, message.acks)
+            return self._runner.begin(instance, batch)
+        except DeviceLost as loss:
+            return self._lost(batch, loss)
+        except Exception as error:  # noqa: BLE001 - logged and told there
+            return self._failed(batch, error)
 
-    def _execute(self, instance: Instance, running: RunningBatch) -> FinishedBatch | None:
-        batch = running.message
-        execution = BatchExecution(running, self._open_batches, self._reader)
-        self._client_memory.begin()
-        positions, requests, results = decoded(running, self._reader, self._client_memory, self._statistics)
-        if logs_requests(logger):
-            step = f"runs in {self._device.name}, batch {batch.batch_id}"
-            for position, request in zip(positions, requests, strict=True):
-                entry = batch.entries[position]
-                log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
-        outcomes: Sequence[Result | None] = []
-        fillers: Collection[int] = fill_rows(positions, requests) if self._keeps_rows else ()
-        if self._controls is not None:
-            ready = (not is_null(batch.entries[position]) and position not in fillers for position in positions)
-            self._controls.add_to(requests, ready)
-        first: list[Outgoing] = []
-        if self._states is not None:
-            if len(positions) < len(batch.entries):
-                not_run = frozenset(range(len(batch.entries))).difference(positions)
-                first += self._states.pass_over(batch, [batch.entries[position] for position in sorted(not_run)])
-            positions, requests = accepted(self._states, batch, positions, requests, results)
-        sizes: list[int] = []
-        if requests:
-            sizes = batch_sizes(requests, self._batching)
-            execution.begin(positions, sizes, requests, fillers)
-            try:
-                outcomes = self._model_run.outcomes(instance, requests, execution)
-                if self._states is not None:
-                    outcomes = list(outcomes)
-                    first += self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
-            except InstanceDied as death:
-                logger.warning("%s: %s; its batch of %d is done again", self._device.name, death, len(requests))
-                busy_us = (time.monotonic_ns() - execution.start_ns) // 1000
-                return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
-        has_ended = all(outcomes)
-        if not has_ended and not self._is_iterative:
-            outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
-        for position, request, outcome in zip(positions, requests, outcomes, strict=True):
-            if position in fillers:
-                continue
-            if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
-                self._client_memory.deliver(request, outcome)
-            results[position] = outcome
-        if self._is_iterative or execution.has_responded or not has_ended:
-            execution.settle(results, first)
-            return None
-        if self._has_null_rows:
-            real = [batch.entries[position].gateway != NOBODY and position not in fillers for position in positions]
-            positions, sizes = list(compress(positions, real)), list(compress(sizes, real))
-            requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
-        traced = {
-            index: moments_of(running, index, execution)
-            for index, request in zip(positions, requests, strict=True)
-            if request.wants_moments
-        }
-        answers = self._encode(batch, results, traced)
-        end_ns = time.monotonic_ns()
-        record_batch(self._statistics, running, positions, sizes, outcomes, execution, end_ns)
-        done = Done(batch.batch_id, BatchOutcome.ANSWERED, (end_ns - execution.start_ns) // 1000)
-        return FinishedBatch(batch.scheduler, done, answers, batch.acks, first)
+    def _conclude(self, begun: BegunBatch) -> FinishedBatch | None:
+        try:
+            return self._runner.conclude(begun)
+        except DeviceLost as loss:
+            return self._lost(begun.running, loss)
+        except Exception as error:  # noqa: BLE001 - logged and told there
+            return self._failed(begun.running, error)
 
-    def _encode(
-        self, batch: BatchMessage, results: Sequence[Result | None], traced: Mapping[int, Moments] = _NONE_TRACED
-    ) -> list[tuple[str, bytes]]:
-        by_gateway: dict[str, list[tuple[Any, ...]]] = {}
-        for index, (entry, result) in enumerate(zip(batch.entries, results, strict=True)):
-            if entry.gateway == NOBODY:
-                continue
-            answers = by_gateway.get(entry.gateway)
-            if answers is None:
-                answers = by_gateway[entry.gateway] = []
-            if result is None:
-                answers.append(pack_error(entry.key, internal("the request was not run")))
-            else:
-                answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
-        return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
+    def _failed(self, batch: RunningBatch, error: Exception) -> FinishedBatch:
+        # Whatever went wrong, also in our own code: an instance whose thread has ended would never be noticed.
+        logger.exception("%s: a batch could not be run", self._device.name, exc_info=error)
+        return self._runner.failed(batch, error)
+
+    def _lost(self, batch: RunningBatch | None, loss: DeviceLost) -> FinishedBatch | None:
+        """What becomes of the batch now that nothing can run on the device any more."""
+        logger.error("%s: %s", self._device.name, loss)
+        is_first = not self._environment.device_lost.is_set()
+        self._environment.device_lost.set()
+        unanswered = None if batch is None else _unanswered(batch)
+        if not is_first or self._environment.on_device_lost is None:
+            return unanswered
+        self._environment.on_device_lost(str(loss), unanswered)
+        return None
+
+
+def _unanswered(batch: RunningBatch) -> FinishedBatch:
+    return FinishedBatch(batch.message.scheduler, Done(batch.message.batch_id, BatchOutcome.UNANSWERED, 0), [])

@@ -27,7 +27,7 @@ from schemas.model_config import ModelWarmup, WarmupInput
 from schemas.normalizer import RequestNormalizer
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
-from worker.backend import Execution, Instance, InstanceDied, ModelVersion, Result
+from worker.backend import DeviceLost, Execution, Instance, InstanceDied, ModelVersion, Pending, Result
 from worker.batch_execution import FinishedBatch
 from worker.running_batch import RunningBatch
 
@@ -127,7 +127,7 @@ class WarmUp:
         self.failures: list[str] = []
 
     def run(self, instance: Instance, attempt: Attempt) -> None:
-        """Runs all samples. Raises WeirError (INVALID_ARG, in Triton's words) at the first that fails."""
+        """Runs all samples. Raises WeirError (INVALID_ARG, in Triton's words) at the first that fails, or DeviceLost."""
         rehearsal = _Rehearsal(instance, self.failures)
         for sample in self._samples:
             for iteration in range(sample.runs):
@@ -139,6 +139,8 @@ class WarmUp:
                     iteration + 1,
                 )
                 self._run_once(rehearsal, attempt, sample.message)
+                if rehearsal.lost is not None:
+                    raise rehearsal.lost
                 if self.failures:
                     told = "".join(f"{failure}; " for failure in self.failures)
                     raise invalid(f"failed to run warmup sample '{sample.name}': {told}")
@@ -165,6 +167,7 @@ class _Rehearsal:
         self._instance = instance
         self._failures = failures
         self.has_run = False
+        self.lost: DeviceLost | None = None
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
         self.has_run = True
@@ -174,8 +177,11 @@ class _Rehearsal:
             request.inputs = [tensor for tensor in request.inputs if first[tensor.name] is tensor]
         try:
             results = self._instance.execute(requests, execution)
+            if isinstance(results, Pending):
+                results = results.results()
         except InstanceDied as death:
             self._note(str(death), len(requests))
+            self.lost = death if isinstance(death, DeviceLost) else None
             raise unavailable(str(death)) from death  # it is not done again
         except WeirError as error:
             self._note(error.message, len(requests))

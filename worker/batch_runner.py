@@ -1,0 +1,216 @@
+"""`BatchRunner`: takes a batch through an instance, from what came to what is answered.
+
+In two steps, between which a device may work on it: `begin` decodes the requests and has the instance run them, `conclude`
+waits for the results and makes answers of them. All of it happens in the instance's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from bus.payloads import PayloadReader
+from bus.thread_publisher import Outgoing
+from schemas.errors import internal
+from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
+from schemas.model_config import ModelConfig
+from schemas.requests import InferRequest
+from telemetry.request_log import log_request, logs_requests
+from worker.answer_packer import AnswerPacker
+from worker.backend import RESCHEDULED, DeviceLost, Instance, InstanceDied, Pending, Result, not_iterative
+from worker.batch_decoding import decoded
+from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
+from worker.batch_record import record_batch
+from worker.batch_tensors import batch_sizes
+from worker.client_memory import ClientMemory
+from worker.implicit_state import ImplicitStates
+from worker.model_run import ModelRun
+from worker.running_batch import RunningBatch
+from worker.sequence_controls import SequenceControls
+from worker.sequence_rows import accepted, fill_rows, is_null
+from worker.statistics import ModelStatistics
+from worker.trace_moments import moments_of
+
+logger = logging.getLogger("weir.worker")
+
+_NONE_TRACED: Mapping[int, Moments] = {}
+
+
+class BegunBatch:
+    """A batch between `begin` and `conclude`: what stands where in it, and its outcomes, or what they will come of."""
+
+    __slots__ = ("execution", "fillers", "first", "outcomes", "positions", "requests", "results", "running", "sizes")
+
+    def __init__(self, running: RunningBatch, execution: BatchExecution) -> None:
+        self.running = running
+        self.execution = execution
+        self.positions: list[int] = []
+        self.requests: list[InferRequest] = []
+        self.sizes: list[int] = []
+        self.fillers: Collection[int] = ()
+        self.results: list[Result | None] = []
+        self.first: list[Outgoing] = []
+        self.outcomes: Sequence[Result | None] | Pending = ()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a device works on it: `conclude` will have to wait."""
+        return isinstance(self.outcomes, Pending)
+
+
+class BatchRunner:
+    """See the module. For the instance `name` of a version of a model, given what all its batches share.
+
+    `statistics` is where batches are counted and `open_batches` where those go on that are not over when they have run;
+    both may be others for a while.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        config: ModelConfig,
+        packer: AnswerPacker,
+        client_memory: ClientMemory,
+        model_run: ModelRun,
+        states: ImplicitStates | None,
+        statistics: ModelStatistics,
+        open_batches: OpenBatches,
+    ) -> None:
+        sequences, controls = config.sequence_batching, SequenceControls(config)
+        self.statistics = statistics
+        self.open_batches = open_batches
+        self._name = name
+        self._version = version
+        self._batching = config.max_batch_size > 0
+        self._packer = packer
+        self._client_memory = client_memory
+        self._model_run = model_run
+        self._states = states
+        self._controls = controls if controls.is_needed else None
+        self._has_null_rows = sequences is not None
+        self._is_iterative = sequences is not None and sequences.iterative_sequence
+        # Its model may keep states by row, so rows stay where they are when one before them can't be run.
+        self._keeps_rows = (
+            sequences is not None and sequences.oldest is None and states is None and not config.is_decoupled
+        )
+        self._reader = PayloadReader()
+        self._last_end_ns = 0
+
+    def begin(self, instance: Instance, running: RunningBatch) -> BegunBatch | FinishedBatch:
+        """Has the instance run the batch. It is over already where the instance died. Raises DeviceLost."""
+        batch = running.message
+        execution = BatchExecution(running, self.open_batches, self._reader)
+        begun = BegunBatch(running, execution)
+        self._client_memory.begin()
+        positions, requests, results = decoded(running, self._reader, self._client_memory, self.statistics)
+        if logs_requests(logger):
+            step = f"runs in {self._name}, batch {batch.batch_id}"
+            for position, request in zip(positions, requests, strict=True):
+                entry = batch.entries[position]
+                log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
+        if self._keeps_rows:
+            begun.fillers = fill_rows(positions, requests)
+        if self._controls is not None:
+            fillers = begun.fillers
+            ready = (not is_null(batch.entries[position]) and position not in fillers for position in positions)
+            self._controls.add_to(requests, ready)
+        if self._states is not None:
+            if len(positions) < len(batch.entries):
+                not_run = frozenset(range(len(batch.entries))).difference(positions)
+                begun.first += self._states.pass_over(batch, [batch.entries[position] for position in sorted(not_run)])
+            positions, requests = accepted(self._states, batch, positions, requests, results)
+        begun.positions, begun.requests, begun.results = positions, requests, results
+        if requests:
+            begun.sizes = sizes = batch_sizes(requests, self._batching)
+            execution.begin(positions, sizes, requests, begun.fillers)
+            try:
+                begun.outcomes = self._model_run.begin(instance, requests, execution)
+            except DeviceLost:
+                raise
+            except InstanceDied as death:
+                return self._unanswered(begun, death)
+        return begun
+
+    def conclude(self, begun: BegunBatch) -> FinishedBatch | None:
+        """The end of the batch, or None where it has been, or will be, told piece by piece. Raises DeviceLost."""
+        running, execution, results, fillers = begun.running, begun.execution, begun.results, begun.fillers
+        positions, requests, sizes = begun.positions, begun.requests, begun.sizes
+        batch, outcomes = running.message, begun.outcomes
+        if isinstance(outcomes, Pending):
+            try:
+                outcomes = self._model_run.outcomes(outcomes, requests)
+            except DeviceLost:
+                raise
+            except InstanceDied as death:
+                return self._unanswered(begun, death)
+        if self._states is not None and requests:
+            outcomes = list(outcomes)
+            begun.first += self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
+        has_ended = all(outcomes)
+        if not has_ended and not self._is_iterative:
+            outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
+        for position, request, outcome in zip(positions, requests, outcomes, strict=True):
+            if position in fillers:
+                continue
+            if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
+                self._client_memory.deliver(request, outcome)
+            results[position] = outcome
+        if self._is_iterative or execution.has_responded or not has_ended:
+            execution.settle(results, begun.first)
+            return None
+        if self._has_null_rows:
+            real = [batch.entries[position].gateway != NOBODY and position not in fillers for position in positions]
+            positions, sizes = list(compress(positions, real)), list(compress(sizes, real))
+            requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
+        traced = {
+            index: moments_of(running, index, execution)
+            for index, request in zip(positions, requests, strict=True)
+            if request.wants_moments
+        }
+        answers = self._encode(batch, results, traced)
+        end_ns = time.monotonic_ns()
+        record_batch(self.statistics, running, positions, sizes, outcomes, execution, end_ns)
+        done = Done(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(begun, end_ns))
+        return FinishedBatch(batch.scheduler, done, answers, batch.acks, begun.first)
+
+    def failed(self, running: RunningBatch, error: Exception) -> FinishedBatch:
+        """The end of a batch that went wrong in our own code."""
+        message = running.message
+        failure = Result(error=internal(f"{type(error).__name__}: {error}"))
+        taken_ns = (time.monotonic_ns() - running.received_ns) * len(message.entries)
+        self.statistics.record_failures(len(message.entries), "OTHER", taken_ns)
+        answers = self._encode(message, [failure] * len(message.entries))
+        done = Done(message.batch_id, BatchOutcome.ANSWERED, 0)
+        return FinishedBatch(message.scheduler, done, answers, message.acks)
+
+    def _unanswered(self, begun: BegunBatch, death: InstanceDied) -> FinishedBatch:
+        batch = begun.running.message
+        logger.warning("%s: %s; its batch of %d is done again", self._name, death, len(begun.requests))
+        busy_us = self._busy_us(begun, time.monotonic_ns())
+        return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
+
+    def _busy_us(self, begun: BegunBatch, end_ns: int) -> int:
+        """For how long the batch kept the instance busy: not while the one before it was still running."""
+        begun_ns = max(begun.execution.start_ns, self._last_end_ns)
+        self._last_end_ns = end_ns
+        return (end_ns - begun_ns) // 1000
+
+    def _encode(
+        self, batch: BatchMessage, results: Sequence[Result | None], traced: Mapping[int, Moments] = _NONE_TRACED
+    ) -> list[tuple[str, bytes]]:
+        by_gateway: dict[str, list[tuple[Any, ...]]] = {}
+        for index, (entry, result) in enumerate(zip(batch.entries, results, strict=True)):
+            if entry.gateway == NOBODY:
+                continue
+            answers = by_gateway.get(entry.gateway)
+            if answers is None:
+                answers = by_gateway[entry.gateway] = []
+            if result is None:
+                answers.append(pack_error(entry.key, internal("the request was not run")))
+            else:
+                answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
+        return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
