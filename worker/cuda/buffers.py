@@ -9,7 +9,7 @@ import numpy as np
 from schemas.datatypes import DATATYPES
 from schemas.tensors import element_count
 from worker.batch_tensors import InputPieces
-from worker.cuda.pinned import HostBuffer
+from worker.cuda.pinned import HostBuffer, roomy
 from worker.cuda.stream import CudaEvent, CudaStream, DeviceBuffer, InstanceStreams
 from worker.device_runner import DeviceTensor
 
@@ -53,7 +53,7 @@ class BatchBuffers:
         if places is None and (device is None or device.size_bytes < size):
             # What is allocated on the stream of the copies is there for what follows on it.
             self._device_in = None
-            device = self._device_in = streams.copy_in.allocate(host.size_bytes)
+            device = self._device_in = streams.copy_in.allocate(roomy(size))
         tensors: dict[str, DeviceTensor] = {}
         for piece, offset in zip(pieces, offsets, strict=True):
             if places is not None:

@@ -67,7 +67,7 @@ class HostBuffer:
     """
 
     def __init__(self, size_bytes: int, wants_pinned: bool, pinned: PinnedMemory = PINNED) -> None:
-        self.size_bytes = _rounded(size_bytes)
+        self.size_bytes = roomy(size_bytes)
         memory = _pinned(self.size_bytes, pinned) if wants_pinned else None
         self.is_pinned = memory is not None
         self.array = np.empty(self.size_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
@@ -97,7 +97,7 @@ def _free(runtime: Any, address: int, size_bytes: int, pinned: PinnedMemory) -> 
     pinned.give_back(size_bytes)
 
 
-def _rounded(size_bytes: int) -> int:
+def roomy(size_bytes: int) -> int:
     """What is allocated for so many bytes: more, so that buffers of batches that grow are seldom made anew."""
     if size_bytes <= _SMALLEST_BYTES:
         return _SMALLEST_BYTES
