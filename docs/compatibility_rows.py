@@ -88,6 +88,8 @@ METHODS = (
 
 _SUMMARY = "quantiles over the last 60 s of all workers together, each within 1 % of the true value"
 
+_PINNED = "the sum over workers; 0 while no instance on a GPU is loaded"
+
 METRICS = (
     Row("nv_inference_request_success"),
     Row("nv_inference_request_failure", SAME, "`reason` is REJECTED, CANCELED, BACKEND or OTHER"),
@@ -121,8 +123,8 @@ METRICS = (
     Row("nv_cpu_utilization"),
     Row("nv_cpu_memory_total_bytes"),
     Row("nv_cpu_memory_used_bytes"),
-    Row("nv_pinned_memory_pool_total_bytes", ABSENT, "there is no pool of pinned memory"),
-    Row("nv_pinned_memory_pool_used_bytes", ABSENT, "there is no pool of pinned memory"),
+    Row("nv_pinned_memory_pool_total_bytes", DIFFERENT, _PINNED),
+    Row("nv_pinned_memory_pool_used_bytes", DIFFERENT, _PINNED),
 )
 """Metric families."""
 

@@ -112,6 +112,8 @@ class HostReading(Counters):
 class WorkerCounters(Counters):
     """The answer of a worker; `gpus` by UUID, `payload_slots` are those its instances hold now.
 
+    `pinned_total_bytes` of host memory may be pinned for its instances on GPUs, and `pinned_used_bytes` are; 0 without any.
+
     `born_ns` (unix time) tells it from an earlier one of its name.
     """
 
@@ -122,6 +124,8 @@ class WorkerCounters(Counters):
     payload_slots: Count = 0
     host: HostReading | None = None
     gpus: Annotated[dict[str, GpuReading], Field(max_length=1024)] = {}
+    pinned_total_bytes: Count = 0
+    pinned_used_bytes: Count = 0
 
 
 class GatewayCounters(Counters):

@@ -39,9 +39,14 @@ LIMITS = (
     FieldLimit("input.is_non_linear_format_io", REFUSED, "requests carry tensors in linear formats alone"),
     FieldLimit("output.is_non_linear_format_io", REFUSED, "requests carry tensors in linear formats alone"),
     FieldLimit("optimization.priority", IGNORED, "streams of all instances have the same priority"),
-    FieldLimit("optimization.input_pinned_memory", SILENT, "there are no copies to a GPU that it could speed up"),
-    FieldLimit("optimization.output_pinned_memory", SILENT, "there are no copies from a GPU that it could speed up"),
-    FieldLimit("optimization.gather_kernel_buffer_threshold", IGNORED, "there are no gather kernels without a GPU"),
+    FieldLimit(
+        "optimization.cuda.graph_spec.graph_lower_bound",
+        IGNORED,
+        "a graph is launched for the shapes it was recorded for",
+    ),
+    FieldLimit(
+        "optimization.gather_kernel_buffer_threshold", IGNORED, "inputs are gathered on the host, into pinned memory"
+    ),
     FieldLimit("optimization.eager_batching", IGNORED, "batches are put together when they run"),
     FieldLimit(
         "sequence_batching.state.use_same_buffer_for_input_output",

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -28,7 +29,9 @@ from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
 from worker.backend_registry import BackendRegistry
 from worker.backends.python_calls import PythonCalls
+from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemoryAccess
+from worker.cuda.pinned import PINNED
 from worker.cuda_answers import CudaAnswers
 from worker.cuda_regions import CudaRegions, gpu_uuids
 from worker.device_metrics import DevicePoller, find_nvml
@@ -60,6 +63,7 @@ def run(settings: WorkerSettings) -> int:
     log = configure_logging("worker", LogSettings.of(settings))
     watch_parent()
     check_startup_models(settings.model_control_mode, settings.load_model)
+    PINNED.total_bytes = settings.pinned_memory_pool_byte_size
     # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -122,6 +126,7 @@ async def _work(
         process_calls=PythonCalls(inner_calls, operations),
         devices=own_devices,
         gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
+        on_device_lost=partial(_end_for_another, service),
     )
     auto_complete = not settings.disable_auto_complete_config
     loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count, backends)
@@ -170,6 +175,13 @@ async def _work(
     await bus.close()
     devices.close()
     return status
+
+
+def _end_for_another(service: WorkerService, reason: str, batch: FinishedBatch | None) -> None:
+    """Ends this process at once: CUDA works in none that has seen an error that stays. Its supervisor starts another."""
+    service.device_lost(reason, batch)
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _until(

@@ -31,10 +31,11 @@ from schemas.messages import (
     unpack_batch,
     unpack_release,
 )
-from schemas.registry import Heartbeat, ModelRecord, WorkerRecord
+from schemas.registry import Heartbeat, ModelRecord, WorkerRecord, pack_record
 from schemas.statistics import pack_counters
 from schemas.wire import MalformedMessage
 from worker.batch_execution import FinishedBatch
+from worker.cuda.pinned import PINNED
 from worker.device_metrics import DevicePoller
 from worker.ensembles.instance import EnsembleInstance
 from worker.model_loader import LoadedResult
@@ -175,6 +176,18 @@ class WorkerService:
         if self._draining and not self._held:
             self._loop.call_soon_threadsafe(self._idle.set)
 
+    def device_lost(self, reason: str, batch: FinishedBatch | None) -> None:
+        """Nothing runs on this process's GPUs any more, which is about to end; `batch` is the one lost. For any thread.
+
+        What was to be said is on its way when this returns.
+        """
+        logger.error("this worker ends, for another to take its place: %s", reason)
+        # Schedulers see that nothing is to be sent here before they hear of the batch, which would come back otherwise.
+        record = self._record(settled=True, draining=True)
+        self._publisher.publish([(subjects.registry_subject(self.worker_id), pack_record(record))])
+        if batch is not None:
+            self.finished(batch)
+
     def _on_batch(self, message: Message) -> None:
         try:
             batch = unpack_batch(message.data)
@@ -244,6 +257,8 @@ class WorkerService:
                 "payload_slots": sum(instance.slots_held for instance in list(self._arenas.values())),
                 "host": None if devices is None else devices.host,
                 "gpus": {} if devices is None else devices.gpus,
+                "pinned_total_bytes": PINNED.total_bytes if PINNED.is_available else 0,
+                "pinned_used_bytes": PINNED.used_bytes,
             }
         )
 

@@ -37,6 +37,7 @@ class WorkerSettings:
     backend_directories: tuple[Path, ...] = ()
     rate_limit: str = "off"
     rate_limit_resource: tuple[str, ...] = ()
+    pinned_memory_pool_byte_size: int = 256 << 20
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
     cache_config: tuple[str, ...] = ()

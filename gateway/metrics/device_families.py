@@ -1,7 +1,7 @@
 """Triton's metrics of hosts and GPUs, as workers read them.
 
-With workers on several hosts, memory is the sum and utilization the mean; GPUs have their UUIDs as labels.
-There is no pool of pinned memory, so its two metrics are missing.
+With workers on several hosts, memory is the sum and utilization the mean; GPUs have their UUIDs as labels. Pinned memory is
+the sum over workers, each of which has its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def device_families(workers: Iterable[WorkerCounters]) -> Iterator[Family]:
     """The families, with series for what live workers tell."""
     hosts: dict[str, HostReading] = {}
     gpus: dict[str, GpuReading] = {}
+    pinned_total_bytes = pinned_used_bytes = 0
     for worker in workers:
+        pinned_total_bytes += worker.pinned_total_bytes
+        pinned_used_bytes += worker.pinned_used_bytes
         if worker.host is not None:
             hosts[worker.host.host] = worker.host
         for uuid, reading in worker.gpus.items():
@@ -37,6 +40,11 @@ def device_families(workers: Iterable[WorkerCounters]) -> Iterator[Family]:
     for name, (help, field) in _GPU_GAUGES.items():
         yield gauge(name, help, _of_gpus(gpus, field))
     yield counter(*_ENERGY, _of_gpus(gpus, "energy_j"))
+    for name, help, value in (
+        ("nv_pinned_memory_pool_total_bytes", "Pinned memory pool total memory size, in bytes", pinned_total_bytes),
+        ("nv_pinned_memory_pool_used_bytes", "Pinned memory pool used memory size, in bytes", pinned_used_bytes),
+    ):
+        yield gauge(name, help, [Sample(NO_LABELS, value)])
 
 
 def _of_gpus(gpus: Mapping[str, GpuReading], field: str) -> Iterator[Sample]:

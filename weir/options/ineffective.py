@@ -19,14 +19,12 @@ _NO_VERTEX = "it counts only with --allow-vertex-ai=true, which is refused"
 _THREADS = Integer(2, 128, "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
 _RESPONSES = Integer(1, math.inf, "Error: --grpc-max-response-pool-size must be greater than 0.")
 _DEVICE_BYTES = Checked("DEVICE:BYTES", device_pair)
-_BYTES = Integer(metavar="BYTES")
 
 _ROWS: tuple[tuple[str, Value, bool, str], ...] = (
     ("--http-thread-count", Integer(), False, _EVENT_LOOPS),
     ("--grpc-infer-thread-count", _THREADS, False, _EVENT_LOOPS),
     ("--grpc-infer-allocation-pool-size", Integer(), False, _NO_POOL),
     ("--grpc-max-response-pool-size", _RESPONSES, False, _NO_POOL),
-    ("--pinned-memory-pool-byte-size", _BYTES, False, _NO_CUDA_POOL),
     ("--cuda-memory-pool-byte-size", _DEVICE_BYTES, True, _NO_CUDA_POOL),
     ("--cuda-virtual-address-size", _DEVICE_BYTES, True, _NO_CUDA_POOL),
     ("--buffer-manager-thread-count", Integer(), False, "tensors are copied by the threads of instances"),

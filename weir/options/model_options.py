@@ -169,6 +169,15 @@ def _devices() -> tuple[Option, ...]:
             help="Run the instances that need no GPU, too: of several workers on one host, one should.",
             **panel,
         ),
+        Option(
+            names=("--pinned-memory-pool-byte-size",),
+            value=Integer(0, metavar="BYTES"),
+            default=256 << 20,
+            help="Host memory that may be pinned for copies to and from GPUs; beyond it they use ordinary memory.",
+            differs="It is that of one worker, and is pinned as it is needed, not at the start.",
+            panel="Devices",
+            commands=_IN_WORKER,
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from worker.batch_outputs import BatchOutputs
 from worker.batch_tensors import BatchAssembler, InputPieces, ragged_inputs
 from worker.cuda.buffers import BatchBuffers
 from worker.cuda.graphs import RunGraphs, specified_shapes
+from worker.cuda.pinned import PINNED
 from worker.cuda.stream import InstanceStreams
 from worker.device_runner import DeviceRunner, DeviceTensor, InstanceStream
 from worker.tensor_declarations import NamedDatatype
@@ -65,6 +66,7 @@ class DeviceInstance:
         self._sets = [
             BatchBuffers(streams, pins_inputs, pins_outputs, cuda.busy_wait_events) for _ in range(_BATCHES_UNDER_WAY)
         ]
+        PINNED.is_available = True
         self._graphs: list[RunGraphs] = []
         self._begun = 0
         self._runner = open_runner(streams.compute)

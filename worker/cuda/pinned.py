@@ -26,11 +26,15 @@ _STEP_BYTES = 1 << 20
 
 
 class PinnedMemory:
-    """How much of it the process may have, and has. For any thread."""
+    """How much of it the process may have, and has. For any thread.
+
+    `is_available` once there are instances on GPUs here, which alone take of it.
+    """
 
     def __init__(self, total_bytes: int = DEFAULT_POOL_BYTES) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
+        self.is_available = False
         self._lock = threading.Lock()
         self._has_warned = False
 

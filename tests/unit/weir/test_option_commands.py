@@ -45,7 +45,7 @@ def test_roles_are_told_what_is_not_the_default_and_only_what_they_take() -> Non
         "allow_client_shm": "on",
         "log_verbose": "2",
         "nats": "nats://secret@host",
-        "pinned_memory_pool_byte_size": "1",
+        "buffer_manager_thread_count": "1",
     }
     values = read_values(options_of("serve"), texts)
     words = {role: _role_command(role, values)[4:] for role in ("gateway", "scheduler", "worker")}

@@ -22,11 +22,9 @@ SNIPPETS = {
     "input.is_non_linear_format_io": 'input { name: "A" is_non_linear_format_io: true }',
     "output.is_non_linear_format_io": 'output { name: "A" is_non_linear_format_io: true }',
     "optimization.priority": "optimization { priority: PRIORITY_MAX }",
-    "optimization.cuda.busy_wait_events": "optimization { cuda { busy_wait_events: true } }",
-    "optimization.cuda.graph_spec": "optimization { cuda { graph_spec { batch_size: 1 } } }",
-    "optimization.cuda.output_copy_stream": "optimization { cuda { output_copy_stream: true } }",
-    "optimization.input_pinned_memory": "optimization { input_pinned_memory { enable: true } }",
-    "optimization.output_pinned_memory": "optimization { output_pinned_memory { enable: true } }",
+    "optimization.cuda.graph_spec.graph_lower_bound": (
+        "optimization { cuda { graph_spec { graph_lower_bound { batch_size: 1 } } } }"
+    ),
     "optimization.gather_kernel_buffer_threshold": "optimization { gather_kernel_buffer_threshold: 1 }",
     "optimization.eager_batching": "optimization { eager_batching: true }",
     "sequence_batching.state.use_same_buffer_for_input_output": (
