@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -154,7 +155,7 @@ for _ in range(2):
 def test_an_error_that_stays_loses_the_device() -> None:
     told = subprocess.run(
         [sys.executable, "-c", _LOSING],
-        env={"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}", "PATH": "", "HOME": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent), *sys.path])},
         capture_output=True,
         text=True,
         check=False,
