@@ -222,6 +222,13 @@ _BOUNDS = [
         "clients' GPU allocations open in a worker",
         "the oldest is closed",
     ),
+    (
+        "worker.cuda.pinned",
+        "DEFAULT_POOL_BYTES",
+        "host memory that a worker pins for its GPUs, unless it is told otherwise",
+        "ordinary memory",
+    ),
+    ("worker.cuda.graphs", "MAX_GRAPHS", "CUDA graphs of each of an instance's two sets of buffers", "it runs without"),
     ("calls.model_operations", "MAX_OPERATIONS", "loads and unloads a role waits for", "503"),
     ("calls.model_operations", "OPERATION_TIMEOUT_S", "wait for a load or unload", "503; it goes on"),
     ("schemas.desired", "MAX_FILES", "files of one load request", "400"),
