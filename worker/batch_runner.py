@@ -44,16 +44,27 @@ class BegunBatch:
 
     __slots__ = ("execution", "fillers", "first", "outcomes", "positions", "requests", "results", "running", "sizes")
 
-    def __init__(self, running: RunningBatch, execution: BatchExecution) -> None:
+    def __init__(
+        self,
+        running: RunningBatch,
+        execution: BatchExecution,
+        positions: list[int],
+        requests: list[InferRequest],
+        sizes: list[int],
+        fillers: Collection[int],
+        results: list[Result | None],
+        first: list[Outgoing],
+        outcomes: Sequence[Result | None] | Pending,
+    ) -> None:
         self.running = running
         self.execution = execution
-        self.positions: list[int] = []
-        self.requests: list[InferRequest] = []
-        self.sizes: list[int] = []
-        self.fillers: Collection[int] = ()
-        self.results: list[Result | None] = []
-        self.first: list[Outgoing] = []
-        self.outcomes: Sequence[Result | None] | Pending = ()
+        self.positions = positions
+        self.requests = requests
+        self.sizes = sizes
+        self.fillers = fillers
+        self.results = results
+        self.first = first
+        self.outcomes = outcomes
 
     @property
     def is_under_way(self) -> bool:
@@ -104,7 +115,6 @@ class BatchRunner:
         """Has the instance run the batch. It is over already where the instance died. Raises DeviceLost."""
         batch = running.message
         execution = BatchExecution(running, self.open_batches, self._reader)
-        begun = BegunBatch(running, execution)
         self._client_memory.begin()
         positions, requests, results = decoded(running, self._reader, self._client_memory, self.statistics)
         if logs_requests(logger):
@@ -112,28 +122,28 @@ class BatchRunner:
             for position, request in zip(positions, requests, strict=True):
                 entry = batch.entries[position]
                 log_request(logger, step, batch.model, entry.gateway, entry.key, request.id)
-        if self._keeps_rows:
-            begun.fillers = fill_rows(positions, requests)
+        fillers: Collection[int] = fill_rows(positions, requests) if self._keeps_rows else ()
         if self._controls is not None:
-            fillers = begun.fillers
             ready = (not is_null(batch.entries[position]) and position not in fillers for position in positions)
             self._controls.add_to(requests, ready)
+        first: list[Outgoing] = []
         if self._states is not None:
             if len(positions) < len(batch.entries):
                 not_run = frozenset(range(len(batch.entries))).difference(positions)
-                begun.first += self._states.pass_over(batch, [batch.entries[position] for position in sorted(not_run)])
+                first += self._states.pass_over(batch, [batch.entries[position] for position in sorted(not_run)])
             positions, requests = accepted(self._states, batch, positions, requests, results)
-        begun.positions, begun.requests, begun.results = positions, requests, results
+        sizes: list[int] = []
+        outcomes: Sequence[Result | None] | Pending = ()
         if requests:
-            begun.sizes = sizes = batch_sizes(requests, self._batching)
-            execution.begin(positions, sizes, requests, begun.fillers)
+            sizes = batch_sizes(requests, self._batching)
+            execution.begin(positions, sizes, requests, fillers)
             try:
-                begun.outcomes = self._model_run.begin(instance, requests, execution)
+                outcomes = self._model_run.begin(instance, requests, execution)
             except DeviceLost:
                 raise
             except InstanceDied as death:
-                return self._unanswered(begun, death)
-        return begun
+                return self._unanswered(running, execution, death)
+        return BegunBatch(running, execution, positions, requests, sizes, fillers, results, first, outcomes)
 
     def conclude(self, begun: BegunBatch) -> FinishedBatch | None:
         """The end of the batch, or None where it has been, or will be, told piece by piece. Raises DeviceLost."""
@@ -146,7 +156,7 @@ class BatchRunner:
             except DeviceLost:
                 raise
             except InstanceDied as death:
-                return self._unanswered(begun, death)
+                return self._unanswered(running, execution, death)
         if self._states is not None and requests:
             outcomes = list(outcomes)
             begun.first += self._states.keep(batch, [batch.entries[position] for position in positions], outcomes)
@@ -174,7 +184,7 @@ class BatchRunner:
         answers = self._encode(batch, results, traced)
         end_ns = time.monotonic_ns()
         record_batch(self.statistics, running, positions, sizes, outcomes, execution, end_ns)
-        done = Done(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(begun, end_ns))
+        done = Done(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(execution, end_ns))
         return FinishedBatch(batch.scheduler, done, answers, batch.acks, begun.first)
 
     def failed(self, running: RunningBatch, error: Exception) -> FinishedBatch:
@@ -187,15 +197,15 @@ class BatchRunner:
         done = Done(message.batch_id, BatchOutcome.ANSWERED, 0)
         return FinishedBatch(message.scheduler, done, answers, message.acks)
 
-    def _unanswered(self, begun: BegunBatch, death: InstanceDied) -> FinishedBatch:
-        batch = begun.running.message
-        logger.warning("%s: %s; its batch of %d is done again", self._name, death, len(begun.requests))
-        busy_us = self._busy_us(begun, time.monotonic_ns())
+    def _unanswered(self, running: RunningBatch, execution: BatchExecution, death: InstanceDied) -> FinishedBatch:
+        batch = running.message
+        logger.warning("%s: %s; its batch of %d is done again", self._name, death, len(batch.entries))
+        busy_us = self._busy_us(execution, time.monotonic_ns())
         return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
 
-    def _busy_us(self, begun: BegunBatch, end_ns: int) -> int:
+    def _busy_us(self, execution: BatchExecution, end_ns: int) -> int:
         """For how long the batch kept the instance busy: not while the one before it was still running."""
-        begun_ns = max(begun.execution.start_ns, self._last_end_ns)
+        begun_ns = max(execution.start_ns, self._last_end_ns)
         self._last_end_ns = end_ns
         return (end_ns - begun_ns) // 1000
 

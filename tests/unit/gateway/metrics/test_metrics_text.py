@@ -76,7 +76,14 @@ def test_gpus_are_told_once_whoever_sees_them() -> None:
         reading = {"utilization": 0.5, "memory_total_bytes": 10, "energy_j": energy_j}
         of_host = {"host": host, "utilization": energy_j / 10, "memory_total_bytes": 100, "memory_used_bytes": 40}
         return WorkerCounters.model_validate(
-            {"worker": name, "models": [], "gpus": {"GPU-1": reading}, "host": of_host}
+            {
+                "worker": name,
+                "models": [],
+                "gpus": {"GPU-1": reading},
+                "host": of_host,
+                "pinned_total_bytes": 1000,
+                "pinned_used_bytes": int(energy_j),
+            }
         )
 
     told = device_families([worker("a", "x", 2.0), worker("b", "x", 4.0), worker("c", "y", 2.0)])
@@ -86,6 +93,8 @@ def test_gpus_are_told_once_whoever_sees_them() -> None:
     assert samples["nv_gpu_power_usage"] == []
     assert samples["nv_cpu_memory_total_bytes"] == [({}, 200, "")]
     assert samples["nv_cpu_utilization"] == [({}, (0.4 + 0.2) / 2, "")]
+    assert samples["nv_pinned_memory_pool_total_bytes"] == [({}, 3000, "")]
+    assert samples["nv_pinned_memory_pool_used_bytes"] == [({}, 8, "")]
 
 
 @given(*[st.lists(st.integers(0, 1 << 35), max_size=20)] * 2)
