@@ -44,6 +44,8 @@ class TensorRtRunner:
         self._context = engine.create_context(strategy)
         self._inputs = {tensor.name: tensor for tensor in engine.inputs}
         self.host_inputs = frozenset(tensor.name for tensor in engine.inputs if tensor.on_host)
+        # A change of profile can't be recorded, nor what the host reads while the engine runs.
+        self.can_capture = not self.host_inputs and len(self._ranges) == 1
         self._allocators: dict[str, Any] = {}
         # Memory that the engine writes and nobody asked for, and that of the host it reads: kept until the next run.
         self._kept: list[object] = []
