@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class TensorRtRunner:
         self._profile: int | None = None
         self._context = engine.create_context(strategy)
         self._inputs = {tensor.name: tensor for tensor in engine.inputs}
-        self.host_inputs = frozenset(tensor.name for tensor in engine.inputs if tensor.on_host)
+        self.host_inputs: Collection[str] = frozenset(tensor.name for tensor in engine.inputs if tensor.on_host)
         # A change of profile can't be recorded, nor what the host reads while the engine runs.
         self.can_capture = not self.host_inputs and len(self._ranges) == 1
         self._allocators: dict[str, Any] = {}
