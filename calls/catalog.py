@@ -180,7 +180,7 @@ class Catalog:
             self._served[name] = ServedModel(name, config, versions, record.labels, loads, record.namespace)
             self._accept_until_s.pop(name, None)
         elif name in self._served:
-            given_up = [r for r in records if r.reason or _is_given_up(r)]
+            given_up = [r for r in records if not r.elsewhere and (r.reason or _is_given_up(r))]
             if given_up or self._is_unwanted(name):
                 del self._served[name]
                 self._accept_until_s.pop(name, None)
@@ -197,11 +197,13 @@ class Catalog:
         return False
 
     def _records(self, name: str) -> list[ModelRecord]:
-        return [
+        records = [
             view.models[name]
             for view in self._registry.workers.values()
             if name in view.models and not view.record.draining
         ]
+        # That it is not for some worker is worth telling only where it is for none.
+        return [record for record in records if not record.elsewhere] or records
 
     def _only_one_called(self, name: str) -> ServedModel | None:
         """The model of this name that is told apart by its namespace, while there is but one of those."""

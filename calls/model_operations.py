@@ -21,7 +21,7 @@ from bus.registry import RegistryView
 from repository.dependencies import left_over
 from repository.paths import check_model_name
 from schemas.desired import MAX_FILES, DesiredModel, WantedModel
-from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.errors import ErrorCode, WeirError, invalid, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import plain_name
 from schemas.registry import ModelRecord, ModelState
@@ -143,13 +143,15 @@ class ModelOperations:
         if not answers:
             raise unavailable(f"failed to load '{name}', every worker has gone while it was loading it")
         failures = [answer for answer in answers.values() if answer.error_code]
-        # A worker without the model in its repositories need not have it, as long as some other does.
-        absent = [answer for answer in failures if answer.error_code == ErrorCode.INTERNAL.number]
-        broken = [answer for answer in failures if answer.error_code != ErrorCode.INTERNAL.number]
+        # A worker without the model in its repositories need not have it, as long as some other does; nor need one that
+        # the model is not for.
+        absent = [answer for answer in failures if _is_absent(answer)]
+        broken = [answer for answer in failures if not _is_absent(answer)]
         if broken:
             raise WeirError(ErrorCode.from_number(broken[0].error_code), broken[0].error)
         if len(absent) == len(answers):
-            raise internal(absent[0].error)
+            told = max(absent, key=lambda answer: answer.elsewhere)
+            raise WeirError(ErrorCode.from_number(told.error_code), told.error)
 
     async def _settle(self, entry: DesiredModel, before: DesiredModel | None) -> None:
         """After a load: what did not work is wanted no longer, and what nobody refers to any more is removed."""
@@ -242,6 +244,11 @@ class ModelOperations:
         elif not name:
             for awaited in self._awaited.values():
                 awaited.look()
+
+
+def _is_absent(answer: ModelRecord) -> bool:
+    """Whether the worker has not failed, but simply does not have the model."""
+    return answer.elsewhere or answer.error_code == ErrorCode.INTERNAL.number
 
 
 class _Awaited:

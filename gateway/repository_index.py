@@ -86,7 +86,8 @@ def index_rows(found: Mapping[str, str], records: Mapping[str, list[ModelRecord]
     """
     rows: list[Row] = []
     for name in sorted({*found, *records}, key=lambda identity: (plain_name(identity), identity)):
-        of_model = records.get(name, [])
+        told_of = records.get(name, [])
+        of_model = [record for record in told_of if not record.elsewhere] or told_of
         versions = merged_versions(of_model)
         for number, version in sorted(versions.items()):
             reason = {"reason": version.reason} if version.reason else {}

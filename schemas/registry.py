@@ -59,6 +59,9 @@ class ModelRecord:
     `ErrorCode` (0: it did not) and Triton's text.
 
     `name` is the model's identity (`schemas.model_identity`); `namespace` is the one it lies in, "" without namespacing.
+
+    With `elsewhere` the model is not for this worker, which others may be: what the record says of failures counts only
+    where all workers say so.
     """
 
     name: str
@@ -72,6 +75,7 @@ class ModelRecord:
     error_code: int = 0
     error: str = ""
     namespace: str = ""
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,7 @@ def unpack_model_record(data: bytes) -> ModelRecord:
     if not (
         _are(str, record.name, record.reason, record.error, record.namespace)
         and _are(int, record.written_ns, record.revision, record.in_force, record.error_code)
+        and _are(bool, record.elsewhere)
         and isinstance(labels, dict)
         and all(isinstance(names, list) and _are(str, output, *names) for output, names in labels.items())
     ):

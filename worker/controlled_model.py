@@ -22,9 +22,10 @@ class ControlledModel:
     """See the module.
 
     `revision` is the last operation carried out, `asked` the last that has come, `in_force` the one that made what
-    serves. Operations on the model hold `lock`, `turns`
-    of them do or wait for it. `seen` is what the model's folder looked like when it was last tried. `name` is the model's
-    identity; `shared_by` are those of a name that is ambiguous, and has no model of its own (`worker.shared_names`).
+    serves. Operations on the model hold `lock`, `turns` of them do or wait for it. `seen` is what the model's folder looked
+    like when it was last tried. `elsewhere` tells that the model is not for this worker, which is no failure of it. `name`
+    is the model's identity; `shared_by` are those of a name that is ambiguous, and has no model of its own
+    (`worker.shared_names`).
     """
 
     def __init__(self, name: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -44,6 +45,7 @@ class ControlledModel:
         self.revision = 0
         self.in_force = 0
         self.error: WeirError | None = None
+        self.elsewhere = False
         self.shared_by: frozenset[str] = frozenset()
         self._clock_ns = clock_ns
 
@@ -64,7 +66,9 @@ class ControlledModel:
 
     @property
     def failure(self) -> str:
-        """Why the model is not wholly served, "" when it is."""
+        """Why the model is not wholly served, "" when it is, or is not for this worker."""
+        if self.elsewhere:
+            return ""
         return self.reason or next((row.reason for row in self.past.values() if row.reason not in ("", UNLOADED)), "")
 
     def adopt(self, result: LoadedResult) -> list[ServedVersion]:
@@ -79,12 +83,13 @@ class ControlledModel:
             number: row for number, row in self.past.items() if row.reason == UNLOADED and number not in result.served
         }
         self.reason = ""
-        self.is_leaving = False
+        self.is_leaving = self.elsewhere = False
         return replaced
 
     def reject(self, result: LoadedResult) -> None:
         """The model could not be loaded: what serves goes on."""
         self.past |= {number: row for number, row in result.records.items() if number not in self.served}
+        self.elsewhere = result.elsewhere and not self.served
         if not self.served:
             self.reason = result.reason
 
@@ -120,4 +125,5 @@ class ControlledModel:
             error_code=0 if self.error is None else self.error.code.number,
             error="" if self.error is None else self.error.message,
             namespace="" if self.result is None else self.result.namespace,
+            elsewhere=self.elsewhere,
         )

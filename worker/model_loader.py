@@ -24,6 +24,7 @@ from worker.backend import ModelVersion, VersionLoader
 from worker.backend_registry import BackendRegistry
 from worker.config_support import check_supported
 from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
+from worker.instance_plan import MeantForOthers, check_devices, is_for_others
 from worker.model_environment import ModelEnvironment
 from worker.served_version import Load, ServedVersion
 
@@ -36,7 +37,8 @@ class LoadedResult:
 
     `labels` are the label files of its outputs, by output. `reason` tells why there is no version at all. `error` is the
     answer to the request to load it, in Triton's words; None when it is loaded. Versions are loaded all or none. `name` is
-    the model's identity, `namespace` the one it lies in.
+    the model's identity, `namespace` the one it lies in. With `elsewhere` it failed because all of its instances are meant
+    for devices that this worker does not have.
     """
 
     name: str
@@ -48,6 +50,7 @@ class LoadedResult:
     reason: str = ""
     error: WeirError | None = None
     fingerprint: Fingerprint | None = None
+    elsewhere: bool = False
 
 
 class ModelLoader:
@@ -112,6 +115,8 @@ class ModelLoader:
         except Exception as error:  # noqa: BLE001 - a backend may fail in any way, and the others must load
             reason = _reason(error)
             result.records = {number: VersionRecord(ModelState.UNAVAILABLE, reason) for number in versions}
+            devices = self._environment.devices
+            result.elsewhere = isinstance(error, MeantForOthers) or is_for_others(source.config, devices)
         else:
             for number in versions:
                 self._load_version(result, backend, found, number, serving)
@@ -143,6 +148,7 @@ class ModelLoader:
         default_max_batch_size = backends.default_max_batch_size(written.backend, kind)
         config = settle_config(source, described, self._environment.devices.host_gpus, default_max_batch_size)
         check_supported(config, kind)
+        check_devices(config, self._environment.devices)
         return backend, config
 
     def _load_version(
@@ -185,9 +191,10 @@ class ModelLoader:
         if not failed:
             logger.info("successfully loaded '%s'", result.name)
             return
+        level = logging.INFO if result.elsewhere else logging.ERROR
         for number, reason in failed.items():
-            logger.error("failed to load '%s' version %d: %s", result.name, number, reason)
-        logger.error("failed to load '%s'", result.name)
+            logger.log(level, "failed to load '%s' version %d: %s", result.name, number, reason)
+        logger.log(level, "failed to load '%s'", result.name)
         for number, served in result.served.items():
             if serving is None or serving.served.get(number) is not served:
                 served.unload()

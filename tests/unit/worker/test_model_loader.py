@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -224,3 +225,26 @@ def test_only_python_models_may_be_decoupled() -> None:
     with pytest.raises(WeirError, match="model 'm' can't be decoupled") as refused:
         check_supported(ModelConfig.model_validate({**config, "backend": "onnxruntime"}))
     assert refused.value.code is ErrorCode.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("groups", "devices", "is_elsewhere"),
+    [
+        ("[{ kind: KIND_GPU }]", WorkerDevices(), True),
+        ("[{ kind: KIND_GPU gpus: [1] }]", WorkerDevices((0, 1), (0,)), True),
+        ("[{ kind: KIND_CPU }]", WorkerDevices((0,), (0,), has_cpu=False), True),
+        ("[{ kind: KIND_GPU }, { kind: KIND_CPU }]", WorkerDevices(), False),
+        ("[{ kind: KIND_CPU count: -1 }]", WorkerDevices(), False),
+    ],
+)
+def test_a_model_that_is_for_other_devices_is_no_failure_of_this_worker(
+    tmp_path: Path, groups: str, devices: WorkerDevices, is_elsewhere: bool
+) -> None:
+    folder = write_model(tmp_path, "m")
+    config = (folder / "config.pbtxt").read_text().replace("[{ count: 2 kind: KIND_CPU }]", groups)
+    (folder / "config.pbtxt").write_text(config)
+    loader = ModelLoader(ModelRepository([tmp_path]), replace(environment(), devices=devices))
+    result = loader.load(ModelRepository([tmp_path]).find("m"))
+    assert result.elsewhere == is_elsewhere
+    assert result.error is not None
+    assert "instance group m_0 of model m" in result.records[1].reason
