@@ -230,8 +230,8 @@ class RegistryView:
             view = self.workers[worker] = WorkerView(worker, self._clock())
         if isinstance(record, WorkerRecord):
             if record.written_ns >= view.record.written_ns:
-                view.record = record
-                for name in view.models:
+                was_draining, view.record = view.record.draining, record
+                for name in view.models if record.draining != was_draining else ():
                     self._model_changed(name)
                 self._model_changed("")
             return

@@ -15,6 +15,7 @@ from repository.paths import check_relative
 from repository.problem import ConfigProblem
 from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
 from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
+from schemas.placement import BadDeclaration, needs_of
 
 
 def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
@@ -32,6 +33,7 @@ def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
     check_ensemble(config)
     _check_instances(config, gpu_ids)
     _check_response_cache(config)
+    _check_needs(config)
     _check_warmup(config)
 
 
@@ -178,6 +180,13 @@ def _check_instances(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
                     raise ConfigProblem(f"{path}.gpus", message)
         elif group.gpus:
             raise ConfigProblem(f"{path}.gpus", f"{subject} has kind {group.kind} but specifies one or more GPUs")
+
+
+def _check_needs(config: ModelConfig) -> None:
+    try:
+        needs_of(config)
+    except BadDeclaration as problem:
+        raise ConfigProblem(f'parameters["{problem.parameter}"]', f"{problem} of {config.name}") from problem
 
 
 def _check_response_cache(config: ModelConfig) -> None:

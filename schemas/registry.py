@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from schemas.model_config import ModelConfig
+from schemas.placement import MAX_AMOUNT, MAX_RESOURCES, Amounts, ModelNeeds
 from schemas.wire import WIRE_VERSION, MalformedMessage
 
 MAX_INSTANCES = 4096
@@ -79,10 +80,20 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that a worker could hold: what it needs, and the last operation on it that the worker knows of."""
+
+    needs: ModelNeeds
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerRecord:
     """One worker: `settled` once it has tried to load every model it should, `draining` once it takes no new batches.
 
-    `gpus` are the UUIDs of the GPUs in whose memory it can take clients' tensors.
+    `gpus` are the UUIDs of the GPUs in whose memory it can take clients' tensors. `capacity` is what it has for models, and
+    `offers` are those among them that declare what they need and that it could hold (`schemas.placement`). One that is
+    `leaving` still takes batches, until other workers have what only it has.
     """
 
     worker: str
@@ -91,6 +102,9 @@ class WorkerRecord:
     draining: bool = False
     written_ns: int = 0
     gpus: list[str] = field(default_factory=list)
+    capacity: Amounts = field(default_factory=Amounts)
+    offers: dict[str, Offer] = field(default_factory=dict)
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +166,42 @@ def _unpack_version(row: dict[str, Any]) -> VersionRecord:
 
 def unpack_worker_record(data: bytes) -> WorkerRecord:
     """The record in a message. Raises MalformedMessage."""
+    fields = _fields(data)
     try:
-        record = WorkerRecord(**_fields(data))
-    except TypeError as error:
+        fields["capacity"] = _unpack_amounts(fields.get("capacity", {}))
+        fields["offers"] = {name: _unpack_offer(row) for name, row in fields.get("offers", {}).items()}
+        record = WorkerRecord(**fields)
+    except (TypeError, KeyError, AttributeError) as error:
         raise MalformedMessage(f"not a worker record: {error}") from error
     if not (
         _are(str, record.worker)
         and _are(int, record.pid, record.written_ns)
-        and _are(bool, record.settled, record.draining)
+        and _are(bool, record.settled, record.draining, record.leaving)
+        and _are(str, *record.offers)
         and isinstance(record.gpus, list)
         and _are(str, *record.gpus)
     ):
         raise MalformedMessage("not a worker record: wrong types")
     return record
+
+
+def _unpack_offer(row: dict[str, Any]) -> Offer:
+    needs, revision = row["needs"], row["revision"]
+    workers = needs["workers"]
+    if not (_are(int, revision, workers) and revision >= 0 and 0 <= workers <= MAX_AMOUNT):
+        raise TypeError("wrong types")
+    return Offer(ModelNeeds(_unpack_amounts(needs["takes"]), workers), revision)
+
+
+def _unpack_amounts(row: dict[str, Any]) -> Amounts:
+    amounts = Amounts(**row)
+    resources = amounts.resources
+    counts = [amounts.memory_bytes, *resources.values()]
+    if not (_are(int, *counts) and _are(str, *resources) and all(0 <= count <= MAX_AMOUNT for count in counts)):
+        raise TypeError("wrong types")
+    if len(resources) > MAX_RESOURCES:
+        raise TypeError("more resources than a worker can have")
+    return amounts
 
 
 def unpack_heartbeat(data: bytes) -> Heartbeat:

@@ -23,9 +23,9 @@ class ControlledModel:
 
     `revision` is the last operation carried out, `asked` the last that has come, `in_force` the one that made what
     serves. Operations on the model hold `lock`, `turns` of them do or wait for it. `seen` is what the model's folder looked
-    like when it was last tried. `elsewhere` tells that the model is not for this worker, which is no failure of it. `name`
-    is the model's identity; `shared_by` are those of a name that is ambiguous, and has no model of its own
-    (`worker.shared_names`).
+    like when it was last tried. `is_leaving` tells that it is in no repository any more, `is_moving` that other workers
+    have it from now on, and `elsewhere` that it is not for this worker, which is no failure of it. `name` is the model's
+    identity; `shared_by` are those of a name that is ambiguous, and has no model of its own (`worker.shared_names`).
     """
 
     def __init__(self, name: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -39,6 +39,7 @@ class ControlledModel:
         self.is_override = False
         self.seen: object = None
         self.is_leaving = False
+        self.is_moving = False
         self.draining: asyncio.Task[None] | None = None
         self.turns = 0
         self.asked = 0
@@ -62,7 +63,8 @@ class ControlledModel:
     @property
     def is_blank(self) -> bool:
         """Whether there is nothing to remember of the model."""
-        return not (self.result or self.retiring or self.past or self.reason or self.draining or self.shared_by)
+        told = self.result or self.retiring or self.past or self.reason or self.draining or self.shared_by
+        return not (told or self.seen)
 
     @property
     def failure(self) -> str:
@@ -83,7 +85,7 @@ class ControlledModel:
             number: row for number, row in self.past.items() if row.reason == UNLOADED and number not in result.served
         }
         self.reason = ""
-        self.is_leaving = self.elsewhere = False
+        self.is_leaving = self.is_moving = self.elsewhere = False
         return replaced
 
     def reject(self, result: LoadedResult) -> None:

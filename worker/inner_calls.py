@@ -69,7 +69,7 @@ class InnerCalls:
         self._cache: ResponseCache | None = None
         self._is_open = False
         self._is_closed = False
-        self._on_tick: Callable[[], None] = lambda: None
+        self._on_tick: list[Callable[[], None]] = []
         self.registry = RegistryView(bus)
         self.catalog = Catalog(self.registry, strict_readiness=False)
 
@@ -98,7 +98,7 @@ class InnerCalls:
 
     def each_second(self, listener: Callable[[], None]) -> None:
         """`listener()` about once a second: the catalog waits for models whose workers have gone, but not for ever."""
-        self._on_tick = listener
+        self._on_tick.append(listener)
 
     def submit(self, request: InferRequest, on_answer: OnAnswer) -> Pending:
         """Asks a model; `on_answer(response or error or None, is it the last?)` is called later, from the event loop.
@@ -173,7 +173,8 @@ class InnerCalls:
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
             if self._bus.is_connected:
                 self.registry.expire()
-                self._on_tick()
+                for listener in self._on_tick:
+                    listener()
 
 
 async def _persist(start: Callable[[], Awaitable[None]]) -> None:

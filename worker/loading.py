@@ -20,8 +20,10 @@ from schemas.registry import ModelState, VersionRecord
 from worker.controlled_model import ControlledModel
 from worker.ensembles.following import EnsembleFollower
 from worker.model_loader import LoadedResult, ModelLoader, poll_failure
+from worker.model_placement import ModelPlacement
 from worker.model_records import ModelRecords
 from worker.override_folder import OverrideFolder
+from worker.rolling_reload import RollingReload
 from worker.unloading import Unloading
 
 logger = logging.getLogger("weir.worker")
@@ -48,6 +50,8 @@ class Loading:
         records: ModelRecords,
         unloading: Unloading,
         ensembles: EnsembleFollower,
+        placement: ModelPlacement,
+        roll: RollingReload,
         prepare: Callable[[FoundModel, str | None, int], Awaitable[None]],
         threads: int,
     ) -> None:
@@ -57,6 +61,8 @@ class Loading:
         self._records = records
         self._unloading = unloading
         self._ensembles = ensembles
+        self._placement = placement
+        self._roll = roll
         self._prepare = prepare
         self._pool = ThreadPoolExecutor(threads, "loader")
 
@@ -91,6 +97,7 @@ class Loading:
         if folder is not None:
             await asyncio.to_thread(folder.remove)
         model.revision = max(model.revision, revision)
+        await self._placement.conclude(model)
         await self._records.tell(model)
 
     async def _is_unchanged(self, model: ControlledModel, found: FoundModel) -> bool:
@@ -107,8 +114,30 @@ class Loading:
         revision: int,
         folder: OverrideFolder | None = None,
     ) -> bool:
-        """Loads what was found and swaps it in; returns whether that worked. `folder` is the model's from then on."""
+        """Loads what was found and swaps it in; returns whether that worked. `folder` is the model's from then on.
+
+        Nothing is done, and nothing has failed, where other workers are to have the model. What serves is reloaded when the
+        workers before this one are done, and not at all where one of them failed.
+        """
         model.seen = await asyncio.to_thread(appearance, found)
+        if not await self._placement.admits(model, found, override, revision):
+            return False
+        if revision and model.is_serving:
+            model.error = await self._roll.turn(model.name, revision, self._placement.holders(model.name))
+            if model.error is not None:
+                logger.warning("'%s' is not reloaded: another worker failed to", model.name)
+                return False
+        with self._placement.loading(model):
+            return await self._load_here(model, found, override, revision, folder)
+
+    async def _load_here(
+        self,
+        model: ControlledModel,
+        found: FoundModel,
+        override: str | None,
+        revision: int,
+        folder: OverrideFolder | None,
+    ) -> bool:
         await self._prepare(found, override, revision)
         if not model.served:
             loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
@@ -121,6 +150,8 @@ class Loading:
         self._ensembles.tried(model.name, result.error is not None and model.is_serving)
         if result.error is not None:
             model.reject(result)
+            if result.elsewhere:
+                await self._placement.withdraw(model.name)
             return False
         self._unloading.halt(model)
         replaced = model.adopt(result)

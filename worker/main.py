@@ -23,6 +23,7 @@ from bus.thread_publisher import ThreadPublisher
 from calls.cache_config import CacheConfig
 from calls.model_operations import ModelOperations
 from repository.layout import ModelRepository
+from schemas.placement import Amounts, read_resource
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
@@ -46,8 +47,10 @@ from worker.inner_calls import InnerCalls
 from worker.model_control import ModelControl
 from worker.model_environment import ModelEnvironment
 from worker.model_loader import ModelLoader
+from worker.model_placement import ModelPlacement
 from worker.override_folder import remove_left_folders
 from worker.repository_report import RepositoryReport
+from worker.rolling_reload import RollingReload
 from worker.service import WorkerService
 from worker.settings import WorkerSettings
 from worker.startup_models import check_startup_models
@@ -107,7 +110,8 @@ async def _work(
     gpus = gpu_uuids() if settings.allow_client_shm else []
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
     inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies)
-    service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters)
+    capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
+    service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, capacity)
     repository = ModelRepository(
         list(settings.model_repositories), settings.model_config_name, settings.model_namespacing
     )
@@ -137,6 +141,8 @@ async def _work(
         ModelFiles(bus),
         drains,
         EnsembleFollower(inner_calls, ensembles.circle),
+        ModelPlacement(service.describe, inner_calls, worker_id, capacity, environment.devices),
+        RollingReload(inner_calls, worker_id),
         settings.model_control_mode,
         settings.load_model,
         settings.model_load_thread_count,
@@ -165,6 +171,7 @@ async def _work(
             await service.settle()
             announce_ready(worker=worker_id)
             await _until(stopping, control, settings, background)
+            await control.hand_over(settings.exit_timeout_secs / 2)
     loading.cancel()
     await control.stop(settings.exit_timeout_secs)
     polling.cancel()

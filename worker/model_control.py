@@ -26,7 +26,10 @@ from worker.drains import Drains
 from worker.ensembles.following import EnsembleFollower, Verdict
 from worker.loading import Loading, LoadingHost
 from worker.model_loader import ModelLoader, poll_failure
+from worker.model_placement import ModelPlacement
 from worker.model_records import ModelRecords, RecordHost
+from worker.placed_models import PlacedModels
+from worker.rolling_reload import RollingReload
 from worker.shared_names import SharedNames
 from worker.startup_models import check_startup_models, wanted_at_start
 from worker.unloading import Unloading, UnloadingHost
@@ -52,6 +55,8 @@ class ModelControl:
         files: ModelFiles,
         drains: Drains,
         ensembles: EnsembleFollower,
+        placement: ModelPlacement,
+        roll: RollingReload,
         mode: str,
         startup: tuple[str, ...] = (),
         threads: int = 4,
@@ -70,10 +75,30 @@ class ModelControl:
         self._records = ModelRecords(host)
         self._unloading = Unloading(host, loader.repository, drains, self._records, self._models, self._tasks)
         self._loading = Loading(
-            host, loader, files, self._records, self._unloading, ensembles, self._prepare_ensemble, threads
+            host,
+            loader,
+            files,
+            self._records,
+            self._unloading,
+            ensembles,
+            placement,
+            roll,
+            self._prepare_ensemble,
+            threads,
         )
+        self._placement = placement
         self._shared_names = SharedNames(
             loader.repository, self._models, self._records, self._loading.load, self._unload
+        )
+        self._placed = PlacedModels(
+            loader.repository,
+            self._models,
+            self._records,
+            self._unloading,
+            self._loading,
+            desired,
+            placement,
+            self._tasks,
         )
 
     async def start(self, background: asyncio.TaskGroup) -> dict[str, str]:
@@ -81,6 +106,7 @@ class ModelControl:
         self._tasks.start(background)
         if self._mode != "explicit":
             found = await asyncio.to_thread(self._loader.scan)
+            await self._placement.offer_found(found)
             await asyncio.gather(*(self._load_at_start(name, model) for name, model in found.items()))
             return self._models.failures(found)
         self._desired.on_change(self._on_desired)
@@ -106,10 +132,15 @@ class ModelControl:
         except WeirError as error:
             logger.error("the repositories can't be polled: %s", error.message)
             return
+        await self._placement.offer_found(found)
         gone = [model.name for model in self._models if model.name not in found and not model.is_leaving]
         await asyncio.gather(
             *(self._load_if_changed(model) for model in found.values()), *(self._leave(name) for name in gone)
         )
+
+    async def hand_over(self, timeout_s: float) -> None:
+        """Before the end: lets other workers take over what only this one has, for `timeout_s` at most."""
+        await self._placement.leave(timeout_s)
 
     async def stop(self, timeout_s: float) -> None:
         """Ends what goes on, and waits for what is being unloaded; what is loaded is unloaded by the host."""
@@ -256,6 +287,7 @@ class ModelControl:
         model.seen = None
         self._ensembles.forget(model.name)
         model.retire()
+        await self._placement.withdraw(model.name)
         if model.retiring:
             await self._records.tell(model)
             self._unloading.begin(model)

@@ -151,8 +151,8 @@ def shortage(needs: ModelNeeds, workers: Iterable[WorkerFacts]) -> str:
         most = f"{max(counted)} in all" if len(counted) == len(capacities) and counted else "an uncounted amount"
         parts.append(f"{takes.memory_bytes} bytes of memory, of which the largest worker has {most}")
     for name, count in sorted(takes.resources.items()):
-        most = max((capacity.resources.get(name, 0) for capacity in capacities), default=0)
-        parts.append(f"{count} of '{name}', of which a worker has {most} at most")
+        available = max((capacity.resources.get(name, 0) for capacity in capacities), default=0)
+        parts.append(f"{count} of '{name}', of which a worker has {available} at most")
     return f"no worker has room for the model: it needs {'; '.join(parts) or 'a worker that has it'}"
 
 

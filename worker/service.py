@@ -11,6 +11,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bus import subjects
@@ -31,6 +32,7 @@ from schemas.messages import (
     unpack_batch,
     unpack_release,
 )
+from schemas.placement import Amounts
 from schemas.registry import Heartbeat, ModelRecord, WorkerRecord, pack_record
 from schemas.statistics import pack_counters
 from schemas.wire import MalformedMessage
@@ -52,7 +54,8 @@ class WorkerService:
     """One worker process: holds models and runs the batches that schedulers send it. It is ModelControl's `Host`.
 
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
-    `cache_counters` tells what models asked of others and had from a cache.
+    `cache_counters` tells what models asked of others and had from a cache. `capacity` is what it has for models
+    that declare what they need.
     """
 
     def __init__(
@@ -63,13 +66,14 @@ class WorkerService:
         devices: DevicePoller | None = None,
         gpus: Sequence[str] = (),
         cache_counters: Callable[[], list[dict[str, Any]]] = list,
+        capacity: Amounts | None = None,
     ) -> None:
         self._cache_counters = cache_counters
         self._devices = devices
         self._born_ns = time.time_ns()
         self._bus = bus
         self.worker_id = worker_id
-        self._gpus = list(gpus)
+        self._about = WorkerRecord(worker_id, os.getpid(), gpus=list(gpus), capacity=capacity or Amounts())
         self._registry = RegistryWriter(bus, worker_id)
         self._loop = asyncio.get_running_loop()
         self.models: dict[str, LoadedResult] = {}
@@ -92,12 +96,17 @@ class WorkerService:
         await self._bus.subscribe(subjects.probe(self.worker_id), lambda message: None)
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
         await self._bus.flush()
-        await self._registry.write_worker(self._record())
+        await self.describe()
         self._beats = background.create_task(self._beat())
+
+    async def describe(self, **changes: Any) -> None:
+        """Tells the registry of the worker itself; `changes` are fields of `WorkerRecord` that are so from now on."""
+        self._about = replace(self._about, written_ns=time.time_ns(), **changes)
+        await self._registry.write_worker(self._about)
 
     async def settle(self) -> None:
         """Tells that every model that should be there at the start is there, or has failed."""
-        await self._registry.write_worker(self._record(settled=True))
+        await self.describe(settled=True)
 
     def install(self, result: LoadedResult) -> None:
         """See Host."""
@@ -127,7 +136,7 @@ class WorkerService:
 
     async def stop(self, timeout_s: float) -> None:
         """Takes no new batches, finishes those it has, leaves the registry, and unloads."""
-        await self._registry.write_worker(self._record(settled=True, draining=True))
+        await self.describe(settled=True, draining=True)
         try:
             async with asyncio.timeout(timeout_s):
                 # Batches sent before the schedulers saw the record are on their way: the broker's echo comes after them.
@@ -156,9 +165,6 @@ class WorkerService:
         for instance in list(self._arenas.values()):
             if isinstance(instance, EnsembleInstance):
                 instance.hand_back()
-
-    def _record(self, settled: bool = False, draining: bool = False) -> WorkerRecord:
-        return WorkerRecord(self.worker_id, os.getpid(), settled, draining, time.time_ns(), self._gpus)
 
     def finished(self, batch: FinishedBatch) -> None:
         """An instance has ended a batch, or something of it is to leave at once; called in any thread."""

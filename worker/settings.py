@@ -18,8 +18,9 @@ class WorkerSettings:
     (`announce_failure`); without it the others serve. `backend_config` holds values of the form
     `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own.
     `exit_timeout_secs` is the time for running batches after SIGTERM. `cache_config` is for what its models ask of
-    others. `gpu` is the one GPU whose instances it runs, None for all of the host's; `cpu_instances` says that it runs
-    those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`.
+    others. `model_memory_bytes` (0: nobody counts) and `worker_resource` (`NAME=COUNT`) are what there is for models that
+    declare what they need. `gpu` is the one GPU whose instances it runs, None for all of the host's; `cpu_instances` says
+    that it runs those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`.
     """
 
     nats_url: str
@@ -40,6 +41,8 @@ class WorkerSettings:
     pinned_memory_pool_byte_size: int = 256 << 20
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
+    model_memory_bytes: int = 0
+    worker_resource: tuple[str, ...] = ()
     cache_config: tuple[str, ...] = ()
     metrics_config: tuple[str, ...] = ()
     allow_gpu_metrics: bool = True

@@ -94,9 +94,9 @@ class Unloading:
             await asyncio.to_thread(folder.remove)
 
     async def _is_nowhere(self, model: ControlledModel) -> bool:
-        """Whether the model was here only by a load request's files, or has left the repository."""
+        """Whether the model was here only by a load request's files, has left the repository, or is for other workers."""
         try:
             await asyncio.to_thread(self._repository.find, model.name)
         except WeirError:
             return True
-        return model.is_leaving
+        return model.is_leaving or model.is_moving

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from schemas.placement import read_resource
 from weir.options.values import BadValue, Integer, Number
 
 
@@ -64,3 +65,11 @@ def rate_limit_resource(text: str) -> None:
         )
     for number in numbers:
         Integer().read(number)
+
+
+def worker_resource(text: str) -> None:
+    """`<name>=<count>`."""
+    try:
+        read_resource(text)
+    except ValueError as error:
+        raise BadValue(f"--worker-resource option format is '<name>=<count>'. Got {text}: {error}") from error

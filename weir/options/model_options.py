@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir.options.forms import backend_setting, device_pair, rate_limit_resource
+from weir.options.forms import backend_setting, device_pair, rate_limit_resource, worker_resource
 from weir.options.option import BACKENDS, GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Switch, Text
 
@@ -128,6 +128,26 @@ def _models() -> tuple[Option, ...]:
     )
 
 
+def _placement() -> tuple[Option, ...]:
+    panel: dict[str, Any] = {"panel": "Placement", "commands": _IN_WORKER, "ours": True}
+    return (
+        Option(
+            names=("--model-memory-bytes",),
+            value=Integer(0),
+            default=0,
+            help="Memory of a worker for models that declare weir_memory_bytes, together; 0: as much as they like.",
+            **panel,
+        ),
+        Option(
+            names=("--worker-resource",),
+            value=Checked("NAME=COUNT", worker_resource),
+            help="A resource of a worker for models that declare weir_requires; may be repeated.",
+            repeatable=True,
+            **panel,
+        ),
+    )
+
+
 def _rate_limiter() -> tuple[Option, ...]:
     panel: dict[str, Any] = {"panel": "Rate limiter", "commands": _IN_WORKER}
     return (
@@ -181,5 +201,5 @@ def _devices() -> tuple[Option, ...]:
     )
 
 
-MODEL_OPTIONS: tuple[Option, ...] = (*_models(), *_rate_limiter(), *_devices())
+MODEL_OPTIONS: tuple[Option, ...] = (*_models(), *_placement(), *_rate_limiter(), *_devices())
 """Those of this module."""
