@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -126,3 +127,90 @@ def test_models_move_to_a_worker_that_comes_and_from_one_that_goes(start: Start,
     )
     assert not served.is_ready("large")
     assert served.is_ready("everywhere")
+
+
+@pytest.mark.timeout(120)
+def test_reloads_roll_and_stop_at_the_first_that_fails(start: Start, tmp_path: Path) -> None:
+    roots = [tmp_path / f"models{number}" for number in range(3)]
+    for root in roots:
+        write_plus(root, 1.0, 1)
+        write_identity(root, "one", "FP32", declares(workers="1"))
+    served = opened(start, EXPLICIT)
+    workers = [
+        start("worker", f"--model-repository={root}", EXPLICIT, f"--worker-id=w{number}")
+        for number, root in enumerate(roots)
+    ]
+    with served.http() as client:
+        client.load_model("plus")
+        client.load_model("one")
+        loaded = [worker.log().count("successfully loaded 'one'") for worker in workers]
+        assert sum(loaded) == 1, "the others left it to the one"
+        asking = Asking(served, ["one"])
+        with asking.going_on(2):
+            for root in roots:
+                write_plus(root, 2.0, 2)
+            write_plus(roots[1], 2.0, 3)
+            (roots[1] / "plus" / "1" / "model.onnx").write_bytes(b"broken")
+            with pytest.raises(InferenceServerException, match="load failed for model 'plus': version 1 is at UNAVAIL"):
+                client.load_model("plus")
+            counts = [worker.log().count("successfully loaded 'plus'") for worker in workers]
+            assert counts == [2, 1, 1], "the first has the new one, the second failed, the third was not asked"
+            assert "'plus' is not reloaded: another worker failed to" in workers[2].log()
+
+            for number, root in enumerate(roots):
+                write_plus(root, 3.0, 1 + number)
+            client.load_model("plus")
+            moments = [last_moment(worker.log(), "successfully loaded 'plus'") for worker in workers]
+            begun = [last_moment(worker.log(), "loading: plus:1") for worker in workers]
+            assert moments == sorted(moments)
+            assert all(before <= after for before, after in zip(moments, begun[1:], strict=False))
+
+            # The one that has it goes without a word: the others have what was asked for.
+            holder = workers[loaded.index(1)]
+            holder.end(signal.SIGKILL)
+            left = [worker for worker in workers if worker is not holder]
+            wait_until(lambda: any("successfully loaded 'one'" in worker.log() for worker in left))
+            asking.some_more()
+        assert asking.failures == []
+        client.unload_model("one")
+        assert not client.is_model_ready("one")
+
+
+def last_moment(log: str, text: str) -> str:
+    """The time of the last line with this text: hours, minutes, seconds and microseconds."""
+    line = [line for line in log.splitlines() if text in line][-1]
+    return line[1:].split(" ")[1]
+
+
+@pytest.mark.timeout(120)
+def test_workers_may_be_unlike_each_other(start: Start, tmp_path: Path) -> None:
+    """One reads a model as one for GPUs, the other as one for the CPU; and they have other versions of another model."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for root, without in ((old, (2, 3)), (new, (1,))):
+        folder = write_identity(root, "m", "FP32")
+        on_cpu = (folder / "config.pbtxt").read_text()
+        (folder / "configs").mkdir()
+        (folder / "configs" / "cpu.pbtxt").write_text(on_cpu)
+        (folder / "config.pbtxt").write_text(on_cpu.replace("KIND_CPU", "KIND_GPU"))
+        folder = write_versions(root, "v", "version_policy { all { } }")
+        for version in without:
+            shutil.rmtree(folder / str(version))
+    served = opened(start, EXPLICIT)
+    start("worker", f"--model-repository={old}", EXPLICIT, "--load-model=v")
+    zero = http_inputs({"IN": np.zeros(1, np.float32)})
+    with served.http() as client:
+        with pytest.raises(InferenceServerException, match="has kind KIND_GPU but no GPUs are available"):
+            client.load_model("m")
+        row = next(row for row in client.get_model_repository_index() if row["name"] == "m")
+        assert row["state"] == "UNAVAILABLE"
+        assert "instance group m_0 of model m has kind KIND_GPU but no GPUs are available" in row["reason"]
+        other = start("worker", f"--model-repository={new}", EXPLICIT, "--model-config-name=cpu", "--load-model=v")
+        client.load_model("m")
+        assert {"name": "m", "version": "1", "state": "READY"} in client.get_model_repository_index()
+        assert client.is_server_ready()
+
+        answers = [client.infer("v", zero, version).as_numpy("OUT").item() for version in ("1", "2", "3", "")]
+        assert answers == [1, 2, 3, 3]
+        assert other.end() == 0
+        wait_until(lambda: not served.is_ready("v/versions/3"))
+        assert client.infer("v", zero).as_numpy("OUT").item() == 1
