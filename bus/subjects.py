@@ -287,3 +287,13 @@ def live_consumer(model: str) -> str:
     if len(name) <= _MAX_CONSUMER_NAME:
         return name
     return f"live-{hashlib.blake2b(model.encode(), digest_size=32).hexdigest()}"
+
+
+def repository_bucket(name: str) -> str:
+    """Bucket and object store of the model repository `name` that lies in NATS."""
+    return f"repository-{name}"
+
+
+def repository_writes(name: str) -> str:
+    """Subjects on which writes of the manifests of a repository are seen, by the token of the model."""
+    return f"$KV.{repository_bucket(name)}.*"

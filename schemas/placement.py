@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from schemas.model_config import ModelConfig
+if TYPE_CHECKING:  # the command line checks names of resources, and need not know what a configuration is
+    from schemas.model_config import ModelConfig
 
 MEMORY_BYTES, REQUIRES, WORKERS = "weir_memory_bytes", "weir_requires", "weir_workers"
 """The names of the parameters."""

@@ -13,6 +13,7 @@ from telemetry.readiness import announce_failure
 from weir import __version__, backends_command, role_commands, serve_command
 from weir.commands import command, with_implied_values
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
+from weir.push_command import push
 from weir.start_error import StartError
 
 app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -22,6 +23,7 @@ for _role in ROLES:
     app.command(rich_help_panel="One role alone")(
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
     )
+app.command()(push)
 
 
 def _print_version(wanted: bool) -> None:

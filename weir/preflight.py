@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from schemas.repository_address import repository_of
 from weir.start_error import StartError
 
 _REMOTE = ("s3://", "gs://", "as://")
@@ -22,17 +23,32 @@ class Listener(NamedTuple):
     shares: bool = False
 
 
-def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path, ...]:
-    """The model repositories as absolute paths. Raises StartError, in Triton's words where it has some."""
+def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path | str, ...]:
+    """The model repositories: folders as absolute paths, those in NATS as their addresses (`nats://NAME`).
+
+    Raises StartError, in Triton's words where it has some.
+    """
     if not paths:
         raise StartError("--model-repository must be specified")
+    checked: list[Path | str] = []
     for path in paths:
+        if _lies_in_nats(path):
+            checked.append(path)
+            continue
         if str(path).startswith(_REMOTE):
             raise StartError(f"model repository {path} is not a folder: remote repositories are not served")
         if not Path(path).is_dir():
             raise StartError(f"model repository {path} is not a folder")
+        checked.append(Path(path).absolute())
     # As in Triton, one that is named twice counts once.
-    return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
+    return tuple(dict.fromkeys(checked))
+
+
+def _lies_in_nats(path: str | Path) -> bool:
+    try:
+        return repository_of(path) is not None
+    except ValueError as error:
+        raise StartError(f"model repository {path} can't be: {error}") from error
 
 
 def check_backend_directories(paths: Sequence[str | Path]) -> tuple[Path, ...]:

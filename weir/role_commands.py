@@ -11,6 +11,7 @@ import gc
 import logging
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -57,6 +58,8 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
         raise StartError("--nats must be specified")
     if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):
         fields["model_repositories"] = check_repositories(fields["model_repositories"])
+        if role == "scheduler":  # what it reads there is code, which never travels over the bus
+            fields["model_repositories"] = tuple(p for p in fields["model_repositories"] if isinstance(p, Path))
     if "backend_directories" in fields:
         fields["backend_directories"] = check_backend_directories(fields["backend_directories"])
     if "metrics_address" in fields:

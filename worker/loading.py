@@ -16,6 +16,7 @@ from repository.fingerprint import appearance, fingerprint
 from repository.layout import FoundModel
 from schemas.desired import WantedModel
 from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.model_identity import plain_name
 from schemas.registry import ModelState, VersionRecord
 from worker.controlled_model import ControlledModel
 from worker.ensembles.following import EnsembleFollower
@@ -39,7 +40,8 @@ class LoadingHost(Protocol):
 class Loading:
     """See the module. All of it is done in the model's turn.
 
-    `prepare(found, override, revision)` is done before what was found is loaded; `ensembles` are told what came of it.
+    `refresh(name)` is done before a model is looked for, `prepare(found, override, revision)` before what was found is
+    loaded; `ensembles` are told what came of it.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Loading:
         ensembles: EnsembleFollower,
         placement: ModelPlacement,
         roll: RollingReload,
+        refresh: Callable[[str], Awaitable[None]],
         prepare: Callable[[FoundModel, str | None, int], Awaitable[None]],
         threads: int,
     ) -> None:
@@ -63,6 +66,7 @@ class Loading:
         self._ensembles = ensembles
         self._placement = placement
         self._roll = roll
+        self._refresh = refresh
         self._prepare = prepare
         self._pool = ThreadPoolExecutor(threads, "loader")
 
@@ -81,6 +85,7 @@ class Loading:
                 folder = await asyncio.to_thread(OverrideFolder, model.name, contents)
                 found = self._loader.repository.look_at(model.name, folder.path)
             else:
+                await self._refresh(plain_name(model.name))
                 found = await asyncio.to_thread(self._loader.repository.find, model.name)
         except (WeirError, NatsError, OSError, TimeoutError) as error:
             reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"

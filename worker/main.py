@@ -28,6 +28,7 @@ from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from worker import mirror_folder, override_folder
 from worker.backend_registry import BackendRegistry
 from worker.backends.python_calls import PythonCalls
 from worker.batch_execution import FinishedBatch
@@ -44,11 +45,12 @@ from worker.execution_turns import execution_turns
 from worker.gpu_memory import GpuMemory, gpu_limits
 from worker.gpus import find_gpus
 from worker.inner_calls import InnerCalls
+from worker.locked_folder import remove_left_folders
 from worker.model_control import ModelControl
 from worker.model_environment import ModelEnvironment
 from worker.model_loader import ModelLoader
 from worker.model_placement import ModelPlacement
-from worker.override_folder import remove_left_folders
+from worker.repository_mirrors import RepositoryMirrors, open_mirrors
 from worker.repository_report import RepositoryReport
 from worker.rolling_reload import RollingReload
 from worker.service import WorkerService
@@ -94,7 +96,8 @@ async def _work(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
-    remove_left_folders()
+    for prefix in (override_folder.PREFIX, mirror_folder.PREFIX):
+        remove_left_folders(prefix)
     worker_id = settings.worker_id or new_id("worker")
     try:
         metrics = parse_metrics_config(settings.metrics_config)
@@ -112,9 +115,8 @@ async def _work(
     inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies)
     capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
     service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, capacity)
-    repository = ModelRepository(
-        list(settings.model_repositories), settings.model_config_name, settings.model_namespacing
-    )
+    paths, mirrors = open_mirrors(bus, settings, background)
+    repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
     ensembles = EnsembleBackend(repository, inner_calls, loop)
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
@@ -143,6 +145,7 @@ async def _work(
         EnsembleFollower(inner_calls, ensembles.circle),
         ModelPlacement(service.describe, inner_calls, worker_id, capacity, environment.devices),
         RollingReload(inner_calls, worker_id),
+        mirrors.refresh,
         settings.model_control_mode,
         settings.load_model,
         settings.model_load_thread_count,
@@ -157,7 +160,7 @@ async def _work(
     if settings.model_control_mode == "explicit":
         await desired.start()
         bus.on_reconnect(control.restore_files)
-    loading = background.create_task(control.start(background))
+    loading = background.create_task(_load(mirrors, control, settings, background))
     stopping = background.create_task(stop.wait())
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     status = 0
@@ -170,14 +173,18 @@ async def _work(
         else:
             await service.settle()
             announce_ready(worker=worker_id)
+            if settings.model_control_mode == "poll":
+                mirrors.on_change(control.poll_once)
             await _until(stopping, control, settings, background)
             await control.hand_over(settings.exit_timeout_secs / 2)
     loading.cancel()
     await control.stop(settings.exit_timeout_secs)
+    await mirrors.stop()
     polling.cancel()
     await service.stop(settings.exit_timeout_secs)
     await inner_calls.close()
     control.remove_folders()
+    mirrors.remove_folders()
     await publisher.close()
     await bus.close()
     devices.close()
@@ -189,6 +196,14 @@ def _end_for_another(service: WorkerService, reason: str, batch: FinishedBatch |
     service.device_lost(reason, batch)
     logging.shutdown()
     os._exit(1)
+
+
+async def _load(
+    mirrors: RepositoryMirrors, control: ModelControl, settings: WorkerSettings, background: asyncio.TaskGroup
+) -> dict[str, str]:
+    """Fetches what lies in NATS, then loads what is to be there at the start."""
+    await mirrors.start(follows=settings.model_control_mode != "none")
+    return await control.start(background)
 
 
 async def _until(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from bus.desired_models import DesiredModels
@@ -45,7 +46,10 @@ class Host(RecordHost, LoadingHost, UnloadingHost, Protocol):
 
 
 class ModelControl:
-    """See the module. `mode` is "none", "poll" or "explicit"; in the last, `startup` names the models to begin with."""
+    """See the module. `mode` is "none", "poll" or "explicit"; in the last, `startup` names the models to begin with.
+
+    `refresh(name)` brings what lies on disk of a model up to date before it is looked for there.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class ModelControl:
         ensembles: EnsembleFollower,
         placement: ModelPlacement,
         roll: RollingReload,
+        refresh: Callable[[str], Awaitable[None]],
         mode: str,
         startup: tuple[str, ...] = (),
         threads: int = 4,
@@ -83,10 +88,12 @@ class ModelControl:
             ensembles,
             placement,
             roll,
+            refresh,
             self._prepare_ensemble,
             threads,
         )
         self._placement = placement
+        self._refresh = refresh
         self._shared_names = SharedNames(
             loader.repository, self._models, self._records, self._loading.load, self._unload
         )
@@ -242,6 +249,7 @@ class ModelControl:
         async with self._models.turn(name) as model:
             if self._mode != "explicit" or model.is_serving:
                 return  # what was to be loaded has been, now that it is our turn
+            await self._refresh(plain_name(name))
             try:
                 found = await asyncio.to_thread(self._loader.repository.find, name)
             except WeirError:

@@ -6,19 +6,15 @@ a worker that was killed has left behind is removed by the next one (folders in 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from repository.paths import check_model_name
 from schemas.errors import WeirError, invalid, unavailable
+from worker.locked_folder import LockedFolder
 
-_PREFIX = "weir-model-"
-_LOCK = ".lock"
+PREFIX = "weir-model-"
+"""What the names of these folders begin with."""
 
 
 def check_override_path(path: str) -> None:
@@ -35,10 +31,8 @@ class OverrideFolder:
         check_model_name(model)
         for path in files:
             check_override_path(path)
-        self._root = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self._root / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = self._root / model
+        self._folder = LockedFolder(PREFIX)
+        self.path = self._folder.path / model
         try:
             self.path.mkdir()
             for name, content in files.items():
@@ -54,19 +48,4 @@ class OverrideFolder:
 
     def remove(self) -> None:
         """Gives the folder up, with everything in it. May be called again."""
-        shutil.rmtree(self._root, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def remove_left_folders() -> None:
-    """Removes the folders of workers that have died."""
-    for root in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(root, ignore_errors=True)
-            finally:
-                os.close(lock)
+        self._folder.remove()

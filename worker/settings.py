@@ -10,8 +10,10 @@ from pathlib import Path
 class WorkerSettings:
     """Settings of one worker; fields have the names of Triton's options, in their units.
 
-    `model_repositories` exist when the worker is started. `worker_id` None lets the worker draw one.
-    `model_config_name` NAME reads `configs/NAME.pbtxt` of a model instead of its `config.pbtxt`, where it exists.
+    `model_repositories` are folders that exist when the worker is started, or addresses of repositories in NATS
+    (`nats://NAME`), of which it has copies in `model_cache_dir`, or where temporary files lie. `worker_id` None lets the
+    worker draw one. `model_config_name` NAME reads `configs/NAME.pbtxt` of a model instead of its `config.pbtxt`, where it
+    exists.
     With `model_namespacing`, models of different repositories may have the same name.
     `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
@@ -24,7 +26,7 @@ class WorkerSettings:
     """
 
     nats_url: str
-    model_repositories: tuple[Path, ...]
+    model_repositories: tuple[Path | str, ...]
     worker_id: str | None = None
     model_config_name: str | None = None
     disable_auto_complete_config: bool = False
@@ -41,6 +43,7 @@ class WorkerSettings:
     pinned_memory_pool_byte_size: int = 256 << 20
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
+    model_cache_dir: str | None = None
     model_memory_bytes: int = 0
     worker_resource: tuple[str, ...] = ()
     cache_config: tuple[str, ...] = ()

@@ -20,12 +20,21 @@ def _models() -> tuple[Option, ...]:
         Option(
             names=("--model-repository", "--model-store"),
             value=Text("FOLDER"),
-            help="Folder of models; may be repeated. A scheduler looks there for batchstrategy.py and may do without.",
-            differs="Remote repositories (s3, gs, as) are refused.",
+            help="Folder of models, or nats://NAME for what `weir push` has put into NATS; may be repeated. A scheduler "
+            "looks into folders for batchstrategy.py and may do without.",
+            differs="Remote repositories (s3, gs, as) are refused; nats://NAME is ours.",
             repeatable=True,
             field="model_repositories",
             panel="Models",
             commands=(SERVE, SCHEDULER, WORKER),
+        ),
+        Option(
+            names=("--model-cache-dir",),
+            value=Text("FOLDER"),
+            shown_default="a temporary one",
+            help="Where a worker keeps the files of models that it gets from NATS.",
+            ours=True,
+            **panel,
         ),
         Option(
             names=("--model-config-name",),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import WeirError
-from worker.override_folder import OverrideFolder, remove_left_folders
+from worker.locked_folder import remove_left_folders
+from worker.override_folder import PREFIX, OverrideFolder
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(scratch: P
     (dead / "m").mkdir(parents=True)
     (dead / ".lock").touch()
     (scratch / "weir-model-somebody-elses").mkdir()
-    remove_left_folders()
+    remove_left_folders(PREFIX)
     assert not dead.exists()
     assert living.path.exists()
     living.remove()
