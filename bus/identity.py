@@ -31,6 +31,14 @@ def new_id(role: str) -> str:
     return f"{role}-{host()}-{secrets.token_hex(4)}"
 
 
+def own_id(role: str, given: str | None) -> str:
+    """The name of a process of `role` that was given one, or else a fresh one. A given name is completed by the host.
+
+    So it is the same after each restart, and tells all the same on which host it is.
+    """
+    return f"{given}-{host()}-{role}" if given else new_id(role)
+
+
 def shares_memory(identity: str) -> bool:
     """Whether the process named `identity` can read this process's shared memory."""
     parts = identity.rsplit("-", 2)

@@ -11,7 +11,7 @@ import uvloop
 
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
-from bus.identity import new_id
+from bus.identity import own_id
 from bus.model_files import ModelFiles
 from bus.payloads import PayloadArena, remove_dead_segments
 from bus.registry import RegistryView
@@ -71,7 +71,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
-    gateway_id = settings.gateway_id or new_id("gateway")
+    gateway_id = own_id("gateway", settings.gateway_id)
     listeners = Listeners()
     try:
         access = Access.of(settings)

@@ -14,7 +14,7 @@ import uvloop
 
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
-from bus.identity import new_id
+from bus.identity import own_id
 from bus.model_files import ModelFiles
 from bus.payloads import remove_dead_segments
 from bus.sequence_states import SequenceStates
@@ -98,7 +98,7 @@ async def _work(
     remove_dead_segments()
     for prefix in (override_folder.PREFIX, mirror_folder.PREFIX):
         remove_left_folders(prefix)
-    worker_id = settings.worker_id or new_id("worker")
+    worker_id = own_id("worker", settings.worker_id)
     try:
         metrics = parse_metrics_config(settings.metrics_config)
         cache_config = CacheConfig.parse(settings.cache_config)

@@ -129,7 +129,7 @@ async def write_evil(url: str, folder: Path) -> None:
         empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
         await pushed.write(PushedModel("evil", (PushedFile("../../../../../escaped", 0, empty),)), 0)
         await pushed.write(PushedModel("../../escaped", (PushedFile("1/x", 0, empty),)), 0)
-        await pushed.write(PushedModel("lost", (PushedFile("1/x", 3, empty),)), 0)
+        await pushed.write(PushedModel("lost", (PushedFile("1/x", 3, "0" * 64),)), 0)
         await bus.close()
 
 

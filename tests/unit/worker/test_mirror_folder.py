@@ -1,0 +1,130 @@
+"""The folder of models that were pushed: contents under their hashes, models in one step, and nothing outside."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from repository.fingerprint import fingerprint
+from repository.layout import ModelRepository
+from schemas.errors import WeirError
+from schemas.pushed_model import PushedFile, PushedModel, pack_pushed, unpack_pushed
+from schemas.wire import MalformedMessage
+from worker.mirror_folder import MirrorFolder
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def received(folder: MirrorFolder, **contents: bytes) -> PushedModel:
+    """A model of these files, whose contents have come; `a__b` is `a/b`."""
+    files = []
+    for name, content in contents.items():
+        files.append(PushedFile(name.replace("__", "/"), len(content), hashlib.sha256(content).hexdigest()))
+        if not folder.has(files[-1]):
+            incoming = folder.receive(files[-1])
+            incoming.write(content)
+            incoming.finish()
+    return PushedModel("m", tuple(files))
+
+
+def test_a_model_is_there_as_it_was_pushed_and_changes_in_one_step(scratch: Path) -> None:
+    folder = MirrorFolder()
+    repository = ModelRepository([folder.models])
+    folder.install(received(folder, c=b"a", **{"1__x": b"1"}))
+    first = repository.find("m")
+    assert first.versions == (1,)
+    assert (first.path / "1" / "x").read_bytes() == b"1"
+    before = fingerprint(first)
+    folder.install(received(folder, c=b"a", **{"1__x": b"1"}))
+    assert fingerprint(repository.find("m")) == before, "the same contents look the same"
+    folder.install(received(folder, c=b"a", **{"1__x": b"2", "2__x": b"1"}))
+    after = fingerprint(repository.find("m"))
+    assert after.shared == before.shared
+    assert after.versions[2] == before.versions[1]
+    assert after.versions[1] != before.versions[1]
+    folder.remove("m")
+    assert repository.scan() == {}
+    folder.close()
+    assert not list(scratch.iterdir())
+
+
+def test_what_comes_otherwise_than_it_was_pushed_is_not_taken() -> None:
+    folder = MirrorFolder()
+    file = PushedFile("1/x", 3, hashlib.sha256(b"abc").hexdigest())
+    incoming = folder.receive(file)
+    incoming.write(b"abd")
+    with pytest.raises(WeirError, match="the content of file '1/x' is not what was pushed"):
+        incoming.finish()
+    assert not folder.has(file)
+    with pytest.raises(OSError, match=r"."):
+        folder.install(PushedModel("m", (file,)))
+    assert ModelRepository([folder.models]).scan() == {}
+    folder.close()
+
+
+def test_contents_are_kept_in_a_cache_and_looked_at_before_they_are_used_again(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    folder = MirrorFolder(cache)
+    model = received(folder, a=b"a", b=b"b")
+    folder.install(model)
+    folder.close()
+    (spoilt,) = [path for path in (cache / "contents").iterdir() if path.read_bytes() == b"b"]
+    os.chmod(spoilt, 0o644)
+    spoilt.write_bytes(b"x")
+    again = MirrorFolder(cache)
+    assert [again.has(file) for file in model.files] == [True, False]
+    again.close()
+    assert {path.name for path in cache.iterdir()} == {"contents"}
+
+
+@pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "", ".", "a//b", "a/", "a\\b", "a\0b", "a\nb", "x" * 2000])
+def test_paths_that_lead_out_are_refused(tmp_path: Path, path: str) -> None:
+    folder = MirrorFolder()
+    digest = received(folder, a=b"a").files[0].digest
+    evil = PushedModel("m", (PushedFile(path, 1, digest),))
+    with pytest.raises(MalformedMessage):
+        unpack_pushed(pack_pushed(evil))
+    with pytest.raises(WeirError):
+        folder.install(evil)
+    with pytest.raises(WeirError):
+        folder.install(PushedModel("../m", (PushedFile("a", 1, digest),)))
+    folder.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_the_way_of_a_folder_leaves_what_was_there(tmp_path: Path) -> None:
+    folder = MirrorFolder()
+    good = received(folder, a=b"a")
+    folder.install(good)
+    digest = good.files[0].digest
+    with pytest.raises(OSError, match=r"."):
+        folder.install(PushedModel("m", (PushedFile("1", 1, digest), PushedFile("1/x", 1, digest))))
+    assert [path.name for path in (folder.models / "m").iterdir()] == ["a"]
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc0",
+        pack_pushed(PushedModel("m", ()))[:-1],
+        pack_pushed(PushedModel("m", (PushedFile("a", -1, "0" * 64),))),
+    ]
+    + [
+        pack_pushed(PushedModel("m", (PushedFile("a", 1, digest),)))
+        for digest in ("", "0" * 63, "../" + "0" * 61, "G" * 64)
+    ]
+    + [pack_pushed(PushedModel("m", (PushedFile("a", 1, "0" * 64),) * 2))],
+)
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        unpack_pushed(data)
