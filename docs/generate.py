@@ -238,6 +238,21 @@ _BOUNDS = [
         "operations on one model that wait for each other in a worker",
         "those that a later one supersedes are passed over",
     ),
+    (
+        "worker.model_placement",
+        "ANSWERS_PATIENCE_S",
+        "wait for other workers to tell whether they could have a model that is loaded",
+        "those that told are reckoned with",
+    ),
+    ("schemas.placement", "MAX_RESOURCES", "resources that a model or a worker may name", "the load fails"),
+    ("schemas.pushed_model", "MAX_PUSHED_FILES", "files of a model that is pushed", "it is not pushed"),
+    (
+        "bus.pushed_models",
+        "PIECE_BYTES",
+        "what is held of a file that is pushed or fetched",
+        "the next piece takes the rest",
+    ),
+    ("worker.repository_mirror", "FILES_AT_A_TIME", "files that a worker fetches from NATS side by side", "they wait"),
     ("worker.warmup", "PATIENCE_S", "wait for the last responses to a warm-up sample", "the load fails"),
     (
         "worker.inner_calls",

@@ -94,7 +94,7 @@ class Loading:
         else:
             if not wanted.is_override and await self._is_unchanged(model, found):
                 model.error = None
-            elif await self.load_found(model, found, wanted.config, revision, folder):
+            elif await self.load_found(model, found, wanted.config, revision, folder, rolls=True):
                 model.is_override = wanted.is_override
                 folder = None
             elif model.error is not None and model.error.code is ErrorCode.INTERNAL:
@@ -118,16 +118,17 @@ class Loading:
         override: str | None,
         revision: int,
         folder: OverrideFolder | None = None,
+        rolls: bool = False,
     ) -> bool:
         """Loads what was found and swaps it in; returns whether that worked. `folder` is the model's from then on.
 
-        Nothing is done, and nothing has failed, where other workers are to have the model. What serves is reloaded when the
-        workers before this one are done, and not at all where one of them failed.
+        Nothing is done, and nothing has failed, where other workers are to have the model. With `rolls`, what serves is
+        reloaded when the workers before this one are done, and not at all where one of them failed.
         """
         model.seen = await asyncio.to_thread(appearance, found)
         if not await self._placement.admits(model, found, override, revision):
             return False
-        if revision and model.is_serving:
+        if rolls and model.is_serving:
             model.error = await self._roll.turn(model.name, revision, self._placement.holders(model.name))
             if model.error is not None:
                 logger.warning("'%s' is not reloaded: another worker failed to", model.name)

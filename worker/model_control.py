@@ -120,6 +120,7 @@ class ModelControl:
         entries = {entry.name: entry for entry in self._desired.all()}
         found = await asyncio.to_thread(self._loader.scan)
         at_start = [name for name in wanted_at_start(self._startup, found) if plain_name(name) not in entries]
+        await self._placement.offer_found({name: found[name] for name in at_start if name in found})
         await asyncio.gather(
             *(self._load_at_start(name, found.get(name)) for name in at_start),
             *(self._restore(entry) for entry in entries.values()),
