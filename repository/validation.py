@@ -186,7 +186,7 @@ def _check_needs(config: ModelConfig) -> None:
     try:
         needs_of(config)
     except BadDeclaration as problem:
-        raise ConfigProblem(f'parameters["{problem.parameter}"]', f"{problem} of {config.name}") from problem
+        raise ConfigProblem(f'parameters["{problem.parameter}"]', f"model '{config.name}': {problem}") from problem
 
 
 def _check_response_cache(config: ModelConfig) -> None:

@@ -92,6 +92,8 @@ def test_models_come_from_nats(start: Start, push: Push, tmp_path: Path) -> None
         client.unload_model("plus")
         with pytest.raises(InferenceServerException, match="failed to poll from model repository"):
             client.load_model("plus")
+        assert push(root / "plus") == "plus: sent 0 files, 0 bytes; 2 were there already\n"
+        client.load_model("plus")
         assert first.end() == 0
     start.end_all()
     assert {path.name for path in cache.iterdir()} == {"contents"}, "contents are kept, models are not"

@@ -254,6 +254,11 @@ INVALID = [
         "in range [1, 1000]",
     ),
     (
+        {"parameters": {"weir_memory_bytes": {"string_value": "4 GB"}}},
+        'parameters["weir_memory_bytes"]',
+        "model 'net': parameter 'weir_memory_bytes' must be a whole number, got '4 GB'",
+    ),
+    (
         {"sequence_batching": {}, "parameters": {"weir_checkpoint_every": {"string_value": "1"}}},
         'parameters["weir_checkpoint_every"]',
         "needs implicit states",

@@ -29,6 +29,12 @@ def test_relative_repositories_become_absolute(tmp_path: Path, monkeypatch: pyte
     assert check_repositories([Path("models")]) == (tmp_path / "models",)
 
 
+def test_a_repository_may_lie_in_nats(tmp_path: Path) -> None:
+    assert check_repositories(["nats://shop-1", tmp_path, "nats://shop-1"]) == ("nats://shop-1", tmp_path)
+    with pytest.raises(StartError, match="'host:4222' is no name of a repository"):
+        check_repositories(["nats://host:4222"])
+
+
 def test_a_taken_port_is_named(taken_port: int) -> None:
     with pytest.raises(StartError, match=rf"^can't listen to GRPC requests at 127\.0\.0\.1:{taken_port}: .*taken$"):
         check_listeners([Listener("HTTP", "127.0.0.1", 0), Listener("GRPC", "127.0.0.1", taken_port)])
