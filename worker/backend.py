@@ -120,6 +120,13 @@ class Execution:
         """Whether `respond` was called."""
         return False
 
+    def may_run_again(self, position: int) -> bool:
+        """Whether a request whose run failed may be run anew: somebody waits for it, and has seen nothing of its answer."""
+        return False
+
+    def has_run_alone(self, position: int, run: Execution) -> None:
+        """The request was run anew, in a `run` of its own, which counts as one more."""
+
 
 class InstanceDied(Exception):
     """The instance can't go on and has answered none of the batch: the batch is to be done again by another."""
@@ -188,8 +195,9 @@ class Instance(Protocol):
         are asked for, which happens in the order of the calls. Two at most are under way.
 
         None is for a request that is answered through `execution`, perhaps later: then the instance is given the next
-        batch while this one is still open. An exception other than `InstanceDied` fails every request of the batch that
-        has no last answer yet. Outputs may be views that stay valid only until the next call.
+        batch while this one is still open. After an exception other than `InstanceDied` each request of the batch that may
+        be is given again, alone (`worker.one_by_one`); the others that have no last answer yet fail with it. Outputs may be
+        views that stay valid only until the next call.
         """
 
     def close(self) -> None:

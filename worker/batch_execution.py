@@ -171,6 +171,20 @@ class BatchExecution(Execution):
         entry = self._entries[position]
         return entry in self._batch.cancelled or self._batch.is_late(entry)
 
+    def may_run_again(self, position: int) -> bool:
+        """See `Execution`."""
+        if self.is_cancelled(position) or not self._is_somebody_s(position):
+            return False
+        with self._lock:
+            stream = None if self._streams is None else self._streams.get(position)
+            return self._streams is None or (stream is not None and stream.responses == 0)
+
+    def has_run_alone(self, position: int, run: Execution) -> None:
+        """See `Execution`."""
+        now_ns = time.monotonic_ns()
+        phases_ns = run.input_end_ns - run.start_ns, now_ns - run.input_end_ns, 0
+        self._batches.statistics.record_execution(self._rows[position], phases_ns, time.time_ns() // 1_000_000)
+
     def respond(self, position: int, result: Result | None, is_final: bool) -> None:
         """See `Execution`."""
         batches = self._batches

@@ -145,14 +145,14 @@ class BatchRunner:
                 return self._unanswered(running, execution, death)
         return BegunBatch(running, execution, positions, requests, sizes, fillers, results, first, outcomes)
 
-    def conclude(self, begun: BegunBatch) -> FinishedBatch | None:
+    def conclude(self, instance: Instance, begun: BegunBatch) -> FinishedBatch | None:
         """The end of the batch, or None where it has been, or will be, told piece by piece. Raises DeviceLost."""
         running, execution, results, fillers = begun.running, begun.execution, begun.results, begun.fillers
         positions, requests, sizes = begun.positions, begun.requests, begun.sizes
         batch, outcomes = running.message, begun.outcomes
         if isinstance(outcomes, Pending):
             try:
-                outcomes = self._model_run.outcomes(outcomes, requests)
+                outcomes = self._model_run.outcomes(instance, outcomes, requests, execution)
             except DeviceLost:
                 raise
             except InstanceDied as death:

@@ -69,7 +69,7 @@ class ModelInstance:
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packer = AnswerPacker(arena_name)
         self._client_memory = ClientMemory(environment.client_memory)
-        model_run = ModelRun(device.name, self._reshaper, kept)
+        model_run = ModelRun(device.name, self._reshaper, kept, is_stateful=config.sequence_batching is not None)
         batches = self._batches(statistics, environment.on_finished)
         self._runner = BatchRunner(
             device.name,
@@ -151,13 +151,13 @@ class ModelInstance:
                     begun = self._begin(instance, batch)
                 # Answers leave in the order of the batches, however the later one ended.
                 if under_way is not None:
-                    self._tell(self._conclude(under_way))
+                    self._tell(self._conclude(instance, under_way))
                     under_way = None
                 if isinstance(begun, BegunBatch):
                     if begun.is_under_way:
                         under_way = begun
                         continue
-                    begun = self._conclude(begun)
+                    begun = self._conclude(instance, begun)
                 self._tell(begun)
         finally:
             self._leave_turns()
@@ -232,7 +232,7 @@ class ModelInstance:
     def _attempt(self, instance: Instance, batch: RunningBatch) -> FinishedBatch | None:
         """The end of the batch, or None where it has been, or will be, told piece by piece."""
         begun = self._begin(instance, batch)
-        return self._conclude(begun) if isinstance(begun, BegunBatch) else begun
+        return self._conclude(instance, begun) if isinstance(begun, BegunBatch) else begun
 
     def _begin(self, instance: Instance, batch: RunningBatch) -> BegunBatch | FinishedBatch | None:
         if self._device_lost is not None and self._device_lost.is_set():
@@ -244,9 +244,9 @@ class ModelInstance:
         except Exception as error:  # noqa: BLE001 - logged and told there
             return self._failed(batch, error)
 
-    def _conclude(self, begun: BegunBatch) -> FinishedBatch | None:
+    def _conclude(self, instance: Instance, begun: BegunBatch) -> FinishedBatch | None:
         try:
-            return self._runner.conclude(begun)
+            return self._runner.conclude(instance, begun)
         except DeviceLost as loss:
             return self._lost(begun.running, loss)
         except Exception as error:  # noqa: BLE001 - logged and told there

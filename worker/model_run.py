@@ -6,22 +6,29 @@ import logging
 import traceback
 from collections.abc import Sequence
 
-from schemas.errors import WeirError, internal
+from schemas.errors import internal
 from schemas.requests import InferRequest
 from worker.backend import Execution, Instance, InstanceDied, Pending, Result
 from worker.implicit_state import ImplicitStates
+from worker.one_by_one import OneByOne, failure_of
 from worker.reshape import Reshaper
 
 logger = logging.getLogger("weir.worker")
 
 
 class ModelRun:
-    """See the module. For the instance `name`; `reshaper` and `states` are None where its model has no need of them."""
+    """See the module. For the instance `name`; `reshaper` and `states` are None where its model has no need of them.
 
-    def __init__(self, name: str, reshaper: Reshaper | None, states: ImplicitStates | None) -> None:
+    With `is_stateful` a request may have left its mark on the model although its batch failed: then none is run again.
+    """
+
+    def __init__(
+        self, name: str, reshaper: Reshaper | None, states: ImplicitStates | None, is_stateful: bool = False
+    ) -> None:
         self._name = name
         self._reshaper = reshaper
         self._states = states
+        self._one_by_one = None if is_stateful else OneByOne(name)
 
     def begin(
         self, instance: Instance, requests: Sequence[InferRequest], execution: Execution
@@ -38,17 +45,20 @@ class ModelRun:
         except InstanceDied:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
-            return self._failed(requests, error)
-        return results if isinstance(results, Pending) else self._settled(requests, results)
+            return self._settled(requests, self._failed(instance, requests, execution, error))
+        return results if isinstance(results, Pending) else self._succeeded(requests, results)
 
-    def outcomes(self, pending: Pending, requests: Sequence[InferRequest]) -> Sequence[Result | None]:
+    def outcomes(
+        self, instance: Instance, pending: Pending, requests: Sequence[InferRequest], execution: Execution
+    ) -> Sequence[Result | None]:
         """As `begin`, of what a device was working on: waits for it."""
         try:
-            return self._settled(requests, pending.results())
+            results = pending.results()
         except InstanceDied:
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            return self._failed(requests, error)
+            return self._settled(requests, self._failed(instance, requests, execution, error))
+        return self._succeeded(requests, results)
 
     def _run(
         self, instance: Instance, requests: Sequence[InferRequest], execution: Execution
@@ -65,6 +75,22 @@ class ModelRun:
                 results[position] = outcome
         return results
 
+    def _succeeded(self, requests: Sequence[InferRequest], results: Sequence[Result | None]) -> Sequence[Result | None]:
+        if self._one_by_one is not None and self._one_by_one.is_doubtful:
+            self._one_by_one.succeeded()
+        return self._settled(requests, results)
+
+    def _failed(
+        self, instance: Instance, requests: Sequence[InferRequest], execution: Execution, error: Exception
+    ) -> Sequence[Result | None]:
+        failure = failure_of(error)
+        if failure is not error:
+            told = "".join(traceback.format_exception(error))
+            logger.warning("%s: execution failed\n%s", self._name, told)
+        if self._one_by_one is None or len(requests) == 1:
+            return [Result(error=failure)] * len(requests)
+        return self._one_by_one.run(instance, requests, execution, failure)
+
     def _settled(self, requests: Sequence[InferRequest], results: Sequence[Result | None]) -> Sequence[Result | None]:
         if len(results) != len(requests):
             return [Result(error=internal(f"expected {len(requests)} results, got {len(results)}"))] * len(requests)
@@ -73,10 +99,3 @@ class ModelRun:
                 if result is not None:
                     self._reshaper.to_client(result)
         return results
-
-    def _failed(self, requests: Sequence[InferRequest], error: Exception) -> list[Result]:
-        if not isinstance(error, WeirError):
-            told = "".join(traceback.format_exception(error))
-            logger.warning("%s: execution failed\n%s", self._name, told)
-            error = internal(f"{type(error).__name__}: {error}")
-        return [Result(error=error)] * len(requests)

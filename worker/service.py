@@ -189,7 +189,7 @@ class WorkerService:
         """
         logger.error("this worker ends, for another to take its place: %s", reason)
         # Schedulers see that nothing is to be sent here before they hear of the batch, which would come back otherwise.
-        record = self._record(settled=True, draining=True)
+        record = replace(self._about, settled=True, draining=True, written_ns=time.time_ns())
         self._publisher.publish([(subjects.registry_subject(self.worker_id), pack_record(record))])
         if batch is not None:
             self.finished(batch)

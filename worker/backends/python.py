@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,8 +111,9 @@ class _PythonInstance:
             for request in requests
         ]
         execution.input_ready()
+        sink = _Sink(execution)
         try:
-            responses = self._process.execute(python_requests, _Sink(execution))
+            responses = self._process.execute(python_requests, sink)
         except ProcessDied as error:
             if execution.has_responded:
                 # It can't be done again: somebody may have read what it said so far.
@@ -119,6 +121,10 @@ class _PythonInstance:
                 return [Result(error=process_lost())] * len(requests)
             raise InstanceDied(str(error)) from error
         execution.inferred()
+        first = responses[0] if responses else None
+        if first is not None and first.raised and first.error is not None:
+            sink.close()
+            raise first.error  # that of all its requests
         return [
             None if response is None else RESCHEDULED if response is AGAIN else _result(response)
             for response in responses
@@ -138,17 +144,30 @@ class _PythonInstance:
 
 
 class _Sink:
-    """The responses that a model sends itself, on their way to `execution`."""
+    """The responses that a model sends itself, on their way to `execution`, which gets none once this is closed."""
 
-    __slots__ = ("_execution", "fail", "is_cancelled")
+    __slots__ = ("_execution", "_is_closed", "_lock", "is_cancelled")
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self.fail = execution.fail
+        self._is_closed = False
+        self._lock = threading.Lock()
         self.is_cancelled = execution.is_cancelled
 
     def respond(self, position: int, response: PythonResponse | None, is_final: bool) -> None:
-        self._execution.respond(position, None if response is None else _result(response), is_final)
+        with self._lock:
+            if not self._is_closed:
+                self._execution.respond(position, None if response is None else _result(response), is_final)
+
+    def fail(self, error: WeirError) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._execution.fail(error)
+
+    def close(self) -> None:
+        """The run has failed: what a thread of the model still sends must not get between the answers of another run."""
+        with self._lock:
+            self._is_closed = True
 
 
 def _place(model: ModelVersion, code: Path | None) -> tuple[Path, int | None, str]:

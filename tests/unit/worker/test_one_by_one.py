@@ -1,0 +1,211 @@
+"""A batch that fails whole is run again, request by request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from bus.payloads import PayloadReader
+from schemas.errors import ErrorCode, WeirError, internal, invalid
+from schemas.requests import InferRequest
+from schemas.tensors import Tensor
+from worker.backend import DeviceLost, Execution, InstanceDied, Result
+from worker.model_run import ModelRun
+from worker.one_by_one import MAX_IN_VAIN, PROBES
+
+REQUESTS = [InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], bytes([value]))]) for value in range(8)]
+
+
+def value_of(request: InferRequest) -> int:
+    return int(bytes(request.inputs[0].data)[0])  # type: ignore[arg-type]
+
+
+class Model:
+    """An instance that raises what `poison` says of a request's value; outputs lie in memory that the next run takes."""
+
+    def __init__(self, poison: dict[int, Exception]) -> None:
+        self.poison = poison
+        self.runs: list[list[int]] = []
+        self._memory = bytearray(8)
+        self.during: Callable[[list[int], Execution], Any] = lambda values, execution: None
+
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+        values = [value_of(request) for request in requests]
+        self.runs.append(values)
+        special = self.during(values, execution)
+        for value in values:
+            if value in self.poison:
+                raise self.poison[value]
+        if special is not None:
+            return list(special)
+        self._memory[: len(values)] = bytes(values)
+        return [
+            Result([Tensor("OUT", "INT8", [1, 1], memoryview(self._memory)[at : at + 1])]) for at in range(len(values))
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+class Watched(Execution):
+    """An execution of which the test says who may run again."""
+
+    def __init__(self, barred: set[int] | None = None) -> None:
+        super().__init__(PayloadReader())
+        self.barred = barred or set()
+        self.alone: list[int] = []
+        self.responses: list[tuple[int, Result | None, bool]] = []
+
+    def may_run_again(self, position: int) -> bool:
+        return position not in self.barred
+
+    def has_run_alone(self, position: int, run: Execution) -> None:
+        self.alone.append(position)
+
+    def respond(self, position: int, result: Result | None, is_final: bool) -> None:
+        self.responses.append((position, result, is_final))
+
+    @property
+    def has_responded(self) -> bool:
+        return bool(self.responses)
+
+
+def told(outcomes: Sequence[Result | None]) -> list[int | str | None]:
+    """Of each outcome its value, or the text of its error."""
+    return [
+        None if outcome is None else outcome.error.message if outcome.error else int(bytes(outcome.outputs[0].data)[0])  # type: ignore[arg-type]
+        for outcome in outcomes
+    ]
+
+
+def test_only_the_poison_fails() -> None:
+    model, execution = Model({3: invalid("three"), 5: ValueError("five")}), Watched()
+    outcomes = ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)
+    assert told(outcomes) == [0, 1, 2, "three", 4, "ValueError: five", 6, 7]
+    assert outcomes[3] is not None
+    assert outcomes[3].error is not None
+    assert outcomes[3].error.code is ErrorCode.INVALID_ARG
+    assert model.runs == [list(range(8)), *([value] for value in range(8))]
+    assert execution.alone == list(range(8))
+
+
+def test_a_batch_of_one_and_one_that_works_run_once() -> None:
+    model = Model({0: invalid("zero")})
+    run = ModelRun("m_0", None, None)
+    assert told(run.outcomes(model, REQUESTS[:1], Watched())) == ["zero"]
+    assert told(run.outcomes(model, REQUESTS[1:], Watched())) == list(range(1, 8))
+    assert len(model.runs) == 2
+
+
+def test_a_model_with_state_runs_nothing_twice() -> None:
+    model = Model({3: invalid("three")})
+    outcomes = ModelRun("m_0", None, None, is_stateful=True).outcomes(model, REQUESTS, Watched())
+    assert told(outcomes) == ["three"] * 8
+    assert len(model.runs) == 1
+
+
+def test_what_may_not_run_again_ends_with_the_error_of_the_batch() -> None:
+    model, execution = Model({3: invalid("three")}), Watched({0, 6})
+    assert told(ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)) == [
+        "three",
+        1,
+        2,
+        "three",
+        4,
+        5,
+        "three",
+        7,
+    ]
+    assert execution.alone == [1, 2, 3, 4, 5, 7]
+
+
+def test_who_gives_up_meanwhile_is_not_run() -> None:
+    model, execution = Model({3: invalid("three")}), Watched()
+    model.during = lambda values, _: execution.barred.add(2) if values == [1] else None
+    ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)
+    assert execution.alone == [0, 1, 3, 4, 5, 6, 7]
+
+
+def test_a_broken_model_is_probed_until_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "shuffle", list.reverse)
+    model = Model({value: internal(f"broken {value}") for value in range(8)})
+    run = ModelRun("m_0", None, None)
+    for _ in range(MAX_IN_VAIN):
+        assert told(run.outcomes(model, REQUESTS, Watched())) == [f"broken {value}" for value in range(8)]
+    assert len(model.runs) == MAX_IN_VAIN * 9
+    model.runs.clear()
+    assert told(run.outcomes(model, REQUESTS, Watched())) == ["broken 0"] * 6 + ["broken 6", "broken 7"]
+    assert len(model.runs) == 1 + PROBES
+    # A probe that works brings all others their turn, and the model is believed in again.
+    model.poison = {3: internal("three"), 7: internal("seven")}
+    for _ in range(2):
+        model.runs.clear()
+        assert told(run.outcomes(model, REQUESTS, Watched())) == [0, 1, 2, "three", 4, 5, 6, "seven"]
+        assert len(model.runs) == 9
+
+
+def test_a_batch_that_works_ends_the_doubt() -> None:
+    model = Model({value: internal("broken") for value in range(8)})
+    run = ModelRun("m_0", None, None)
+    for _ in range(MAX_IN_VAIN + 1):
+        run.outcomes(model, REQUESTS, Watched())
+    healthy, model.poison = model.poison, {}
+    run.outcomes(model, REQUESTS, Watched())
+    model.poison = healthy
+    model.runs.clear()
+    run.outcomes(model, REQUESTS, Watched())
+    assert len(model.runs) == 9
+
+
+@pytest.mark.parametrize("death", [InstanceDied("gone"), DeviceLost("gone")])
+def test_an_instance_that_dies_hands_back_the_batch(death: InstanceDied) -> None:
+    model = Model({3: invalid("three")})
+
+    def die(values: list[int], execution: Execution) -> None:
+        if values == [4]:
+            raise death
+
+    model.during = die
+    with pytest.raises(InstanceDied):
+        ModelRun("m_0", None, None).outcomes(model, REQUESTS, Watched())
+
+
+def test_after_responses_an_instance_that_dies_fails_the_rest() -> None:
+    model, execution = Model({3: invalid("three")}), Watched()
+
+    def respond(values: list[int], run: Execution) -> list[None] | None:
+        if len(values) > 1:
+            return None
+        if values[0] > 3:
+            raise InstanceDied("gone")
+        run.respond(0, Result(), False)
+        return [None]
+
+    model.during = respond
+    outcomes = ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)
+    assert told(outcomes) == [None, None, None, "three", "gone", "gone", "gone", "gone"]
+    assert [(position, is_final) for position, _, is_final in execution.responses] == [
+        (0, False),
+        (1, False),
+        (2, False),
+        (3, False),
+    ]
+
+
+def test_a_run_alone_speaks_for_its_own_request_only() -> None:
+    model, execution = Model({3: invalid("three")}), Watched()
+    lost = WeirError(ErrorCode.UNAVAILABLE, "lost")
+
+    def later(values: list[int], run: Execution) -> list[None] | None:
+        if values != [5]:
+            return None
+        run.fail(lost)
+        return [None]
+
+    model.during = later
+    assert told(ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)) == [0, 1, 2, "three", 4, None, 6, 7]
+    [(position, result, is_final)] = execution.responses
+    assert (position, result and result.error, is_final) == (5, lost, True)
