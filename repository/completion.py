@@ -228,10 +228,11 @@ def _normal_group(group: InstanceGroup, config: ModelConfig, gpu_ids: Sequence[i
     changes: dict[str, Any] = {}
     kind = group.kind
     if kind == "KIND_AUTO":
-        kind = "KIND_GPU" if group.gpus or gpu_ids else "KIND_CPU"
+        # As in Triton: where one of the GPUs it lists is not there, it is meant for the CPU, and refused for listing them.
+        kind = "KIND_GPU" if gpu_ids and all(gpu in gpu_ids for gpu in group.gpus) else "KIND_CPU"
         changes["kind"] = kind
     if kind == "KIND_GPU" and not group.gpus:
         changes["gpus"] = list(gpu_ids)
-    if group.count == 0:
+    if group.count < 1:
         changes["count"] = 2 if kind == "KIND_CPU" and config.backend == "onnxruntime" else 1
     return group.replace(**changes)

@@ -7,7 +7,7 @@ What is checked against the model's file is in `repository.completion`, the rule
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from repository.artifacts import check_platform
@@ -16,6 +16,8 @@ from repository.problem import ConfigProblem
 from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
 from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from schemas.placement import BadDeclaration, needs_of
+
+_USABLE = "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: "
 
 
 def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
@@ -167,19 +169,24 @@ def _check_instances(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
     for index, group in enumerate(config.instance_group):
         path = f"instance_group[{index}]"
         subject = f"instance group {group.name} of model {config.name}"
-        if group.count < 0:
-            raise ConfigProblem(f"{path}.count", f"{subject} has a negative count")
         if group.kind == "KIND_GPU":
-            if not gpu_ids:
+            if not group.gpus:
                 message = f"{subject} has kind KIND_GPU but no GPUs are available"
                 raise ConfigProblem(f"{path}.kind", message)
             for gpu in group.gpus:
                 if gpu not in gpu_ids:
-                    known = ", ".join(map(str, gpu_ids))
-                    message = f"{subject} specifies invalid or unsupported gpu id {gpu}. GPUs available are: {known}"
+                    message = f"{subject} specifies invalid or unsupported gpu id {gpu}. {_USABLE}{_listed(gpu_ids)}"
                     raise ConfigProblem(f"{path}.gpus", message)
         elif group.gpus:
             raise ConfigProblem(f"{path}.gpus", f"{subject} has kind {group.kind} but specifies one or more GPUs")
+        if group.profile and config.platform != "tensorrt_plan" and config.backend != "tensorrt":
+            # Without the space, as Triton writes it.
+            problem = "specifies profile field which is only supported for TensorRT models"
+            raise ConfigProblem(f"{path}.profile", f"{subject} and platform {config.platform}{problem}")
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
 def _check_needs(config: ModelConfig) -> None:

@@ -194,7 +194,9 @@ def test_what_is_written_is_kept():
         ("python", {}, [], ("net_0", "KIND_CPU", 1, [])),
         ("python", {"kind": "KIND_GPU", "count": 2}, [0, 1], ("net_0", "KIND_GPU", 2, [0, 1])),
         ("python", {"gpus": [1]}, [0, 1], ("net_0", "KIND_GPU", 1, [1])),
+        ("python", {"gpus": [1]}, [0], ("net_0", "KIND_CPU", 1, [1])),
         ("python", {"name": "g", "kind": "KIND_MODEL"}, [0], ("g", "KIND_MODEL", 1, [])),
+        ("python", {"count": -1}, [], ("net_0", "KIND_CPU", 1, [])),
     ],
 )
 def test_instance_groups(backend, group, gpu_ids, expected):

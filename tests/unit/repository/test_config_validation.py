@@ -297,11 +297,16 @@ INVALID = [
         "instance_group",
         "should not be specified for ensemble 'net'",
     ),
-    ({"instance_group": [{}, {"count": -1}]}, "instance_group[1].count", "negative count"),
     (
         {"instance_group": [{"kind": "KIND_GPU", "gpus": [2]}]},
         "instance_group[0].gpus",
-        "instance group net_0 of model net specifies invalid or unsupported gpu id 2",
+        "instance group net_0 of model net specifies invalid or unsupported gpu id 2. GPUs with at least the minimum "
+        "required CUDA compute compatibility of 6.000000 are: 0, 1",
+    ),
+    (
+        {"instance_group": [{"kind": "KIND_CPU", "profile": ["0"]}]},
+        "instance_group[0].profile",
+        "instance group net_0 of model net and platform specifies profile field which is only supported for TensorRT",
     ),
     (
         {"instance_group": [{"kind": "KIND_CPU", "gpus": [0]}]},
