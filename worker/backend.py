@@ -20,6 +20,7 @@ from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.devices import WorkerDevices
+from worker.host_policy import UNBOUND, HostPolicy
 
 
 class CallConnection(Protocol):
@@ -67,12 +68,14 @@ class ModelVersion:
 class InstanceDevice:
     """Where an instance runs: `kind` as in `instance_group` ("KIND_CPU"), `device_id` of a GPU, and its name.
 
-    `profiles` are the optimization profiles of its group (TensorRT).
+    `profiles` are the optimization profiles of its group (TensorRT). Its thread runs by `host_policy` when the instance is
+    made in it.
     """
 
     kind: str
     device_id: int
     name: str
+    host_policy: HostPolicy = UNBOUND
     profiles: tuple[str, ...] = ()
 
 

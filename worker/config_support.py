@@ -55,8 +55,7 @@ LIMITS = (
     ),
     FieldLimit("sequence_batching.state.use_growable_memory", SILENT, "states lie on the host, where they are kept"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
-    FieldLimit("instance_group.secondary_devices", REFUSED, "deep learning accelerators are not served"),
-    FieldLimit("instance_group.host_policy", IGNORED, "processes are not bound to cores"),
+    FieldLimit("instance_group.secondary_devices", IGNORED, "deep learning accelerators are not served"),
     FieldLimit("model_repository_agents", REFUSED, "repository agents are not run"),
 )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schemas.errors import ErrorCode, WeirError
+from schemas.errors import ErrorCode, WeirError, invalid
 from schemas.execution_config import InstanceGroup
 from schemas.model_config import ModelConfig
+from schemas.registry import MAX_INSTANCES
 from worker.backend import InstanceDevice
 from worker.devices import CPU_ONLY, WorkerDevices
+from worker.host_policy import NO_POLICIES, HostPolicies
 
 
 class PlannedInstance(NamedTuple):
@@ -18,25 +20,43 @@ class PlannedInstance(NamedTuple):
     device: InstanceDevice
     group: InstanceGroup
 
+    @property
+    def signature(self) -> tuple[int, str]:
+        """Equal for instances that are as good as each other: what they are called, and how many there are, doesn't matter.
 
-def planned_instances(config: ModelConfig, devices: WorkerDevices = CPU_ONLY) -> list[PlannedInstance]:
+        As in Triton, which compares the lists of GPUs as well; here an instance stays if its own GPU does.
+        """
+        return self.device.device_id, self.group.replace(name="", count=0, gpus=[]).model_dump_json()
+
+
+def planned_instances(
+    config: ModelConfig, devices: WorkerDevices = CPU_ONLY, policies: HostPolicies = NO_POLICIES
+) -> list[PlannedInstance]:
     """One for each instance that `instance_group` asks for on `devices`, named as in Triton (`<group>_<number>`).
 
-    Empty where all are meant for other workers. Those of passive groups, which are made but given nothing to do, come last,
-    so that the others are numbered as if there were none.
+    The number is that in the group, so those of one number on several GPUs share a name. Empty where all are meant for
+    other workers. Those of passive groups, which are made but given nothing to do, come last, so that the others are
+    numbered as if there were none. Raises WeirError where a group's host policy makes no sense, or there would be too many.
     """
     plan: list[PlannedInstance] = []
     for group in sorted(config.instance_group, key=lambda group: group.passive):
         is_on_gpu = group.kind == "KIND_GPU"
         if not is_on_gpu and not devices.has_cpu:
             continue
-        for place in [gpu for gpu in group.gpus if gpu in devices.own_gpus] if is_on_gpu else [0]:
-            for _ in range(max(1, group.count)):
-                device = InstanceDevice(group.kind, place, f"{group.name}_{len(plan)}", tuple(group.profile))
-                plan.append(PlannedInstance(device, group))
+        places = [gpu for gpu in group.gpus if gpu in devices.own_gpus] if is_on_gpu else [0]
+        if len(plan) + group.count * len(places) > MAX_INSTANCES:
+            raise invalid(f"model '{config.name}' has more than {MAX_INSTANCES} instances")
+        placed = [(place, policies.of(group, place)) for place in places]
+        for number in range(max(1, group.count)):
+            name = f"{group.name}_{number}"
+            plan += [
+                PlannedInstance(InstanceDevice(group.kind, place, name, policy, tuple(group.profile)), group)
+                for place, policy in placed
+            ]
     if config.instance_group:
         return plan
-    return [PlannedInstance(InstanceDevice("KIND_CPU", 0, f"{config.name}_0"), InstanceGroup())]
+    group = InstanceGroup(kind="KIND_CPU")
+    return [PlannedInstance(InstanceDevice("KIND_CPU", 0, f"{config.name}_0", policies.of(group, 0)), group)]
 
 
 def used_gpus(plan: Sequence[PlannedInstance]) -> list[int]:

@@ -44,6 +44,7 @@ from worker.ensembles.following import EnsembleFollower
 from worker.execution_turns import execution_turns
 from worker.gpu_memory import GpuMemory, gpu_limits
 from worker.gpus import find_gpus
+from worker.host_policy import HostPolicies
 from worker.inner_calls import InnerCalls
 from worker.locked_folder import remove_left_folders
 from worker.model_control import ModelControl
@@ -133,6 +134,7 @@ async def _work(
         devices=own_devices,
         gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
         on_device_lost=partial(_end_for_another, service),
+        host_policies=HostPolicies(settings.host_policy),
     )
     auto_complete = not settings.disable_auto_complete_config
     loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count, backends)

@@ -15,6 +15,7 @@ from worker.devices import CPU_ONLY, WorkerDevices
 from worker.ensembles.backend import EnsembleBackend
 from worker.execution_turns import ExecutionTurns
 from worker.gpu_memory import GpuMemory
+from worker.host_policy import NO_POLICIES, HostPolicies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +25,8 @@ class ModelEnvironment:
     `metrics` says what is observed of models beyond what is always counted, `client_memory` what they may do with memory
     that clients share, `turns` when instances may execute (None: always). `checkpoints` is where the states of sequences
     are kept for other workers, `ensembles` makes models of other models, and `process_calls` is how processes of models
-    ask other models; without these nobody does.
+    ask other models; without these nobody does. `host_policies` say where on the
+    host instances run.
 
     `on_device_lost` is called, in an instance's thread, when nothing can run on the GPUs of this process any more, once:
     with the reason, and with the end of the batch that was lost, if there is one, which is then its to tell. `device_lost`
@@ -43,3 +45,4 @@ class ModelEnvironment:
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
     on_device_lost: Callable[[str, FinishedBatch | None], None] | None = None
     device_lost: threading.Event = field(default_factory=threading.Event)
+    host_policies: HostPolicies = NO_POLICIES

@@ -176,6 +176,7 @@ class ModelInstance:
     def _created_instance(self) -> Instance:
         """The instance, warm. Raises WeirError when it can't be made, or its warm-up fails."""
         try:
+            self._device.host_policy.bind()
             instance = self._loaded.create_instance(self._device)
             try:
                 self._warm_up(instance)

@@ -22,7 +22,8 @@ class WorkerSettings:
     `exit_timeout_secs` is the time for running batches after SIGTERM. `cache_config` is for what its models ask of
     others. `model_memory_bytes` (0: nobody counts) and `worker_resource` (`NAME=COUNT`) are what there is for models that
     declare what they need. `gpu` is the one GPU whose instances it runs, None for all of the host's; `cpu_instances` says
-    that it runs those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`.
+    that it runs those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`. `host_policy`
+    holds values of the form `<policy>,<setting>=<value>`.
     """
 
     nats_url: str
@@ -41,6 +42,7 @@ class WorkerSettings:
     rate_limit: str = "off"
     rate_limit_resource: tuple[str, ...] = ()
     pinned_memory_pool_byte_size: int = 256 << 20
+    host_policy: tuple[str, ...] = ()
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
     model_cache_dir: str | None = None

@@ -34,6 +34,16 @@ def backend_setting(text: str) -> None:
         raise BadValue(str(error)) from error
 
 
+def host_policy(text: str) -> None:
+    """`<policy name>,<setting>=<value>`, of a setting that there is."""
+    setting_of("host-policy", "policy name")(text)
+    setting = text.partition(",")[2].partition("=")[0]
+    if setting not in ("numa-node", "cpu-cores"):
+        raise BadValue(
+            f"Unsupported host policy setting '{setting}' is specified, supported settings are 'numa-node', 'cpu-cores'"
+        )
+
+
 def cache_setting(text: str) -> None:
     """`<cache name>,<setting>=<value>`."""
     if text.find(",") <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from weir.options.forms import device_pair, setting_of
+from weir.options.forms import device_pair
 from weir.options.option import Option
 from weir.options.values import Checked, Integer, Number, Switch, Text, Value
 
@@ -30,12 +30,6 @@ _ROWS: tuple[tuple[str, Value, bool, str], ...] = (
     ("--buffer-manager-thread-count", Integer(), False, "tensors are copied by the threads of instances"),
     ("--enable-peer-access", Switch(), False, "tensors are not copied from one GPU to another"),
     ("--min-supported-compute-capability", Number(), False, "backends themselves know which GPUs they can use"),
-    (
-        "--host-policy",
-        Checked("POLICY,SETTING=VALUE", setting_of("host-policy", "policy name")),
-        True,
-        "processes are placed by the operating system",
-    ),
     ("--sagemaker-port", Integer(), False, _NO_SAGEMAKER),
     ("--sagemaker-safe-port-range", Text("PORT-PORT"), False, _NO_SAGEMAKER),
     ("--sagemaker-thread-count", Integer(), False, _NO_SAGEMAKER),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir.options.forms import backend_setting, device_pair, rate_limit_resource, worker_resource
+from weir.options.forms import backend_setting, device_pair, host_policy, rate_limit_resource, worker_resource
 from weir.options.option import BACKENDS, GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Switch, Text
 
@@ -111,6 +111,15 @@ def _models() -> tuple[Option, ...]:
             names=("--backend-config",),
             value=Checked("BACKEND,KEY=VALUE", backend_setting),
             help="A setting of a backend, or KEY=VALUE for all; may be repeated.",
+            repeatable=True,
+            **panel,
+        ),
+        Option(
+            names=("--host-policy",),
+            value=Checked("POLICY,SETTING=VALUE", host_policy),
+            help="Where instances run whose group names the policy, or without one `cpu`, `model` or `gpu_ID`: on which "
+            "cores (cpu-cores=0-3,6), with memory of which node (numa-node=0); may be repeated.",
+            differs="A core may be named alone.",
             repeatable=True,
             **panel,
         ),

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from worker.host_policy import HostPolicy
 from worker.python_stub._weir_channel import Channel, Kind
 from worker.python_stub._weir_memory import create_memory
 
@@ -39,10 +40,11 @@ class QuestionFailed(Exception):
 class PythonChild:
     """One child process and the files shared with it: three channels, a lifeline, inputs, outputs, responses, calls.
 
-    The process starts with the object. `ask` and `close` belong to one thread; `kill` may be called by any. `inputs_fd`
-    and `outputs_fd` are the memories of the two directions. On `response_channel` the process asks, and `responses_fd` is
-    the memory of what it sends there; `call_end` is the end of the channel of its calls, and `calls_fd` the memory of
-    their large tensors. Raises OSError when the process can't be started.
+    The process starts with the object, by the host policy of the calling thread. `ask` and `close` belong to one
+    thread; `kill` may be called by any. `inputs_fd` and `outputs_fd` are the memories of the two directions. On
+    `response_channel` the process asks, and `responses_fd` is the memory of what it sends there; `call_end` is the end
+    of the channel of its calls, and `calls_fd` the memory of their large tensors. Raises OSError when the process can't
+    be started.
     """
 
     def __init__(self, model_dir: Path, version: int | None, model_filename: str) -> None:
@@ -79,7 +81,7 @@ class PythonChild:
                 self.calls_fd,
             )
             where = (str(model_dir.resolve()), "" if version is None else str(version), model_filename)
-            self._process = _spawner.submit(_spawn, fds, where).result()
+            self._process = _spawner.submit(_spawn, fds, where, HostPolicy.current()).result()
             self._channel = Channel(end)
             self.response_channel = Channel(response_end)
             self._resources = ours.pop_all()
@@ -144,7 +146,8 @@ class PythonChild:
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def _spawn(fds: tuple[int, ...], where: tuple[str, ...]) -> subprocess.Popen[bytes]:
+def _spawn(fds: tuple[int, ...], where: tuple[str, ...], policy: HostPolicy) -> subprocess.Popen[bytes]:
+    policy.bind()  # a process begins where the thread that starts it runs
     # Where the broker is and what opens it is no business of user code.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
     return subprocess.Popen(

@@ -71,6 +71,12 @@ def test_values(key: str, text: str, value: object) -> None:
             "Bad option: \"--host-policy\". --host-policy option format is '<policy name>,<setting>=<value>'. Got foo",
         ),
         (
+            "host_policy",
+            "foo,bar=1",
+            "Bad option: \"--host-policy\". Unsupported host policy setting 'bar' is specified, supported settings are "
+            "'numa-node', 'cpu-cores'",
+        ),
+        (
             "cuda_memory_pool_byte_size",
             "foo",
             'Bad option: "--cuda-memory-pool-byte-size". Cannot parse pair option due to incorrect number of inputs.'

@@ -35,7 +35,6 @@ SNIPPETS = {
     ),
     "sequence_batching.oldest.preserve_ordering": "sequence_batching { oldest { preserve_ordering: true } }",
     "instance_group.secondary_devices": "instance_group { secondary_devices { device_id: 1 } }",
-    "instance_group.host_policy": 'instance_group { host_policy: "cpu" }',
     "model_repository_agents": 'model_repository_agents { agents { name: "checksum" } }',
 }
 """A configuration that sets each field of the table."""
