@@ -141,15 +141,16 @@ class ModelScheduler:
         """Whether `worker` must keep the version for what runs there or waits for it."""
         return any(known.version == version and known.needs(worker) for known in self._all)
 
-    def set_instances(self, worker: str, instances: Mapping[int, int], first: Mapping[int, int] | None = None) -> Ended:
-        """`worker` holds so many instances of each version, from number `first` (0) on; versions not named, none.
+    def set_instances(
+        self, worker: str, instances: Mapping[int, int], numbers: Mapping[int, Sequence[int]] | None = None
+    ) -> Ended:
+        """`worker` holds so many instances of each version, of these `numbers` (else from 0 on); versions not named, none.
 
         What it runs, it finishes.
         """
-        first = first or {}
         failures: list[Failure] = []
         for number, version in self._versions.items():
-            failures += version.set_instances(worker, instances.get(number, 0), first.get(number, 0))
+            failures += version.set_instances(worker, instances.get(number, 0), (numbers or {}).get(number))
         for former in self._former:
             failures += former.set_instances(worker, 0)
         routed = self._route()

@@ -7,7 +7,7 @@ for it waits on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.registry import MAX_INSTANCES, ModelRecord, ModelState
@@ -18,21 +18,21 @@ Released = Collection[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """`instances` by worker and version, and the numbers they begin with.
+    """`instances` by worker and version, and their `numbers`.
 
     Versions that are `retiring` run on, but new requests for the latest one go to others. `given_up` are the
     versions nobody has any more, `is_given_up` says that of the whole model.
     """
 
     instances: dict[str, dict[int, int]]
-    first_instances: dict[str, dict[int, int]]
+    numbers: dict[str, dict[int, Sequence[int]]]
     retiring: frozenset[int]
     given_up: frozenset[int]
     is_given_up: bool
 
-    def held_by(self, worker: str) -> tuple[dict[int, int], dict[int, int]]:
-        """How many instances of each version `worker` holds, and the first number of each."""
-        return self.instances.get(worker, {}), self.first_instances.get(worker, {})
+    def held_by(self, worker: str) -> tuple[dict[int, int], dict[int, Sequence[int]]]:
+        """How many instances of each version `worker` holds, and the numbers of those of each."""
+        return self.instances.get(worker, {}), self.numbers.get(worker, {})
 
 
 def outlook(records: Mapping[str, ModelRecord], released: Released) -> Outlook:
@@ -67,12 +67,12 @@ def outlook(records: Mapping[str, ModelRecord], released: Released) -> Outlook:
         for worker, record in records.items()
         if record.config is not None
     }
-    first_instances = {
-        worker: {number: records[worker].versions[number].first_instance for number in counts}
+    numbers = {
+        worker: {number: records[worker].versions[number].instance_numbers for number in counts}
         for worker, counts in instances.items()
     }
     is_told_of = any(record.versions or record.reason for record in records.values())
-    return Outlook(instances, first_instances, frozenset(retiring), frozenset(known - alive), is_told_of and not alive)
+    return Outlook(instances, numbers, frozenset(retiring), frozenset(known - alive), is_told_of and not alive)
 
 
 def is_unloading(record: ModelRecord, version: int) -> bool:

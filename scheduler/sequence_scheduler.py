@@ -217,12 +217,13 @@ class SequenceScheduler:
                 failures += ended[1]
         return answered, failures
 
-    def set_instances(self, worker: str, instances: int, first: int = 0) -> list[Failure]:
-        """`worker` holds so many instances now, from number `first` on, which another load of the version changes.
+    def set_instances(self, worker: str, instances: int, numbers: Sequence[int] | None = None) -> list[Failure]:
+        """`worker` holds so many instances now, of these `numbers` (else from 0 on): those it had and has no more are gone.
 
-        What runs on others may end, their sequences can't go on there.
+        What runs on them may end, their sequences can't go on there.
         """
-        failures = list(self._lost((), self._table.set_instances(worker, range(first, first + instances)))[1])
+        numbered = range(instances) if numbers is None else numbers
+        failures = list(self._lost((), self._table.set_instances(worker, numbered))[1])
         if self.instance_count:
             self._patience.renew()
         return failures

@@ -9,6 +9,7 @@ Thousands of sequences are live at once, so what is done for each request looks 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 
 from scheduler.ordered_queue import NEVER_US
@@ -54,14 +55,15 @@ class SequenceTable:
         self.runnable: dict[SlottedInstance, None] = {}  # idle, and with a sequence that is ready
         self.waiting = 0  # requests in the queues of all sequences
 
-    def set_instances(self, worker: str, numbers: range) -> list[Sequence]:
+    def set_instances(self, worker: str, numbers: Collection[int]) -> list[Sequence]:
         """`worker` has these instances now; returns the sequences that lost their slots and can't go on."""
         for number in numbers:
             if (worker, number) not in self.instances:
                 instance = SlottedInstance(worker, number, self.slots_per_instance, self._next_number())
                 self.instances[worker, number] = instance
                 self._offer(instance)
-        gone = [key for key in self.instances if key[0] == worker and key[1] not in numbers]
+        there = frozenset(numbers)
+        gone = [key for key in self.instances if key[0] == worker and key[1] not in there]
         lost: list[Sequence] = []
         for key in gone:
             instance = self.instances.pop(key)

@@ -205,10 +205,10 @@ class VersionScheduler:
                 lost.append(batch)
         return self._end_streams(lost) if self.is_decoupled else self._do_again(lost)
 
-    def set_instances(self, worker: str, instances: int, _first: int = 0) -> list[Failure]:
+    def set_instances(self, worker: str, instances: int, _numbers: Sequence[int] | None = None) -> list[Failure]:
         """`worker` holds so many instances now; returns requests that can't be run any more.
 
-        Where they begin to count is for sequences: one load of a version does here what another does.
+        What their numbers are is for sequences: one instance of a version does here what another does.
         """
         self._placement.set_instances(worker, instances)
         if self.instance_count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -36,17 +37,22 @@ class ModelState(StrEnum):
 class VersionRecord:
     """One version on one worker: `reason` tells why it is not READY, `instances` how many take batches.
 
-    `load_duration_s` is how long it took until it was READY. Instances are numbered from `first_instance` on: where they
-    keep the state of sequences, those of another load have other numbers. `load` stands for the files and the configuration
-    that were loaded: equal on all workers that have the same.
+    `load_duration_s` is how long it took until it was READY. `load` stands for the files and the configuration that were
+    loaded: equal on all workers that have the same. Where instances keep the state of sequences each has a number of its
+    own among `numbers`, which no other instance of the worker ever has; elsewhere there are none, and they count from 0 on.
     """
 
     state: ModelState
     reason: str = ""
     instances: int = 0
     load_duration_s: float = 0.0
-    first_instance: int = 0
     load: str = ""
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def instance_numbers(self) -> Sequence[int]:
+        """The number of each instance."""
+        return self.numbers or range(self.instances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +154,17 @@ def _unpack_version(row: dict[str, Any]) -> VersionRecord:
         row["reason"],
         row["instances"],
         row.get("load_duration_s", 0.0),
-        row.get("first_instance", 0),
         row.get("load", ""),
+        tuple(row.get("numbers", ())),
     )
     if not (
         _are(str, version.reason, version.load)
         and len(version.load) <= MAX_LOAD_LENGTH
-        and _are(int, version.instances, version.first_instance)
+        and _are(int, version.instances, *version.numbers)
         and 0 <= version.instances <= MAX_INSTANCES
-        and 0 <= version.first_instance < 1 << 53
+        and len(set(version.numbers)) == len(version.numbers)
+        and len(version.numbers) in (0, version.instances)
+        and all(0 <= number < 1 << 53 for number in version.numbers)
         and _are(float, version.load_duration_s)
         and 0 <= version.load_duration_s < float("inf")
     ):

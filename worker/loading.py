@@ -160,6 +160,8 @@ class Loading:
                 await self._placement.withdraw(model.name)
             return False
         self._unloading.halt(model)
+        for served in result.served.values():
+            served.take_over()
         replaced = model.adopt(result)
         model.in_force = revision
         self._host.install(result)

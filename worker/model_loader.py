@@ -82,7 +82,8 @@ class ModelLoader:
     def load(self, found: FoundModel, override: str | None = None, serving: LoadedResult | None = None) -> LoadedResult:
         """Loads every version that the model's version policy asks for, with the configuration `override` if given.
 
-        `serving` is what is loaded of the model already: its versions that are the same on disk are taken over.
+        `serving` is what is loaded of the model already: its versions that are the same on disk are taken over, or updated
+        in place where only the instances are others (`ServedVersion.take_over` completes that).
         """
         name = found.identity
         result = LoadedResult(name, found.namespace, fingerprint=fingerprint(found))
@@ -160,25 +161,32 @@ class ModelLoader:
         serving: LoadedResult | None,
     ) -> None:
         config = cast(ModelConfig, result.config)
-        if serving is not None and _is_same(serving, result, number):
-            served = serving.served[number]
+        before = None
+        if serving is not None and _has_same_files(serving, result, number):
+            before = serving.served[number]
+        if before is not None and before.model.config == config:
+            served = before
         else:
             settings = self._backends.settings_of(config.backend, self._backends.kind_of(backend, config))
             model = ModelVersion(found.name, number, found.path, config, self._environment.process_calls, settings)
+            if before is not None and not _differ_in_instances_alone(before.model.config, config):
+                before = None
             try:
-                served = self._try_to_load(backend, model, _load_mark(result, number))
+                served = self._try_to_load(backend, model, _load_mark(result, number), before)
             except Exception as error:  # noqa: BLE001 - as above
                 result.records[number] = VersionRecord(ModelState.UNAVAILABLE, _reason(error))
                 return
         result.served[number] = served
         result.records[number] = served.record
 
-    def _try_to_load(self, backend: VersionLoader, model: ModelVersion, load_mark: str) -> ServedVersion:
+    def _try_to_load(
+        self, backend: VersionLoader, model: ModelVersion, load_mark: str, before: ServedVersion | None
+    ) -> ServedVersion:
         attempts = 0
         while True:
             load = Load(next(self._loads), load_mark)
             try:
-                return ServedVersion(backend, model, self._environment, load)
+                return ServedVersion(backend, model, self._environment, load, before)
             except Exception as error:
                 attempts += 1
                 if attempts > self._retries:
@@ -214,18 +222,21 @@ def _load_mark(result: LoadedResult, number: int) -> str:
     return cast(Fingerprint, result.fingerprint).load_mark(number, cast(ModelConfig, result.config)) if known else ""
 
 
-def _is_same(serving: LoadedResult, new: LoadedResult, number: int) -> bool:
-    """Whether this version is loaded already, from these files and with this configuration."""
+def _has_same_files(serving: LoadedResult, new: LoadedResult, number: int) -> bool:
+    """Whether this version is loaded already, from these files."""
     before, now = serving.fingerprint, new.fingerprint
     return (
         number in serving.served
         and before is not None
         and now is not None
         and before.path == now.path
-        and serving.config == new.config
         and before.versions.get(number) == now.versions.get(number)
         and _besides_config(before.shared) == _besides_config(now.shared)
     )
+
+
+def _differ_in_instances_alone(before: ModelConfig, now: ModelConfig) -> bool:
+    return not now.is_ensemble and before.replace(instance_group=[]) == now.replace(instance_group=[])
 
 
 def _besides_config(files: Files) -> Files:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
 from worker.backend import LoadedModel, ModelVersion, VersionLoader
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.instance import EnsembleInstance
-from worker.instance_plan import planned_instances, used_gpus
+from worker.instance_plan import PlannedInstance, planned_instances, used_gpus
 from worker.latencies import observer_for
 from worker.model_environment import ModelEnvironment
 from worker.model_instance import ModelInstance
 from worker.rate_limiter import needs_of
 from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
-from worker.warmup import warm_up_samples
+from worker.warmup import WarmUpSample, warm_up_samples
 
 AnyInstance = ModelInstance | EnsembleInstance
 """What runs batches: a model's instance in a thread of its own, or the coordinator of an ensemble."""
@@ -31,34 +34,82 @@ class Load(NamedTuple):
     mark: str = ""
 
 
+class SharedModel:
+    """A loaded model that instances of several `ServedVersion` may run: unloaded by the last that lets go. Thread-safe."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+        self._holders = 1
+        self._lock = threading.Lock()
+
+    def hold(self) -> SharedModel:
+        """One more has it."""
+        with self._lock:
+            self._holders += 1
+        return self
+
+    def let_go(self) -> None:
+        """One less has it."""
+        with self._lock:
+            self._holders -= 1
+            is_last = self._holders == 0
+        if is_last:
+            self.loaded.unload()
+
+
+class RunningInstance(NamedTuple):
+    """An instance, what it was made for, and the number by which schedulers know it, where that stays its own."""
+
+    instance: ModelInstance
+    planned: PlannedInstance
+    number: int
+
+
 class ServedVersion:
     """Loads a version and creates its instances; blocking, so called off the event loop.
 
     `instances` are those that take batches; passive ones are only made. Those that keep the state of sequences are
     numbered by their load. Raises WeirError when the version or one of its instances can't be made; nothing is left over
     then.
+
+    With a `predecessor`, which differs in its instance groups alone, nothing is loaded: instances of its that are still
+    wanted are taken over, and others made. It goes on serving until `take_over`; without that, it keeps what it had.
     """
 
-    def __init__(self, backend: VersionLoader, model: ModelVersion, environment: ModelEnvironment, load: Load) -> None:
+    def __init__(
+        self,
+        backend: VersionLoader,
+        model: ModelVersion,
+        environment: ModelEnvironment,
+        load: Load,
+        predecessor: ServedVersion | None = None,
+    ) -> None:
         begun_s = time.monotonic()
         self.model = model
-        self.statistics = ModelStatistics(latencies=observer_for(model.config, environment.metrics))
-        self._first_instance = load.number * MAX_INSTANCES if model.config.sequence_batching else 0
-        self._load_mark = load.mark
+        self._load = load
         self._arena_name = f"{environment.arena_prefix}_{load.number}"
         self.instances: list[AnyInstance] = []
-        self._passive: list[ModelInstance] = []
+        self._running: list[RunningInstance] = []
+        self._numbered: dict[int, ModelInstance] = {}
+        self.is_succeeded = False  # another one serves in its place, with what it has loaded
+        self._predecessor = predecessor
         states = StateDeclarations(model.config, model.model_directory)
-        if states.checkpoint_every and environment.checkpoints is not None:
-            environment.checkpoints.prepare()
         gpus = used_gpus(planned_instances(model.config, environment.devices))
         with environment.gpu_memory.loading(model.name, gpus) as taken:
-            self._loaded: LoadedModel = backend.load(model)
-            if isinstance(self._loaded, EnsembleModel):
-                self.instances.append(self._coordinator(self._loaded, environment))
+            if predecessor is None:
+                self.statistics = ModelStatistics(latencies=observer_for(model.config, environment.metrics))
+                if states.checkpoint_every and environment.checkpoints is not None:
+                    environment.checkpoints.prepare()
+                self._shared = SharedModel(backend.load(model))
             else:
-                self._start_instances(self._loaded, environment, states)
-        self.statistics.memory_usage = [("GPU", gpu, size_bytes) for gpu, size_bytes in taken.items()]
+                self.statistics = predecessor.statistics
+                self._shared = predecessor._shared.hold()
+            loaded = self._shared.loaded
+            if isinstance(loaded, EnsembleModel):
+                self.instances.append(self._coordinator(loaded, environment))
+            else:
+                self._start_instances(loaded, environment, states)
+        self.statistics.add_memory(taken)
         self._load_duration_s = time.monotonic() - begun_s
 
     def _coordinator(self, loaded: EnsembleModel, environment: ModelEnvironment) -> EnsembleInstance:
@@ -66,29 +117,64 @@ class ServedVersion:
         return EnsembleInstance(self.model, loaded.plan, name, self.statistics, loaded.calls, environment)
 
     def _start_instances(self, loaded: LoadedModel, environment: ModelEnvironment, states: StateDeclarations) -> None:
-        config, turns = self.model.config, environment.turns
+        left: dict[tuple[int, str], deque[RunningInstance]] = defaultdict(deque)
+        for running in () if self._predecessor is None else self._predecessor._running:
+            left[running.planned.signature].append(running)
         try:
             warm_up = warm_up_samples(self.model)
-            for number, (device, group) in enumerate(planned_instances(config, environment.devices)):
-                turn = None
-                if turns is not None and not group.passive:
-                    turn = turns.join(needs_of(group.rate_limiter, device.device_id))
-                instance = ModelInstance(
-                    loaded,
-                    self.model,
-                    device,
-                    f"{self._arena_name}_{number}",
-                    self.statistics,
-                    environment,
-                    states,
-                    () if group.passive else warm_up,
-                    turn,
-                )
+            plan = planned_instances(self.model.config, environment.devices, environment.host_policies)
+            for index, planned in enumerate(plan):
+                if still_wanted := left and left[planned.signature]:
+                    self._running.append(still_wanted.popleft())
+                    continue
+                instance = self._instance(loaded, planned, index, environment, states, warm_up)
                 instance.start()
-                (self._passive if group.passive else self.instances).append(instance)
+                self._running.append(RunningInstance(instance, planned, self._load.number * MAX_INSTANCES + index))
         except BaseException:
             self.unload()
             raise
+        active = [running for running in self._running if not running.planned.group.passive]
+        self.instances += [running.instance for running in active]
+        if self.model.config.sequence_batching is not None:
+            self._numbered = {running.number: running.instance for running in active}
+
+    def _instance(
+        self,
+        loaded: LoadedModel,
+        planned: PlannedInstance,
+        index: int,
+        environment: ModelEnvironment,
+        states: StateDeclarations,
+        warm_up: Sequence[WarmUpSample],
+    ) -> ModelInstance:
+        device, group = planned
+        turn = None
+        if environment.turns is not None and not group.passive:
+            turn = environment.turns.join(needs_of(group.rate_limiter, device.device_id))
+        return ModelInstance(
+            loaded,
+            self.model,
+            device,
+            f"{self._arena_name}_{index}",
+            self.statistics,
+            environment,
+            states,
+            () if group.passive else warm_up,
+            turn,
+        )
+
+    def take_over(self) -> None:
+        """From now on this serves in the place of its predecessor, if it has one, which keeps what is no longer wanted.
+
+        In the event loop, like all that has batches run.
+        """
+        predecessor, self._predecessor = self._predecessor, None
+        if predecessor is None:
+            return
+        predecessor.is_succeeded = True
+        taken = {running.instance for running in self._running}
+        predecessor._running = [running for running in predecessor._running if running.instance not in taken]
+        predecessor.instances = [instance for instance in predecessor.instances if instance not in taken]
 
     @property
     def record(self) -> VersionRecord:
@@ -97,17 +183,16 @@ class ServedVersion:
             ModelState.READY,
             instances=len(self.instances),
             load_duration_s=self._load_duration_s,
-            first_instance=self._first_instance,
-            load=self._load_mark,
+            load=self._load.mark,
+            numbers=tuple(self._numbered),
         )
 
     def instance(self, number: int) -> AnyInstance | None:
-        """The instance that a scheduler means by `number`; None where the state it counts on went with another load."""
-        number -= self._first_instance
-        if 0 <= number < len(self.instances):
-            return self.instances[number] if self._first_instance else self._not_asking(number)
+        """The instance that a scheduler means by `number`; None where the state it counts on went with another one."""
+        if self._numbered:
+            return self._numbered.get(number)
         # After a reload there may be fewer than the scheduler knew of when it sent the batch.
-        return None if self._first_instance or not self.instances else self.instances[number % len(self.instances)]
+        return self._not_asking(number % len(self.instances)) if self.instances else None
 
     def _not_asking(self, number: int) -> AnyInstance:
         """The instance of this number; while its process waits for other models, the next that does not, if there is one.
@@ -125,9 +210,15 @@ class ServedVersion:
         return calls is not None and isinstance(instance, ModelInstance) and calls.is_asking(instance.name)
 
     def unload(self, wait_for_readers: bool = False) -> None:
-        """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`."""
-        for instance in (*self.instances, *self._passive):
-            instance.stop(wait_for_readers)
+        """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`.
+
+        What belongs to a predecessor that still serves is not touched.
+        """
+        not_ours = set() if self._predecessor is None else {running.instance for running in self._predecessor._running}
+        own: list[AnyInstance] = [running.instance for running in self._running]
+        for instance in own or self.instances:
+            if instance not in not_ours:
+                instance.stop(wait_for_readers)
         self.instances.clear()
-        self._passive.clear()
-        self._loaded.unload()
+        self._running.clear()
+        self._shared.let_go()

@@ -9,6 +9,7 @@ of the last inference. A Python model's error response counts as a success.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,7 @@ class ModelStatistics:
     batches: dict[int, list[int]] = field(default_factory=dict)
     responses: dict[int, dict[str, Durations]] = field(default_factory=dict)
     latencies: LatencyObserver | None = None
-    memory_usage: list[tuple[str, int, int]] = field(default_factory=list)
+    gpu_memory: dict[int, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record_batch(
@@ -104,6 +105,12 @@ class ModelStatistics:
             self.fail.add(requests, ns)
             self.failures[reason] += requests
 
+    def add_memory(self, taken: Mapping[int, int]) -> None:
+        """The version has taken so many bytes more of each GPU."""
+        with self._lock:
+            for gpu, size_bytes in taken.items():
+                self.gpu_memory[gpu] = self.gpu_memory.get(gpu, 0) + size_bytes
+
     def snapshot(self) -> dict[str, Any]:
         """All counters as plain values: fields of `schemas.statistics.VersionCounters`."""
         observed = {} if self.latencies is None else self.latencies.snapshot()
@@ -123,7 +130,7 @@ class ModelStatistics:
                 "failures": dict(self.failures),
                 "batches": {size: list(row) for size, row in self.batches.items()},
                 "responses": {index: _response_row(row) for index, row in self.responses.items()},
-                "memory_usage": self.memory_usage,
+                "memory_usage": [("GPU", gpu, size_bytes) for gpu, size_bytes in self.gpu_memory.items()],
             }
 
     def _add_requests(

@@ -89,6 +89,8 @@ class Unloading:
     async def _let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
         for served in gone:
             await asyncio.to_thread(self._host.let_go, served)
+            if served.is_succeeded:
+                continue  # of the version only some instances have gone
             logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
         if folder is not None:
             await asyncio.to_thread(folder.remove)

@@ -40,7 +40,8 @@ class Life:
         self.moved = 0
         self.keys = 0
         self.counts: dict[str, int] = defaultdict(int)
-        self.first = {"a": 0, "b": 0, "last": 0}  # numbers of workers' instances
+        self.first = {"a": 0, "b": 0, "last": 0}  # where the numbers of workers' instances begin in their last load
+        self.numbers: dict[str, list[int]] = defaultdict(list)
         self.instances("a", 1)
 
     def send(self, sequence: int, flags: int, left_ms: int = 0, timeout_us: int = 0) -> None:
@@ -72,7 +73,17 @@ class Life:
         self.now_us += time_us
 
     def instances(self, worker: str, count: int) -> None:
-        self.end(self.model.set_instances(worker, {1: count}, {1: self.first[worker]}))
+        self.number(worker, list(range(self.first[worker], self.first[worker] + count)))
+
+    def number(self, worker: str, numbers: list[int]) -> None:
+        self.numbers[worker] = numbers
+        self.end(self.model.set_instances(worker, {1: len(numbers)}, {1: numbers}))
+
+    def update(self, worker: str, kept: int, count: int) -> None:
+        """In place: instances whose bit is in `kept` stay, and `count` others come."""
+        left = [number for at, number in enumerate(self.numbers[worker]) if kept >> at & 1]
+        self.first[worker] += MAX_INSTANCES
+        self.number(worker, [*left, *range(self.first[worker], self.first[worker] + count)])
 
     def reload(self, worker: str, count: int) -> None:
         self.first[worker] += MAX_INSTANCES

@@ -92,7 +92,8 @@ def live_with_sequences(scheduler: ModelScheduler, strategy: str, seed: int, eve
         elif what < 0.85:
             scheduler.cancel(dice.choice("gh"), (key for key in dice.sample(known, 1)))
         elif what < 0.9:
-            scheduler.set_instances(dice.choice("vw"), {1: dice.randrange(3)}, {1: dice.randrange(2)})
+            first, held = dice.randrange(2), dice.randrange(3)
+            scheduler.set_instances(dice.choice("vw"), {1: held}, {1: range(first, first + held)})
         elif what < 0.93:
             scheduler.worker_lost(now_us, dice.choice("vw"))
         else:

@@ -61,6 +61,7 @@ EVENT = st.one_of(
     st.tuples(st.just("advance"), st.sampled_from([1, 60, 600])),
     st.tuples(st.just("instances"), st.sampled_from("ab"), st.integers(0, 2)),
     st.tuples(st.just("reload"), st.sampled_from("ab"), st.integers(1, 2)),
+    st.tuples(st.just("update"), st.sampled_from("ab"), st.integers(0, 7), st.integers(0, 2)),
     st.tuples(st.just("lose"), st.sampled_from("ab"), st.booleans()),
     st.tuples(st.just("cancel"), st.integers(0, 30)),
 )

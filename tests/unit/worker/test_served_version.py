@@ -1,0 +1,187 @@
+"""A version whose instance groups change keeps what it has loaded, and the instances that are still wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import WeirError, invalid
+from schemas.model_config import ModelConfig
+from schemas.registry import MAX_INSTANCES
+from schemas.requests import InferRequest
+from worker.backend import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
+from worker.execution_turns import execution_turns
+from worker.host_policy import HostPolicies
+from worker.model_environment import ModelEnvironment
+from worker.served_version import Load, ServedVersion
+
+SEQUENCES = {"sequence_batching": {"direct": {}}}
+
+
+class Backend:
+    """Loads a model of which it notes what is done with it; instances in `broken` can't be made."""
+
+    def __init__(self) -> None:
+        self.loads = self.unloads = 0
+        self.living: list[str] = []
+        self.broken: set[str] = set()
+
+    def load(self, model: ModelVersion) -> LoadedModel:
+        self.loads += 1
+        outer = self
+
+        class Running:
+            def __init__(self, name: str) -> None:
+                self.name = name
+                outer.living.append(name)
+
+            def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
+                return [Result() for _ in requests]
+
+            def close(self) -> None:
+                outer.living.remove(self.name)
+
+        class Loaded:
+            def create_instance(self, device: InstanceDevice) -> Instance:
+                if device.name in outer.broken:
+                    raise invalid("broken")
+                return Running(device.name)
+
+            def unload(self) -> None:
+                outer.unloads += 1
+                assert outer.living == []
+
+        return Loaded()
+
+
+Update = Callable[..., ServedVersion]
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend()
+
+
+@pytest.fixture
+def update(backend: Backend) -> Update:
+    """Makes the version with these groups, out of another one if that is given."""
+    loads = iter(range(1, 100))
+
+    def make(
+        groups: Sequence[dict[str, Any]], before: ServedVersion | None = None, takes_over: bool = True, **more: Any
+    ) -> ServedVersion:
+        groups = [{"name": "g", "kind": "KIND_CPU", **group} for group in groups]
+        config = ModelConfig.model_validate({"name": "m", "max_batch_size": 2, "instance_group": groups, **more})
+        environment = ModelEnvironment(
+            arena_prefix="test",
+            on_finished=lambda finished: None,
+            turns=execution_turns("execution_count", ()),
+            host_policies=HostPolicies(["odd,cpu-cores=x"]),
+        )
+        made = ServedVersion(backend, ModelVersion("m", 1, Path(), config), environment, Load(next(loads)), before)
+        if takes_over:
+            made.take_over()
+        return made
+
+    return make
+
+
+def test_instances_that_are_wanted_stay(update: Update, backend: Backend) -> None:
+    two = update([{"count": 2}])
+    first, second = two.instances
+    four = update([{"count": 4}], two)
+    assert four.instances[:2] == [first, second]
+    assert (len(four.instances), len(set(four.instances))) == (4, 4)
+    assert four.statistics is two.statistics
+    assert two.instances == []
+    two.unload()
+    assert sorted(backend.living) == ["g_0", "g_1", "g_2", "g_3"]
+    one = update([{"count": 1, "name": "other"}], four)
+    assert one.instances == [first], "a name doesn't matter"
+    assert len(four.instances) == 3
+    four.unload()
+    assert backend.living == ["g_0"]
+    assert (backend.loads, backend.unloads) == (1, 0)
+    one.unload()
+    assert (backend.living, backend.unloads) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "KIND_MODEL"},
+        {"rate_limiter": {"resources": [{"name": "r", "count": 1}]}},
+        {"rate_limiter": {"priority": 2}},
+        {"host_policy": "other"},
+        {"passive": True},
+    ],
+)
+def test_instances_that_would_be_others_are_made_anew(update: Update, backend: Backend, change: dict[str, Any]) -> None:
+    before = update([{}])
+    (old,) = before.instances
+    after = update([change], before)
+    assert old not in after.instances
+    assert before.instances == [old]
+    before.unload()
+    assert backend.living == ["g_0"]
+    after.unload()
+    assert (backend.loads, backend.unloads) == (1, 1)
+
+
+def test_what_can_t_be_updated_goes_on(update: Update, backend: Backend) -> None:
+    before = update([{"count": 2}])
+    instances = list(before.instances)
+    backend.broken = {"g_3"}
+    with pytest.raises(WeirError, match="broken"):
+        update([{"count": 4}], before)
+    with pytest.raises(WeirError, match="Parsing 'cpu-cores' value: Can't parse 'x' to integer"):
+        update([{"host_policy": "odd"}], before)
+    with pytest.raises(WeirError, match="more than 4096 instances"):
+        update([{"count": MAX_INSTANCES + 1}], before)
+    assert before.instances == instances
+    assert sorted(backend.living) == ["g_0", "g_1"]
+    # One that was made and never took over, as another version of the model failed.
+    backend.broken = set()
+    update([{"count": 3}], before, takes_over=False).unload()
+    assert sorted(backend.living) == ["g_0", "g_1"]
+    assert backend.unloads == 0
+    before.unload()
+    assert (backend.living, backend.unloads) == ([], 1)
+
+
+def test_the_model_is_unloaded_after_the_last_instance(update: Update, backend: Backend) -> None:
+    before = update([{"count": 2}])
+    after = update([{"count": 1}], before)
+    ending = threading.Thread(target=after.unload)
+    ending.start()
+    ending.join()
+    assert (backend.living, backend.unloads) == (["g_1"], 0)
+    before.unload()
+    assert backend.unloads == 1
+
+
+def test_numbers_of_instances_with_sequences_are_never_given_again(update: Update) -> None:
+    two = update([{"count": 2}], **SEQUENCES)
+    first, second = two.record.numbers
+    assert two.record.instance_numbers == (first, second)
+    one = update([{"count": 1}], two, **SEQUENCES)
+    assert one.record.numbers == (first,)
+    assert one.instance(first) is one.instances[0]
+    assert one.instance(second) is None
+    three = update([{"count": 3}], one, **SEQUENCES)
+    assert three.record.numbers[0] == first
+    assert len({first, second, *three.record.numbers}) == 4
+    assert [three.instance(number) for number in three.record.numbers] == three.instances
+    for served in (two, one, three):
+        served.unload()
+
+
+def test_other_instances_are_counted(update: Update) -> None:
+    two = update([{"count": 2}])
+    assert (two.record.numbers, list(two.record.instance_numbers)) == ((), [0, 1])
+    assert [two.instance(number) for number in (0, 1, 2)] == [*two.instances, two.instances[0]]
+    two.unload()
