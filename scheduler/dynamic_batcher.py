@@ -56,7 +56,7 @@ class DynamicBatcher(Batcher):
         forming = self._grown()
         if not forming:
             return None
-        complete = self._closed_by is not None or self._size >= self._max_preferred
+        complete = self._is_complete()
         if full_only and not complete:
             return None
         due = not self._delay_us or now_us - self._oldest_us() >= self._delay_us
@@ -79,8 +79,12 @@ class DynamicBatcher(Batcher):
     def ready_at_us(self) -> int:
         """See `Batcher`: when the oldest request will have waited for the delay, or since it came."""
         self._grown()
-        ready = self._preferred_length or self._closed_by is not None or self._size >= self._max_preferred
+        ready = self._preferred_length or self._is_complete()
         return self._oldest_us() + (0 if ready else self._delay_us)
+
+    def _is_complete(self) -> bool:
+        """Whether the prefix can't become a better batch: it is full, the next request can't join it, or none may."""
+        return self._closed_by is not None or self._size >= self._max_preferred or self._forming[0].runs_alone
 
     def _oldest_us(self) -> int:
         if self._queue is self._fifo:

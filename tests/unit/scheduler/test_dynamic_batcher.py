@@ -104,6 +104,15 @@ def test_a_request_that_runs_alone_shares_with_nobody():
     assert [keys(batcher.next_batch(0)) for _ in range(3)] == [[1], [2], [3]]
 
 
+def test_a_request_that_runs_alone_waits_for_nobody():
+    batcher = DynamicBatcher(8, max_queue_delay_us=100)
+    alone = request(10, key=1)
+    alone.run_alone()
+    batcher.enqueue([alone])
+    assert batcher.ready_at_us() == 10
+    assert keys(batcher.next_batch(20, full_only=True)) == [1]
+
+
 @pytest.mark.parametrize("change", ["put back", "cancel"])
 def test_the_batch_that_was_forming_is_formed_anew_after(change: str):
     batcher = DynamicBatcher(2, max_queue_delay_us=100)
@@ -135,7 +144,7 @@ class Rules:
         prefix = self._longest(queue)
         sizes = [sum(r.batch_size for r in prefix[:n]) for n in range(1, len(prefix) + 1)]
         preferred_sizes = self.preferred or (self.max_batch_size,)
-        cannot_grow = len(prefix) < len(queue) or sizes[-1] >= max(preferred_sizes)
+        cannot_grow = len(prefix) < len(queue) or sizes[-1] >= max(preferred_sizes) or queue[0].runs_alone
         if full_only and not cannot_grow:
             return None
         waited = now_us - queue[0].enqueued_us
