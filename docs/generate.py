@@ -253,6 +253,19 @@ _BOUNDS = [
         "the next piece takes the rest",
     ),
     ("worker.repository_mirror", "FILES_AT_A_TIME", "files that a worker fetches from NATS side by side", "they wait"),
+    ("schemas.registry", "MAX_INSTANCES", "instances of a version on one worker", "the load fails"),
+    (
+        "worker.one_by_one",
+        "MAX_IN_VAIN",
+        "batches in a row of which not one request could be run",
+        "of the next only a few are tried",
+    ),
+    (
+        "worker.one_by_one",
+        "PROBES",
+        "requests of such a batch that are run again, as long as none of them can be",
+        "the others fail with their batch",
+    ),
     ("worker.warmup", "PATIENCE_S", "wait for the last responses to a warm-up sample", "the load fails"),
     (
         "worker.inner_calls",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bus.payloads import PayloadReader
 from schemas.errors import ErrorCode, WeirError, internal, invalid
@@ -209,3 +211,48 @@ def test_a_run_alone_speaks_for_its_own_request_only() -> None:
     assert told(ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)) == [0, 1, 2, "three", 4, None, 6, 7]
     [(position, result, is_final)] = execution.responses
     assert (position, result and result.error, is_final) == (5, lost, True)
+
+
+RUNS = [0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told_runs() -> Iterator[None]:
+    yield
+    print(f"\n{RUNS[0]} batches")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.integers(1, 8)), max_size=12))
+def test_any_batches(batches: list[tuple[set[int], set[int], int]]) -> None:
+    """Whatever fails and may not run again: each request has its own outcome, and no broken model runs them for ever."""
+    run = ModelRun("m_0", None, None)
+    in_vain = 0
+    for poison, barred, size in batches:
+        RUNS[0] += 1
+        model = Model({value: internal(f"poison {value}") for value in poison})
+        outcomes = told(run.outcomes(model, REQUESTS[:size], Watched(barred)))
+        assert len(outcomes) == size
+        whole, *alone = model.runs
+        assert whole == list(range(size))
+        assert len(alone) == len({run[0] for run in alone}) <= size
+        assert not barred & {run[0] for run in alone}
+        bad = poison & set(range(size))
+        if not bad or size == 1:
+            assert alone == []
+            in_vain = 0 if not bad else in_vain
+            continue
+        may = set(range(size)) - barred
+        if in_vain < MAX_IN_VAIN:
+            assert {run[0] for run in alone} == may
+        for value, outcome in enumerate(outcomes):
+            if [value] in alone:
+                assert outcome == (f"poison {value}" if value in bad else value)
+            else:
+                assert outcome == f"poison {min(bad)}"
+        if alone and {run[0] for run in alone} <= bad:
+            assert len(alone) == (len(may) if in_vain < MAX_IN_VAIN else min(PROBES, len(may)))
+            in_vain += 1
+        elif alone:
+            assert {run[0] for run in alone} == may
+            in_vain = 0
