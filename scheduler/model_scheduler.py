@@ -35,6 +35,7 @@ from schemas.model_config import ModelConfig
 
 LATEST = -1
 
+Numbers = Mapping[int, Sequence[int]]  # of a worker's instances, by version
 AnyVersion = VersionScheduler | SequenceScheduler
 """The scheduler of one version: with or without sequences, as its configuration says."""
 
@@ -141,16 +142,14 @@ class ModelScheduler:
         """Whether `worker` must keep the version for what runs there or waits for it."""
         return any(known.version == version and known.needs(worker) for known in self._all)
 
-    def set_instances(
-        self, worker: str, instances: Mapping[int, int], numbers: Mapping[int, Sequence[int]] | None = None
-    ) -> Ended:
-        """`worker` holds so many instances of each version, of these `numbers` (else from 0 on); versions not named, none.
+    def set_instances(self, worker: str, instances: Mapping[int, int], numbers: Numbers | None = None) -> Ended:
+        """`worker` holds so many instances of each version, of these `numbers` (else from 0 on), and none of others.
 
         What it runs, it finishes.
         """
         failures: list[Failure] = []
-        for number, version in self._versions.items():
-            failures += version.set_instances(worker, instances.get(number, 0), (numbers or {}).get(number))
+        for number, known in self._versions.items():
+            failures += known.set_instances(worker, instances.get(number, 0), numbers.get(number) if numbers else None)
         for former in self._former:
             failures += former.set_instances(worker, 0)
         routed = self._route()
