@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bus.embedded import EmbeddedNats, NatsStartError
+from bus.restarts import RestartHistory, RestartPolicy
 from weir import NATS_URL_VARIABLE
-from weir.restarts import RestartHistory, RestartPolicy
 from weir.role import Role, RoleSpec
 from weir.signals import SignalQueue
 from weir.start_error import StartError

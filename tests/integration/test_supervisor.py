@@ -64,7 +64,7 @@ import json, sys
 from pathlib import Path
 from bus.embedded import EmbeddedNats
 from telemetry.logs import configure_logging
-from weir.restarts import RestartPolicy
+from bus.restarts import RestartPolicy
 from weir.role import RoleSpec
 from weir.start_error import StartError
 from weir.supervisor import Supervisor

@@ -1,6 +1,6 @@
 """Backoff and budget of restarts, on a clock that is only numbers."""
 
-from weir.restarts import RestartHistory, RestartPolicy
+from bus.restarts import RestartHistory, RestartPolicy
 
 
 def test_delays_double_up_to_the_longest() -> None:
@@ -30,3 +30,10 @@ def test_tenth_death_within_a_minute_spends_the_budget() -> None:
 def test_deaths_spread_wider_than_the_window_never_spend_the_budget() -> None:
     history = RestartHistory(RestartPolicy())
     assert None not in [history.died(now=6.8 * n, ready_since=None) for n in range(100)]
+
+
+def test_the_first_restart_may_come_at_once_and_the_budget_be_without_end() -> None:
+    policy = RestartPolicy(is_first_at_once=True, budget=None, first_delay_s=0.5, longest_delay_s=2.0, healthy_s=5.0)
+    history = RestartHistory(policy)
+    assert [history.died(now=n, ready_since=n) for n in map(float, range(6))] == [0.0, 0.5, 1.0, 2.0, 2.0, 2.0]
+    assert [history.died(now=10.0 + n, ready_since=5.0) for n in range(2)] == [0.0, 0.0]
