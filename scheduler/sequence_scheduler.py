@@ -26,6 +26,7 @@ from scheduler.sequence import SlottedInstance
 from scheduler.sequence_strategy import SequenceBatch, SequenceStrategy
 from scheduler.sequences import SequenceTable
 from scheduler.version_scheduler import (
+    GIVEN_UP,
     NOTHING_ENDED,
     TIMEOUT_EXPIRED,
     UNAVAILABLE_TIMEOUT_US,
@@ -341,7 +342,7 @@ class SequenceScheduler:
 
     def _loss(self, request: QueuedRequest) -> WeirError:
         if self._retry.is_given_up(request):
-            return internal(f"the model's worker died {request.attempts} times while running this request")
+            return internal(GIVEN_UP.format(request.attempts))
         return self._state_lost(request)
 
     def _state_lost(self, request: QueuedRequest) -> WeirError:

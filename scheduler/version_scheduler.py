@@ -25,6 +25,9 @@ UNAVAILABLE_TIMEOUT_US = 30_000_000
 
 TIMEOUT_EXPIRED = "Request timeout expired"
 
+GIVEN_UP = "the model's worker or process died {} times while running this request"
+"""What a request ends with that may be what kills them; so does one that hangs them."""
+
 LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
 """What a request ends with whose responses may have been seen in part: it can't be done again."""
 
@@ -193,7 +196,7 @@ class VersionScheduler:
             return NOTHING_ENDED
         if outcome == BatchOutcome.ANSWERED:
             return batch.requests, ()
-        return self._do_again([batch])
+        return self._do_again([batch], was_begun=outcome != BatchOutcome.NOT_RUN)
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches will never end (their messages were lost): they are done again, unless decoupled."""
@@ -245,20 +248,20 @@ class VersionScheduler:
         cancelled = self._cancelled(requests)
         return cancelled, [Failure(request, unavailable(LOST_STREAM)) for request in requests if not request.cancelled]
 
-    def _do_again(self, batches: list[Batch]) -> Ended:
+    def _do_again(self, batches: list[Batch], was_begun: bool = True) -> Ended:
         requests = [request for batch in batches for request in batch.requests]
         uncertain: list[QueuedRequest] = []
-        if self._batcher.has_steps:
+        if self._batcher.has_steps and was_begun:
             # A step's model may have taken it into its sequence's state: what it has seen it must not see twice.
             uncertain = [request for request in requests if request.correlation_id and not request.cancelled]
-        again, given_up = self._retry.after_loss(request for request in requests if request not in uncertain)
+        if was_begun:
+            again, given_up = self._retry.after_loss(request for request in requests if request not in uncertain)
+        else:
+            again, given_up = [request for request in requests if not request.cancelled], []
         for request in again:
             request.place = self
         self._batcher.put_back(again)
-        failures = [
-            Failure(request, internal(f"the model's worker died {request.attempts} times while running this request"))
-            for request in given_up
-        ]
+        failures = [Failure(request, internal(GIVEN_UP.format(request.attempts))) for request in given_up]
         failures += [Failure(request, unavailable(LOST_STEPS.format(request.correlation_id))) for request in uncertain]
         return self._cancelled(requests), failures
 

@@ -120,6 +120,8 @@ class BatchOutcome(IntEnum):
     """None was answered, for the instance is gone: the batch is to be done again."""
     RELEASED = 2
     """The instance takes the next batch, while responses of this one are still to come; it ends later."""
+    NOT_RUN = 3
+    """The instance can't run for the time being, and has not begun: the batch goes back to the queue as it was."""
 
 
 class Done(NamedTuple):

@@ -20,6 +20,9 @@ MAX_INSTANCES = 4096
 MAX_LOAD_LENGTH = 64
 """Characters of `VersionRecord.load`."""
 
+MAX_PROBLEM_LENGTH = 400
+"""Characters of `VersionRecord.problem`."""
+
 UNLOADED = "unloaded"
 """The reason of a version that was unloaded on request: it keeps nobody from being ready."""
 
@@ -40,6 +43,9 @@ class VersionRecord:
     `load_duration_s` is how long it took until it was READY. `load` stands for the files and the configuration that were
     loaded: equal on all workers that have the same. Where instances keep the state of sequences each has a number of its
     own among `numbers`, which no other instance of the worker ever has; elsewhere there are none, and they count from 0 on.
+
+    A READY version with a `problem` can't run anything for the time being, and says why; it has no instances then. With
+    `asks` its model has a say in whether it is ready, and the worker is to be asked (`schemas.readiness`).
     """
 
     state: ModelState
@@ -48,6 +54,8 @@ class VersionRecord:
     load_duration_s: float = 0.0
     load: str = ""
     numbers: tuple[int, ...] = ()
+    problem: str = ""
+    asks: bool = False
 
     @property
     def instance_numbers(self) -> Sequence[int]:
@@ -156,10 +164,14 @@ def _unpack_version(row: dict[str, Any]) -> VersionRecord:
         row.get("load_duration_s", 0.0),
         row.get("load", ""),
         tuple(row.get("numbers", ())),
+        row.get("problem", ""),
+        row.get("asks", False),
     )
     if not (
-        _are(str, version.reason, version.load)
+        _are(str, version.reason, version.load, version.problem)
         and len(version.load) <= MAX_LOAD_LENGTH
+        and len(version.problem) <= MAX_PROBLEM_LENGTH
+        and _are(bool, version.asks)
         and _are(int, version.instances, *version.numbers)
         and 0 <= version.instances <= MAX_INSTANCES
         and len(set(version.numbers)) == len(version.numbers)

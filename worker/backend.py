@@ -21,6 +21,7 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.devices import WorkerDevices
 from worker.host_policy import UNBOUND, HostPolicy
+from worker.version_health import VersionHealth
 
 
 class CallConnection(Protocol):
@@ -48,7 +49,7 @@ class ModelVersion:
     """One version of a model to be loaded. `model_directory` holds the numbered version folders.
 
     `calls` is how processes of its own ask other models, None where they can't. `settings` are those of its backend from
-    the command line (`--backend-config`).
+    the command line (`--backend-config`). To `health` a backend tells which instances can't run for a while.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelVersion:
     config: ModelConfig
     calls: ProcessCalls | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    health: VersionHealth = field(default_factory=VersionHealth, compare=False)
 
     @property
     def directory(self) -> Path:
@@ -133,6 +135,10 @@ class Execution:
 
 class InstanceDied(Exception):
     """The instance can't go on and has answered none of the batch: the batch is to be done again by another."""
+
+
+class InstanceDown(InstanceDied):
+    """The instance can't run anything for the time being, and has not begun with the batch."""
 
 
 class DeviceLost(InstanceDied):

@@ -20,7 +20,7 @@ from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
 from worker.answer_packer import AnswerPacker
-from worker.backend import RESCHEDULED, DeviceLost, Instance, InstanceDied, Pending, Result, not_iterative
+from worker.backend import RESCHEDULED, DeviceLost, Instance, InstanceDied, InstanceDown, Pending, Result, not_iterative
 from worker.batch_decoding import decoded
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
 from worker.batch_record import record_batch
@@ -200,8 +200,10 @@ class BatchRunner:
     def _unanswered(self, running: RunningBatch, execution: BatchExecution, death: InstanceDied) -> FinishedBatch:
         batch = running.message
         logger.warning("%s: %s; its batch of %d is done again", self._name, death, len(batch.entries))
-        busy_us = self._busy_us(execution, time.monotonic_ns())
-        return FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, busy_us), [])
+        outcome, busy_us = BatchOutcome.UNANSWERED, self._busy_us(execution, time.monotonic_ns())
+        if isinstance(death, InstanceDown):
+            outcome, busy_us = BatchOutcome.NOT_RUN, 0
+        return FinishedBatch(batch.scheduler, Done(batch.batch_id, outcome, busy_us), [])
 
     def _busy_us(self, execution: BatchExecution, end_ns: int) -> int:
         """For how long the batch kept the instance busy: not while the one before it was still running."""

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schemas.registry import MAX_INSTANCES, ModelState, VersionRecord
+from schemas.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
 from worker.backend import LoadedModel, ModelVersion, VersionLoader
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.instance import EnsembleInstance
@@ -151,6 +151,8 @@ class ServedVersion:
         turn = None
         if environment.turns is not None and not group.passive:
             turn = environment.turns.join(needs_of(group.rate_limiter, device.device_id))
+        if group.passive:
+            self.model.health.passive(device.name)
         return ModelInstance(
             loaded,
             self.model,
@@ -181,10 +183,12 @@ class ServedVersion:
         """What the registry is told of this version."""
         return VersionRecord(
             ModelState.READY,
-            instances=len(self.instances),
+            instances=0 if self.model.health.problem else len(self.instances),
             load_duration_s=self._load_duration_s,
             load=self._load.mark,
             numbers=tuple(self._numbered),
+            problem=self.model.health.problem[:MAX_PROBLEM_LENGTH],
+            asks=self.model.health.asks,
         )
 
     def instance(self, number: int) -> AnyInstance | None:
@@ -192,18 +196,22 @@ class ServedVersion:
         if self._numbered:
             return self._numbered.get(number)
         # After a reload there may be fewer than the scheduler knew of when it sent the batch.
-        return self._not_asking(number % len(self.instances)) if self.instances else None
+        return self._willing(number % len(self.instances)) if self.instances else None
 
-    def _not_asking(self, number: int) -> AnyInstance:
-        """The instance of this number; while its process waits for other models, the next that does not, if there is one.
+    def _willing(self, number: int) -> AnyInstance:
+        """The instance of this number; while it can't run, or its process waits for other models, the next that can.
 
         What it waits for may be this very request: a model may ask itself, as long as it has an instance left.
         """
         wanted = self.instances[number]
-        if len(self.instances) == 1 or not self._is_asking(wanted):
+        if len(self.instances) == 1 or not (self._is_down(wanted) or self._is_asking(wanted)):
             return wanted
-        others = (*self.instances[number + 1 :], *self.instances[:number])
-        return next((other for other in others if not self._is_asking(other)), wanted)
+        others = [*self.instances[number:], *self.instances[:number]]
+        up = [other for other in others if not self._is_down(other)]
+        return next((other for other in up if not self._is_asking(other)), (up or others)[0])
+
+    def _is_down(self, instance: AnyInstance) -> bool:
+        return isinstance(instance, ModelInstance) and self.model.health.is_down(instance.name)
 
     def _is_asking(self, instance: AnyInstance) -> bool:
         calls = self.model.calls

@@ -1,6 +1,6 @@
-"""Python models: each instance is a child process of its own (`python_process`), owned by the instance's thread.
+"""Python models: each instance is a child process of its own (`python_process`), which a keeper (`python_keeper`) minds.
 
-A model that dies takes nobody with it: its batch is done again, and it is started anew before the next one.
+A model that dies takes nobody with it: its batch is done again, and it is started anew.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import json
 import logging
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from repository.config_text import config_from_dict, config_to_json
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
-from schemas.requests import InferRequest
+from schemas.requests import SEQUENCE_START, InferRequest
 from telemetry.trace_context import exported_context
 from worker.backend import (
     RESCHEDULED,
@@ -28,6 +28,8 @@ from worker.backend import (
     ModelVersion,
     Result,
 )
+from worker.backends.python_keeper import PythonKeeper
+from worker.backends.python_limits import ProcessLimits
 from worker.backends.python_messages import RESCHEDULED as AGAIN
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest, PythonResponse, auto_complete
 from worker.backends.python_responses import process_lost
@@ -35,8 +37,8 @@ from worker.devices import WorkerDevices
 
 logger = logging.getLogger("weir.worker")
 
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
+MAX_STARTED = 100_000
+"""Sequences that an instance remembers to have begun since its process was replaced; those begun first are forgotten."""
 
 
 class PythonBackend:
@@ -82,21 +84,39 @@ class _PythonModel:
             "model_version": str(model.version),
             "model_name": model.name,
         }
-        process = PythonProcess(*_place(model, self._code), args, model.calls)
-        process.start(START_TIMEOUT_S)
-        return _PythonInstance(process, device.name)
+        limits = ProcessLimits.of(model.config, model.settings)
+
+        def new_process(on_end: Callable[[PythonProcess], None]) -> PythonProcess:
+            place = _place(model, self._code)
+            return PythonProcess(*place, args, model.calls, on_end, model.config.is_decoupled)
+
+        keeps_state = model.config.sequence_batching is not None
+        keeper = PythonKeeper(new_process, device.name, limits, model.health, keeps_state)
+        keeper.start()
+        return _PythonInstance(keeper, device.name, keeps_state)
 
     def unload(self) -> None:
         pass  # each instance ends its own process
 
 
 class _PythonInstance:
-    def __init__(self, process: PythonProcess, name: str) -> None:
-        self._process = process
+    def __init__(self, keeper: PythonKeeper, name: str, keeps_state: bool) -> None:
+        self._keeper = keeper
         self._name = name
+        self._sequences = _Sequences() if keeps_state else None
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
-        self._revive()
+        process = self._keeper.borrow()
+        try:
+            if self._sequences is not None:
+                self._sequences.check(process, requests)
+            return self._execute(process, requests, execution)
+        finally:
+            self._keeper.give_back()
+
+    def _execute(
+        self, process: PythonProcess, requests: Sequence[InferRequest], execution: Execution
+    ) -> Sequence[Result | None]:
         python_requests = [
             PythonRequest(
                 id=request.id,
@@ -113,8 +133,9 @@ class _PythonInstance:
         execution.input_ready()
         sink = _Sink(execution)
         try:
-            responses = self._process.execute(python_requests, sink)
+            responses = process.execute(python_requests, sink)
         except ProcessDied as error:
+            self._keeper.lost(process, str(error))
             if execution.has_responded:
                 # It can't be done again: somebody may have read what it said so far.
                 logger.warning("%s: %s; its streams end", self._name, error)
@@ -131,16 +152,34 @@ class _PythonInstance:
         ]
 
     def close(self) -> None:
-        self._process.stop(STOP_TIMEOUT_S)
+        self._keeper.close()
 
-    def _revive(self) -> None:
-        if self._process.is_running:
+
+class _Sequences:
+    """Notices requests of sequences that another process has begun, which has taken their state along."""
+
+    def __init__(self) -> None:
+        self._process: PythonProcess | None = None
+        self._is_first = True
+        self._started: dict[int | str, None] = {}
+
+    def check(self, process: PythonProcess, requests: Sequence[InferRequest]) -> None:
+        """Raises InstanceDied where a request goes on with a sequence that this process has not begun."""
+        if self._process is not process:
+            self._is_first = self._process is None
+            self._process = process
+            self._started.clear()
+        if self._is_first:
             return
-        logger.warning("%s: its process has died and is started again", self._name)
-        try:
-            self._process.start(START_TIMEOUT_S)
-        except WeirError as error:
-            raise InstanceDied(f"its process could not be started again: {error.message}") from error
+        started = self._started
+        for request in requests:
+            if request.sequence_flags & SEQUENCE_START:
+                started[request.correlation_id] = None
+        if any(request.correlation_id not in started for request in requests):
+            started.clear()  # the scheduler ends all that are bound to this instance
+            raise InstanceDied("its process has died, and with it the state of its sequences")
+        while len(started) > MAX_STARTED:
+            del started[next(iter(started))]
 
 
 class _Sink:

@@ -23,6 +23,9 @@ from worker.python_stub._weir_channel import Channel, Kind
 from worker.python_stub._weir_memory import create_memory
 
 _STUB = Path(__file__).parent.parent / "python_stub" / "stub.py"
+_SHOTS = (signal.SIGKILL, signal.SIGTERM)
+"""What a process does not do to itself."""
+
 _OWN_VARIABLES = ("WEIR_", "NATS_")
 
 # The kernel's parent-death signal follows the thread that started the process, so one lasting thread starts them all.
@@ -30,7 +33,14 @@ _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="python-model-sp
 
 
 class ProcessDied(Exception):
-    """The process of a Python model is gone; the batch it was given has no answer and may be redone elsewhere."""
+    """The process of a Python model is gone; the batch it was given has no answer and may be redone elsewhere.
+
+    `was_shot`: somebody else has killed it, the system perhaps: it need not be the model's fault.
+    """
+
+    def __init__(self, message: str, was_shot: bool = False) -> None:
+        super().__init__(message)
+        self.was_shot = was_shot
 
 
 class QuestionFailed(Exception):
@@ -43,19 +53,20 @@ class PythonChild:
     The process starts with the object, by the host policy of the calling thread. `ask` and `close` belong to one
     thread; `kill` may be called by any. `inputs_fd` and `outputs_fd` are the memories of the two directions. On
     `response_channel` the process asks, and `responses_fd` is the memory of what it sends there; `call_end` is the end
-    of the channel of its calls, and `calls_fd` the memory of their large tensors. Raises OSError when the process can't
-    be started.
+    of the channel of its calls, and `calls_fd` the memory of their large tensors. On `lifeline` it is asked whether its
+    model is ready, at any time. Raises OSError when the process can't be started.
     """
 
     def __init__(self, model_dir: Path, version: int | None, model_filename: str) -> None:
         self._lock = threading.Lock()
+        self._reason = ""
         with ExitStack() as ours, ExitStack() as theirs:
             end, other_end = socket.socketpair()
             ours.callback(end.close)
             theirs.callback(other_end.close)
-            lifeline, our_lifeline = os.pipe()
-            ours.callback(os.close, our_lifeline)
-            theirs.callback(os.close, lifeline)
+            self.lifeline, other_lifeline = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(self.lifeline.close)
+            theirs.callback(other_lifeline.close)
             self.inputs_fd = create_memory("weir-python-inputs")
             ours.callback(os.close, self.inputs_fd)
             self.outputs_fd = create_memory("weir-python-outputs")
@@ -72,7 +83,7 @@ class PythonChild:
             ours.callback(os.close, self.calls_fd)
             fds = (
                 other_end.fileno(),
-                lifeline,
+                other_lifeline.fileno(),
                 self.inputs_fd,
                 self.outputs_fd,
                 other_response_end.fileno(),
@@ -108,14 +119,16 @@ class PythonChild:
             raise
         except (EOFError, OSError) as error:
             self.kill()
-            raise ProcessDied(f"the model's process {self._ending()}") from error
+            ending, was_shot = self._ending()
+            raise ProcessDied(f"the model's process {ending}", was_shot) from error
         if answer == Kind.FAILED:
             raise QuestionFailed(value)
         return value
 
-    def kill(self) -> None:
-        """Kills the process and those it has started, at once; an `ask` under way raises ProcessDied."""
+    def kill(self, reason: str = "") -> None:
+        """Kills the process and those it has started, at once; an `ask` under way raises ProcessDied, with `reason`."""
         with self._lock:
+            self._reason = self._reason or reason
             # Until it is waited for, a dead process keeps its id, so this can't hit another one's group.
             if self._process.returncode is None:
                 try:
@@ -140,10 +153,15 @@ class PythonChild:
         finally:
             os.close(pidfd)
 
-    def _ending(self) -> str:
+    def _ending(self) -> tuple[str, bool]:
+        """How the process ended, and whether somebody else has killed it."""
         with self._lock:
             status = self._process.wait()
-        return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if status >= 0:
+            return f"ended with status {status}", False
+        if self._reason:
+            return f"was killed: {self._reason}", False
+        return f"was ended by {signal.Signals(-status).name}", -status in _SHOTS
 
 
 def _spawn(fds: tuple[int, ...], where: tuple[str, ...], policy: HostPolicy) -> subprocess.Popen[bytes]:

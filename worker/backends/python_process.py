@@ -7,13 +7,14 @@ Tensors of more than 64 KiB are never sent: they lie in memory both processes ha
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import WeirError, internal
+from schemas.errors import ErrorCode, WeirError, internal
 from schemas.tensors import PayloadRef, Reference
 from telemetry.log_settings import LogSettings
 from telemetry.logs import current_settings
@@ -27,11 +28,31 @@ from worker.backends.python_messages import (
     ResponseSink,
     unpack_response,
 )
+from worker.backends.python_probe import PythonProbe
 from worker.backends.python_responses import ResponseReader
 from worker.python_stub._weir_channel import INLINE_LIMIT, Kind
 from worker.python_stub._weir_memory import MemoryReader, MemoryWriter
 
-__all__ = ["ProcessDied", "PythonProcess", "PythonRequest", "PythonResponse", "auto_complete"]
+LOAD_STARTS = 3
+"""How often a process is started that somebody else kills while it loads its model for the first time."""
+
+__all__ = [
+    "LOAD_STARTS",
+    "ProcessDied",
+    "PythonProcess",
+    "PythonRequest",
+    "PythonResponse",
+    "StartFailed",
+    "auto_complete",
+]
+
+
+class StartFailed(WeirError):
+    """The model's process could not be started; `was_shot` as in `ProcessDied`."""
+
+    def __init__(self, message: str, was_shot: bool = False) -> None:
+        super().__init__(ErrorCode.INTERNAL, message)
+        self.was_shot = was_shot
 
 
 class PythonProcess:
@@ -42,7 +63,8 @@ class PythonProcess:
     what the model's `initialize` gets, all strings: `model_config` (JSON), `model_instance_kind`,
     `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. The model's log
     follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
-    serves what the model asks of other models; without it nobody does.
+    serves what the model asks of other models; without it nobody does. `on_end(process)` is called, in a thread of the
+    process's own, when it has ended somehow after it was started. `probe` asks a model that has an `is_ready`.
     """
 
     def __init__(
@@ -52,7 +74,14 @@ class PythonProcess:
         model_filename: str,
         args: dict[str, str],
         calls: ProcessCalls | None = None,
+        on_end: Callable[[PythonProcess], None] = lambda process: None,
+        is_decoupled: bool = False,
     ) -> None:
+        self.probe: PythonProbe | None = None
+        self._on_end = on_end
+        self._is_decoupled = is_decoupled
+        self._began_s = 0.0
+        self._sign_s = 0.0
         self._where = (model_dir, version, model_filename)
         self._args = args
         self._child: PythonChild | None = None
@@ -71,10 +100,38 @@ class PythonProcess:
         """Whether there is a process, and it has not ended as far as is known."""
         return self._child is not None and not (self._responses is not None and self._responses.has_ended)
 
+    @property
+    def has_open_requests(self) -> bool:
+        """Whether requests have no last answer yet."""
+        return self._responses is not None and self._responses.has_open_runs
+
+    def silent_s(self, now_s: float) -> float | None:
+        """For how long nothing has come of the process that has something to do; None while it has nothing. For any thread.
+
+        In `execute` that is since it began. What a model sends itself, as decoupled ones do, are signs of life.
+        """
+        began_s, responses = self._began_s, self._responses
+        if began_s and not self._is_decoupled:
+            return now_s - began_s
+        if responses is None or not (began_s or responses.has_open_runs):
+            return None
+        return now_s - max(self._sign_s, responses.last_heard_s)
+
+    def resident_bytes(self) -> int:
+        """The memory that the process holds just now; 0 for one that is gone. For any thread."""
+        child = self._child
+        if child is None:
+            return 0
+        try:
+            with open(f"/proc/{child.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * mmap.PAGESIZE
+        except (OSError, IndexError):
+            return 0
+
     def start(self, timeout_s: float) -> None:
         """Starts the process, loads the model and runs its `initialize`.
 
-        Raises WeirError (INTERNAL) with the model's own error, or when it died or took longer than `timeout_s`.
+        Raises StartFailed with the model's own error, or when it died or took longer than `timeout_s`.
         """
         self._close()
         child = self._child = PythonChild(*self._where)
@@ -88,10 +145,11 @@ class PythonProcess:
         try:
             self._told_log = current_settings()
             _ask_to_load(child, Kind.LOG, self._told_log.told(), timeout_s=timeout_s)
-            _ask_to_load(child, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
+            has_a_say = _ask_to_load(child, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
         except BaseException:
             self._close()
             raise
+        self.probe = PythonProbe(child.lifeline) if has_a_say else None
         memory = MemoryReader(child.responses_fd)
         self._responses = ResponseReader(
             child.response_channel,
@@ -99,6 +157,7 @@ class PythonProcess:
             self._failure,
             child.kill,
             self._args.get("model_instance_name", ""),
+            lambda: self._on_end(self),
         )
 
     def execute(
@@ -115,6 +174,7 @@ class PythonProcess:
         child, responses = self._running()
         self._inputs.rewind()
         run = responses.begin(sink or NoSink(), len(requests))
+        self._began_s = self._sign_s = time.monotonic()
         try:
             if current_settings() is not self._told_log:
                 self._tell_log(child)
@@ -126,6 +186,9 @@ class PythonProcess:
         except ProcessDied:
             self._close()
             raise
+        finally:
+            self._sign_s = time.monotonic()
+            self._began_s = 0.0
         responses.returned(run, len(answers) - answers.count(None))
         return [self._unpacked(answer) for answer in answers]
 
@@ -134,24 +197,15 @@ class PythonProcess:
             return None
         return unpack_response(self._outputs, *answer) if isinstance(answer, (list, tuple)) else RESCHEDULED
 
-    def is_ready(self, timeout_s: float = 5.0) -> bool:
-        """What the model's `is_ready` says, True where it has none; False when it fails or there is no process.
-
-        One that does not answer in time is ended.
-        """
-        try:
-            return bool(self._running()[0].ask(Kind.IS_READY, timeout_s=timeout_s))
-        except QuestionFailed:
-            return False
-        except (ProcessDied, TimeoutError):
-            self._close()
-            return False
-
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
         """Kills the process: an `execute` under way raises ProcessDied, a `start` WeirError. For any thread."""
         child = self._child
         if child is not None:
-            child.kill()
+            child.kill(reason)
+
+    def bury(self) -> None:
+        """Gives up all that is held of a process that has died, or is killed by this."""
+        self._close()
 
     def stop(self, timeout_s: float) -> None:
         """Runs the model's `finalize` and ends the process; after `timeout_s` (more than 0) it is killed."""
@@ -177,6 +231,7 @@ class PythonProcess:
     def _close(self, timeout_s: float = 0.0) -> None:
         child, self._child = self._child, None
         responses, self._responses = self._responses, None
+        self.probe = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -218,12 +273,17 @@ def auto_complete(
     Unchanged where the model has no such function. It runs in a process of its own, which ends with it. Raises
     WeirError (INTERNAL) with the model's own error.
     """
-    child = PythonChild(model_dir, version, model_filename)
-    child.call_end.close()
-    try:
-        completed = _ask_to_load(child, Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s)
-    finally:
-        child.close()
+    for attempt in range(1, LOAD_STARTS + 1):
+        child = PythonChild(model_dir, version, model_filename)
+        child.call_end.close()
+        try:
+            completed = _ask_to_load(child, Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s)
+            break
+        except StartFailed as failure:
+            if not failure.was_shot or attempt == LOAD_STARTS:
+                raise
+        finally:
+            child.close()
     result: dict[str, Any] = json.loads(completed)
     return result
 
@@ -232,8 +292,8 @@ def _ask_to_load(child: PythonChild, kind: Kind, *arguments: Any, timeout_s: flo
     try:
         return child.ask(kind, *arguments, timeout_s=timeout_s)
     except QuestionFailed as failure:
-        raise internal(str(failure)) from failure
+        raise StartFailed(str(failure)) from failure
     except ProcessDied as death:
-        raise internal(f"{death} while it was loading the model") from death
+        raise StartFailed(f"{death} while it was loading the model", death.was_shot) from death
     except TimeoutError as late:
-        raise internal(f"the model's process did not load the model within {timeout_s:g} s") from late
+        raise StartFailed(f"the model's process did not load the model within {timeout_s:g} s") from late

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,8 @@ class ResponseReader:
     """See the module. One for each process; its thread ends with the process's end of `channel`, or by `close`.
 
     `unpack` makes a response of what is sent, `failure` an error of what the model raised. A process that breaks the
-    protocol is ended by `kill`.
+    protocol is ended by `kill`. `on_end` is called in the thread when the process is gone. `last_heard_s` is when it sent
+    something last, of `time.monotonic()`.
     """
 
     def __init__(
@@ -42,7 +44,10 @@ class ResponseReader:
         failure: Callable[[str], WeirError],
         kill: Callable[[], None],
         name: str,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
+        self.last_heard_s = 0.0
+        self._on_end = on_end
         self._channel = channel
         self._unpack = unpack
         self._failure = failure
@@ -58,6 +63,11 @@ class ResponseReader:
     def has_ended(self) -> bool:
         """Whether the process is gone."""
         return self._has_ended
+
+    @property
+    def has_open_runs(self) -> bool:
+        """Whether requests have no last answer yet."""
+        return bool(self._runs)
 
     def begin(self, sink: ResponseSink, size: int) -> int:
         """The number of a new run of so many requests; for the instance's thread alone."""
@@ -95,6 +105,7 @@ class ResponseReader:
         try:
             while True:
                 kind, *arguments = self._channel.receive()
+                self.last_heard_s = time.monotonic()
                 value = self._handle(kind, *arguments)
                 self._channel.send(Kind.DONE, value)
         except (EOFError, OSError):
@@ -109,6 +120,7 @@ class ResponseReader:
             runs = [self._runs.pop(number) for number in lost]
         for run in runs:
             run.sink.fail(process_lost())
+        self._on_end()
 
     def _handle(self, kind: int, number: int, *arguments: Any) -> Any:
         run = self._runs.get(number)

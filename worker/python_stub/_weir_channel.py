@@ -28,13 +28,11 @@ class Kind(IntEnum):
     """What a message is: its first element. The others are named beside it."""
 
     INITIALIZE = 1
-    """arguments for the model's `initialize`. Done: None."""
+    """arguments for the model's `initialize`. Done: whether it has an `is_ready`."""
     AUTO_COMPLETE = 2
     """model configuration as JSON. Done: the completed one, as JSON."""
     EXECUTE = 3
     """number of the run, requests. Done: for each a response, or None for one that is answered on the other channel."""
-    IS_READY = 4
-    """Done: whether the model says it is ready."""
     FINALIZE = 5
     """Done: None; the process ends."""
     DONE = 6

@@ -26,6 +26,14 @@ class Coroutines:
             return asyncio.run_coroutine_threadsafe(result, self._loop).result()
         return self._made_loop().run_until_complete(result)
 
+    def awaited_elsewhere(self, result: Any) -> Any:
+        """As `awaited`, for a thread beside the one that runs batches: its loop may be running, or begin to."""
+        if not isinstance(result, types.CoroutineType) or self._runs_in_thread:
+            return self.awaited(result)
+        import asyncio
+
+        return asyncio.run(result)
+
     def start(self, coroutine: Any, on_error: Callable[[BaseException], None]) -> None:
         """Runs the coroutine in the loop's thread; `on_error` is called there if it raises."""
         import asyncio

@@ -11,16 +11,13 @@ channel to the worker, and that the process never outlives the worker.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
 import io
 import json
 import os
-import signal
 import socket
 import sys
-import threading
 import traceback
 import types
 from typing import Any
@@ -32,14 +29,12 @@ import triton_python_backend_utils as pb_utils  # noqa: E402  # found beside thi
 from _weir_calls import Calls  # noqa: E402
 from _weir_channel import Channel, Kind  # noqa: E402
 from _weir_coroutines import Coroutines  # noqa: E402
+from _weir_lifeline import Lifeline  # noqa: E402
 from _weir_mapping import InputMemory  # noqa: E402
 from _weir_memory import MemoryWriter  # noqa: E402
 from _weir_response_sender import ResponseChannel, ResponsePacker  # noqa: E402
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
-
-_PR_SET_PDEATHSIG = 1
-
 
 RESCHEDULED = 0
 """In the place of the answer to a request that is to run again."""
@@ -60,6 +55,7 @@ class Stub:
         outputs: MemoryWriter,
         responses: ResponseChannel,
         calls: Calls,
+        lifeline: Lifeline,
     ) -> None:
         self._folder, self._version, self._filename = where
         self._channel = channel
@@ -67,6 +63,7 @@ class Stub:
         self._packer = ResponsePacker(outputs)
         self._responses = responses
         self._calls = calls
+        self._lifeline = lifeline
         self._coroutines = Coroutines()
         self._model: Any = None
         self._instance_name = ""
@@ -78,7 +75,6 @@ class Stub:
             Kind.INITIALIZE: self._initialize,
             Kind.AUTO_COMPLETE: self._auto_complete,
             Kind.EXECUTE: self._execute,
-            Kind.IS_READY: self._is_ready,
             Kind.LOG: self._configure_log,
             Kind.FINALIZE: self._finalize,
         }
@@ -135,7 +131,8 @@ class Stub:
     def _configure_log(self, settings: dict[str, Any]) -> None:
         pb_utils.Logger.configure(**settings)
 
-    def _initialize(self, arguments: dict[str, str]) -> None:
+    def _initialize(self, arguments: dict[str, str]) -> bool:
+        """Whether the model has an `is_ready`."""
         config = json.loads(arguments.get("model_config") or "{}")
         self._responses.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._instance_name = arguments.get("model_instance_name", "")
@@ -148,6 +145,10 @@ class Stub:
             self._coroutines.awaited(model.initialize(arguments))
         self._model = model
         self._calls.is_allowed = True
+        asks = hasattr(model, "is_ready")
+        if asks:
+            self._lifeline.answer_by(self._is_ready)
+        return asks
 
     def _auto_complete(self, config: str) -> str:
         model = self._load()
@@ -162,12 +163,15 @@ class Stub:
         return json.dumps(completed.as_dict())
 
     def _is_ready(self) -> bool:
-        if not hasattr(self._model, "is_ready"):
-            return True
-        ready = self._coroutines.awaited(self._model.is_ready())
-        if not isinstance(ready, bool):
-            raise _ModelFault(f"is_ready must return a bool, found type '{type(ready)}'.")
-        return ready
+        """What the model says; asked while `execute` may be running, in another thread."""
+        try:
+            ready = self._coroutines.awaited_elsewhere(self._model.is_ready())
+            if not isinstance(ready, bool):
+                raise _ModelFault(f"is_ready must return a bool, found type '{type(ready)}'.")
+            return ready
+        except (Exception, SystemExit):  # noqa: BLE001  # user code: whatever it raises, it did not say yes
+            traceback.print_exc()
+            return False
 
     def _finalize(self) -> None:
         self._calls.is_allowed = self._calls.controls_models = False
@@ -275,26 +279,11 @@ def _close(requests: list[pb_utils.InferenceRequest]) -> None:
         request.close()
 
 
-def _end_with_worker(lifeline_fd: int) -> None:
-    """The process ends when the worker does, however that ended.
-
-    The kernel's parent-death signal works even while a model holds the interpreter lock; the lifeline, a pipe only the
-    worker holds the other end of, covers a worker that died before this line.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def wait_for_end() -> None:
-        os.read(lifeline_fd, 1)
-        os._exit(1)
-
-    threading.Thread(target=wait_for_end, name="lifeline", daemon=True).start()
-
-
 def main() -> None:
     """Serves one model until told to stop."""
     fds = [int(argument) for argument in sys.argv[1:9]]
     channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, calls_fd = fds
-    _end_with_worker(lifeline_fd)
+    lifeline = Lifeline(socket.socket(fileno=lifeline_fd))
     faulthandler.enable()
     for fd in fds:
         os.set_inheritable(fd, False)
@@ -304,13 +293,14 @@ def main() -> None:
     # A process the model forks must not keep the channels open after this one has died.
     for open_channel in (channel, response_channel, call_channel):
         os.register_at_fork(after_in_child=open_channel.close)
+    os.register_at_fork(after_in_child=lifeline.close_after_fork)
     # Compiled files would appear in the model repository, whose changes mean something.
     sys.dont_write_bytecode = True
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     responses = ResponseChannel(response_channel, MemoryWriter(responses_fd))
     calls = Calls.current = Calls(call_channel, MemoryWriter(calls_fd))
-    Stub(sys.argv[9:12], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, calls).serve()
+    Stub(sys.argv[9:12], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, calls, lifeline).serve()
 
 
 if __name__ == "__main__":
