@@ -154,6 +154,16 @@ def counters(gateway: str) -> str:
     return f"statistics.answer.{gateway}"
 
 
+def readiness(worker: str) -> str:
+    """Asks `worker` whether a model that has a say in it is ready; answered on the reply subject."""
+    return f"readiness.{worker}"
+
+
+def readiness_answers(asker: str) -> str:
+    """Where workers answer `readiness` to one asker; the number of the question follows as one more token."""
+    return f"ready.{asker}"
+
+
 REPOSITORY_QUERY = "repository.query"
 """Asks every worker for the models it sees in its repositories; each answers on the reply subject."""
 

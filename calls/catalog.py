@@ -17,7 +17,7 @@ from schemas.errors import WeirError, invalid, not_found, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import namespace_of, plain_name
 from schemas.normalizer import RequestNormalizer
-from schemas.registry import UNLOADED, ModelRecord, ModelState
+from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 
 _MAX_VERSION = 2**63 - 1
 _MAX_VERSION_DIGITS = 19
@@ -68,13 +68,13 @@ class ServedModel:
 
 
 class Catalog:
-    """All models of the registry. `strict_readiness` makes the server ready only when all of them are."""
+    """All models of the registry. `is_strict`: the server is ready only when all of them are."""
 
     def __init__(
         self, registry: RegistryView, strict_readiness: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._registry = registry
-        self._strict_readiness = strict_readiness
+        self.is_strict = strict_readiness
         self._clock = clock
         self._served: dict[str, ServedModel] = {}
         self._namesakes: dict[str, set[str]] = {}  # identities with a namespace, by plain name
@@ -101,27 +101,40 @@ class Catalog:
         raise self._refusal(name, version)
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Whether a live worker serves this version; False for what is unknown.
+        """Whether a live worker serves this version and can run it now; False for what is unknown.
 
-        Raises WeirError (INVALID_ARG) for what can't be a version.
+        A model may have a say in it (`calls.readiness`). Raises WeirError (INVALID_ARG) for what can't be a version.
         """
         check_version(version)
         served = self._served.get(name) or self._only_one_called(name)
-        return served is not None and version in served.version_texts and served.name not in self._accept_until_s
+        if served is None or version not in served.version_texts or served.name in self._accept_until_s:
+            return False
+        return any(_is_able(row) for _, row in self.told_of(served.name, int(version or served.latest)))
+
+    def told_of(self, identity: str, version: int) -> list[tuple[str, VersionRecord]]:
+        """(worker, what it tells of the version) for each live worker that serves it."""
+        return [
+            (worker, row)
+            for worker, view in self._registry.workers.items()
+            if not view.record.draining
+            and (record := view.models.get(identity)) is not None
+            and (row := record.versions.get(version)) is not None
+            and row.state == ModelState.READY
+        ]
 
     def server_ready(self) -> bool:
-        """Whether some worker has settled and, with strict readiness, every model has a live READY version."""
+        """Whether some worker has settled and, with strict readiness, every model has a READY version that can run."""
         workers = [view.record for view in self._registry.workers.values()]
         if not any(record.settled and not record.draining for record in workers):
             return False
-        return not self._strict_readiness or all(map(self._is_whole, self.names()))
+        return not self.is_strict or all(map(self._is_whole, self.names()))
 
     def _is_whole(self, name: str) -> bool:
-        """Whether every version is READY, but for those that were unloaded on request."""
+        """Whether every version is READY and can run, but for those that were unloaded on request."""
         versions: dict[int, bool] = {}
         for record in self._records(name):
             for number, version in record.versions.items():
-                is_fine = version.state == ModelState.READY or version.reason == UNLOADED
+                is_fine = _is_able(version) or version.reason == UNLOADED
                 versions[number] = versions.get(number, False) or is_fine
         return bool(versions) and all(versions.values()) and name not in self._accept_until_s
 
@@ -251,6 +264,11 @@ def check_version(version: str) -> None:
             f"failed to get model version from specified version string '{version}' (details: stol), "
             "version should be an integral value > 0"
         )
+
+
+def _is_able(version: VersionRecord) -> bool:
+    """Whether the worker serves the version, and can run it now."""
+    return version.state == ModelState.READY and not version.problem
 
 
 def _ready_versions(records: list[ModelRecord]) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
+from calls.readiness import Readiness
 from gateway.access import OPEN, Access
 from gateway.live_settings import LiveSettings
 from gateway.repository_control import RepositoryControl
@@ -20,6 +21,7 @@ class Doors:
     """What a gateway has: models, the way to them, memory, limits, counters; what clients registered, and may ask."""
 
     catalog: Catalog
+    readiness: Readiness
     inference: Inference
     payloads: PayloadStore
     limits: RequestLimits

@@ -21,6 +21,7 @@ from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.model_operations import ModelOperations
 from calls.payload_store import PayloadStore
+from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
 from gateway.access import Access
@@ -106,8 +107,10 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         desired,
     )
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
+    readiness = Readiness(bus, gateway_id, catalog)
     doors = Doors(
         catalog=catalog,
+        readiness=readiness,
         inference=inference,
         payloads=payloads,
         limits=RequestLimits(input_size=settings.http_max_input_size),
@@ -127,6 +130,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
             return 1
     await inference.start(background)
     await live_settings.start()
+    await readiness.start()
     await registry.start(background)
     await regions.start(background)
     await statistics.start()

@@ -27,6 +27,7 @@ from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from calls.pending import OnAnswer, Pending
+from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import PassedTraces
 from schemas.errors import WeirError, unavailable
@@ -72,6 +73,7 @@ class InnerCalls:
         self._on_tick: list[Callable[[], None]] = []
         self.registry = RegistryView(bus)
         self.catalog = Catalog(self.registry, strict_readiness=False)
+        self.readiness = Readiness(bus, worker_id, self.catalog)
 
     @property
     def is_open(self) -> bool:
@@ -152,6 +154,7 @@ class InnerCalls:
             cache=self._cache,
         )
         await _persist(partial(inference.start, self._background))
+        await _persist(self.readiness.start)
         await _persist(partial(self.registry.start, self._background))
         self._expiry = self._background.create_task(self._expire())
         self._is_open = True

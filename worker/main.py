@@ -44,6 +44,7 @@ from worker.ensembles.following import EnsembleFollower
 from worker.execution_turns import execution_turns
 from worker.gpu_memory import GpuMemory, gpu_limits
 from worker.gpus import find_gpus
+from worker.health_reports import HealthReports
 from worker.host_policy import HostPolicies
 from worker.inner_calls import InnerCalls
 from worker.locked_folder import remove_left_folders
@@ -51,6 +52,7 @@ from worker.model_control import ModelControl
 from worker.model_environment import ModelEnvironment
 from worker.model_loader import ModelLoader
 from worker.model_placement import ModelPlacement
+from worker.readiness_answers import ReadinessAnswers
 from worker.repository_mirrors import RepositoryMirrors, open_mirrors
 from worker.repository_report import RepositoryReport
 from worker.rolling_reload import RollingReload
@@ -118,10 +120,12 @@ async def _work(
     service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, capacity)
     paths, mirrors = open_mirrors(bus, settings, background)
     repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
+    readiness_answers = ReadinessAnswers(bus, worker_id, service.models)
     ensembles = EnsembleBackend(repository, inner_calls, loop)
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
     operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), settings.model_control_mode)
+    health = HealthReports()
     environment = ModelEnvironment(
         arena_prefix=worker_id,
         on_finished=service.finished,
@@ -135,6 +139,7 @@ async def _work(
         gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
         on_device_lost=partial(_end_for_another, service),
         host_policies=HostPolicies(settings.host_policy),
+        on_health_change=health.changed,
     )
     auto_complete = not settings.disable_auto_complete_config
     loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count, backends)
@@ -152,12 +157,14 @@ async def _work(
         settings.load_model,
         settings.model_load_thread_count,
     )
+    health.listener = control.tell_health
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
     await service.start(background)
     polling = background.create_task(devices.run(settings.metrics_interval_ms))
     await follow_log(bus, log)
     await drains.start()
+    await readiness_answers.start(background)
     await RepositoryReport(bus, worker_id, loader.repository, background).start()
     if settings.model_control_mode == "explicit":
         await desired.start()

@@ -173,6 +173,12 @@ class ModelControl:
             if model.folder is not None:
                 model.folder.remove()
 
+    def tell_health(self, identity: str) -> None:
+        """Instances of the model have gone for a while, or come back: the registry is told."""
+        model = self._models.find(identity)
+        if model is not None and model.result is not None and self._tasks.is_open:
+            self._tasks.operate(self._records.write(model.record()))
+
     # What is to be done
 
     def _on_desired(self, entry: DesiredModel) -> None:

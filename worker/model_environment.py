@@ -25,8 +25,8 @@ class ModelEnvironment:
     `metrics` says what is observed of models beyond what is always counted, `client_memory` what they may do with memory
     that clients share, `turns` when instances may execute (None: always). `checkpoints` is where the states of sequences
     are kept for other workers, `ensembles` makes models of other models, and `process_calls` is how processes of models
-    ask other models; without these nobody does. `host_policies` say where on the
-    host instances run.
+    ask other models; without these nobody does. `host_policies` say where on the host instances run. `on_health_change`
+    gets the identity of a model of which instances have gone for a while, or have come back, in any thread.
 
     `on_device_lost` is called, in an instance's thread, when nothing can run on the GPUs of this process any more, once:
     with the reason, and with the end of the batch that was lost, if there is one, which is then its to tell. `device_lost`
@@ -46,3 +46,4 @@ class ModelEnvironment:
     on_device_lost: Callable[[str, FinishedBatch | None], None] | None = None
     device_lost: threading.Event = field(default_factory=threading.Event)
     host_policies: HostPolicies = NO_POLICIES
+    on_health_change: Callable[[str], None] = lambda identity: None

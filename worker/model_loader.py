@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import cast
 
@@ -27,6 +28,7 @@ from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
 from worker.instance_plan import MeantForOthers, check_devices, is_for_others
 from worker.model_environment import ModelEnvironment
 from worker.served_version import Load, ServedVersion
+from worker.version_health import VersionHealth
 
 logger = logging.getLogger("weir.worker")
 
@@ -168,9 +170,13 @@ class ModelLoader:
             served = before
         else:
             settings = self._backends.settings_of(config.backend, self._backends.kind_of(backend, config))
-            model = ModelVersion(found.name, number, found.path, config, self._environment.process_calls, settings)
+            health = VersionHealth(partial(self._environment.on_health_change, found.identity))
+            calls = self._environment.process_calls
+            model = ModelVersion(found.name, number, found.path, config, calls, settings, health)
             if before is not None and not _differ_in_instances_alone(before.model.config, config):
                 before = None
+            if before is not None:  # instances that stay tell it where they told it before
+                model = replace(model, health=before.model.health)
             try:
                 served = self._try_to_load(backend, model, _load_mark(result, number), before)
             except Exception as error:  # noqa: BLE001 - as above

@@ -7,7 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from gateway.doors import Doors
-from gateway.grpc.rpc import Methods, unary
+from gateway.grpc.rpc import Methods, unary, unary_async
 from gateway.grpc.versions import read_version
 from gateway.server_info import model_metadata, server_metadata
 
@@ -20,11 +20,12 @@ def metadata_methods(doors: Doors) -> Methods:
     def server_live(_request: Any) -> Any:
         return service_pb2.ServerLiveResponse(live=True)
 
-    def server_ready(_request: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=catalog.server_ready())
+    async def server_ready(_request: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=await doors.readiness.is_server_ready())
 
-    def model_ready(request: Any) -> Any:
-        return service_pb2.ModelReadyResponse(ready=catalog.is_ready(request.name, read_version(request.version)))
+    async def model_ready(request: Any) -> Any:
+        is_ready = await doors.readiness.is_ready(request.name, read_version(request.version))
+        return service_pb2.ModelReadyResponse(ready=is_ready)
 
     def server_info(_request: Any) -> Any:
         return metadata
@@ -40,8 +41,8 @@ def metadata_methods(doors: Doors) -> Methods:
 
     return {
         "ServerLive": unary(service_pb2.ServerLiveRequest, server_live),
-        "ServerReady": unary(service_pb2.ServerReadyRequest, server_ready),
-        "ModelReady": unary(service_pb2.ModelReadyRequest, model_ready),
+        "ServerReady": unary_async(service_pb2.ServerReadyRequest, server_ready),
+        "ModelReady": unary_async(service_pb2.ModelReadyRequest, model_ready),
         "ServerMetadata": unary(service_pb2.ServerMetadataRequest, server_info),
         "ModelMetadata": unary(service_pb2.ModelMetadataRequest, model_info),
         "ModelConfig": unary(service_pb2.ModelConfigRequest, model_config),

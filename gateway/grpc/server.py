@@ -51,7 +51,7 @@ class GrpcServer:
 
     def __init__(self, doors: Doors, options: GrpcOptions | None = None) -> None:
         self._access = doors.access
-        self._catalog = doors.catalog
+        self._readiness = doors.readiness
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(doors, self._options.compression_level)
         self._listener: asyncio.Server | None = None
@@ -155,8 +155,16 @@ class GrpcServer:
 
     def _check_health(self, call: UnaryCall, _message: Message) -> None:
         # HealthCheckResponse has one field, the enum `status`: 1 is SERVING, 2 NOT_SERVING. Any service is this one.
-        serving = self._catalog.server_ready() and not self._is_stopping
+        task = asyncio.get_running_loop().create_task(self._tell_health(call))
+        call.on_cancel = lambda: _cancel(task)
+
+    async def _tell_health(self, call: UnaryCall) -> None:
+        serving = not self._is_stopping and await self._readiness.is_server_ready()
         call.send(b"\x08\x01" if serving else b"\x08\x02", is_last=True)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
 
 
 async def _wait_until_empty(things: set[Any], timeout_s: float) -> None:

@@ -23,7 +23,7 @@ def metadata_routes(doors: Doors) -> list[Route]:
         return Response(status_code=200)
 
     async def ready(_request: Request) -> Response:
-        return Response(status_code=200 if catalog.server_ready() else 400)
+        return Response(status_code=200 if await doors.readiness.is_server_ready() else 400)
 
     async def model(request: Request) -> Response:
         name, version = named(request)
@@ -33,7 +33,7 @@ def metadata_routes(doors: Doors) -> list[Route]:
         return json_answer(config_to_json(catalog.resolve(*named(request)).config))
 
     async def model_ready(request: Request) -> Response:
-        if catalog.is_ready(*named(request)):
+        if await doors.readiness.is_ready(*named(request)):
             return Response(status_code=200)
         return error_answer(400, "Model version not ready")
 

@@ -180,10 +180,7 @@ class PythonConnection(asyncio.Protocol):
         elif kind == Kind.IS_MODEL_READY:
             number, name, version = arguments
             _check_texts(name, version)
-            try:
-                self._send(Kind.DONE, number, self._inner.catalog.is_ready(name, version))
-            except WeirError as error:
-                self._send(Kind.FAILED, number, self._refusal(error))
+            self._start(self._told(number, self._inner.readiness.is_ready(name, version)))
         else:
             raise ValueError(f"there is no question {kind}")
 
@@ -227,13 +224,13 @@ class PythonConnection(asyncio.Protocol):
 
     # The repository
 
-    async def _told(self, number: int, operation: Coroutine[Any, Any, None]) -> None:
+    async def _told(self, number: int, operation: Coroutine[Any, Any, bool | None]) -> None:
         try:
-            await operation
+            outcome = await operation
         except WeirError as error:
             self._send(Kind.FAILED, number, self._refusal(error))
         else:
-            self._send(Kind.DONE, number, None)
+            self._send(Kind.DONE, number, outcome)
 
     def _refusal(self, error: WeirError) -> str:
         return f"Failed to process the request for model '{self._name}', message: {error.message}"

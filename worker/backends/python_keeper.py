@@ -21,7 +21,7 @@ from worker.version_health import VersionHealth
 
 logger = logging.getLogger("weir.worker")
 
-POLICY = RestartPolicy(first_delay_s=0.1, longest_delay_s=10.0, healthy_s=5.0, is_first_at_once=True, budget=None)
+POLICY = RestartPolicy(first_delay_s=0.1, longest_delay_s=10.0, healthy_s=2.0, is_first_at_once=True, budget=None)
 
 PATIENCE_S = 1.0
 """How long a batch waits at an instance without a process before it goes back to the queue; there it waits on."""

@@ -77,6 +77,19 @@ class Models:
         return self.ready
 
 
+class Ready:
+    """Readiness as the models have it: nobody else is asked."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def is_ready(self, name: str, version: str) -> bool:
+        return self._models.is_ready(name, version)
+
+    async def is_server_ready(self) -> bool:
+        return self._models.server_ready()
+
+
 BARE_END, END_WITH_LAST, ERROR_AMID, ERROR_AS_END = range(4)
 """How `repeat` ends its answers."""
 
@@ -171,6 +184,7 @@ def doors(catalog: Models, inference: Calculator) -> Doors:
     """What a door works with, without what these tests don't ask for."""
     return Doors(
         catalog=catalog,  # type: ignore[arg-type]
+        readiness=Ready(catalog),  # type: ignore[arg-type]
         inference=inference,  # type: ignore[arg-type]
         payloads=None,  # type: ignore[arg-type]
         limits=DEFAULT_LIMITS,

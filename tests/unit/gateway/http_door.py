@@ -89,6 +89,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
         limits = RequestLimits(input_size=input_size)
         doors = Doors(
             catalog=OneModel(),  # type: ignore[arg-type]
+            readiness=None,  # type: ignore[arg-type]
             inference=inference,  # type: ignore[arg-type]
             payloads=None,  # type: ignore[arg-type]
             limits=limits,

@@ -46,7 +46,8 @@ class AskedModels:
         self.released: list[PayloadRef] = []
         self.operations: list[tuple[Any, ...]] = []
         self.react: Callable[[Question], None] = lambda question: None
-        self.catalog = SimpleNamespace(resolve=self._resolve, is_ready=lambda name, version: name != "nope")
+        self.catalog = SimpleNamespace(resolve=self._resolve)
+        self.readiness = SimpleNamespace(is_ready=self._is_ready)
         self.calls = self.run(self._made())
 
     async def _made(self) -> PythonCalls:
@@ -59,6 +60,9 @@ class AskedModels:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+    async def _is_ready(self, name: str, version: str) -> bool:
+        return name != "nope"
 
     async def open(self) -> None:
         self.is_open = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -244,77 +243,6 @@ class TestUserCode:
         assert time.monotonic() - began < 5
         assert is_gone(pid)
         wait_until(lambda: is_gone(helper))
-
-    @pytest.mark.parametrize(
-        "method,expected",
-        [
-            ("pass", True),
-            ("def is_ready(self): return True", True),
-            ("async def is_ready(self): return False", False),
-            ("def is_ready(self): return 'yes'", False),
-            ("def is_ready(self): 1 / 0", False),
-        ],
-    )
-    def test_readiness(self, models: Models, method: str, expected: bool) -> None:
-        source = f"class TritonPythonModel:\n    {method}\n    def execute(self, requests): pass\n"
-        with models.running(source) as process:
-            assert (asyncio.run(process.probe.ask()) if process.probe else True) is expected
-            assert (process.probe is None) == (method == "pass")
-
-    def test_a_model_that_hangs_when_asked_is_not_ready_and_runs_on(self, models: Models) -> None:
-        source = """
-            import time
-            import triton_python_backend_utils as pb_utils
-
-            class TritonPythonModel:
-                hangs = True
-
-                def is_ready(self):
-                    while self.hangs:
-                        time.sleep(0.01)
-                    return True
-
-                def execute(self, requests):
-                    self.hangs = False
-                    return [pb_utils.InferenceResponse() for _ in requests]
-        """
-        with models.running(source) as process:
-            assert process.probe is not None
-            assert asyncio.run(process.probe.ask(0.2)) is False
-            only(process.execute([PythonRequest()]))
-            assert asyncio.run(process.probe.ask()) is True
-
-    @pytest.mark.parametrize("method", ["def is_ready(self): return True", "async def is_ready(self): return True"])
-    @pytest.mark.parametrize("execute", ["def execute", "async def execute"])
-    def test_a_model_is_asked_while_it_executes(
-        self, models: Models, method: str, execute: str, tmp_path: Path
-    ) -> None:
-        running, go = tmp_path / "running", tmp_path / "go"
-        os.mkfifo(running)
-        os.mkfifo(go)
-        source = f"""
-            import time
-            import triton_python_backend_utils as pb_utils
-
-            class TritonPythonModel:
-                {method}
-
-                {execute}(self, requests):
-                    open({str(running)!r}, "w").close()
-                    open({str(go)!r}).read()
-                    return [pb_utils.InferenceResponse() for _ in requests]
-        """
-        with models.running(source) as process:
-            executing = threading.Thread(target=process.execute, args=([PythonRequest()],))
-            executing.start()
-            running.open().read()
-            probe = process.probe
-            assert probe is not None
-            assert asyncio.run(probe.ask()) is True
-            go.open("w").close()
-            executing.join()
-            process.kill()
-            assert asyncio.run(probe.ask()) is False
 
 
 class TestDeath:
