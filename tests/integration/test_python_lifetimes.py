@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import tritonclient.http
 from asking import http_inputs
@@ -142,30 +140,3 @@ def test_the_model_has_a_say_in_whether_it_is_ready(mortals: Server) -> None:
         assert client.is_model_ready("one")
         assert grpc.is_model_ready("one")
         assert client.is_server_ready()
-
-
-@pytest.mark.slow
-def test_a_hundred_kills_leave_nothing(mortals: Server) -> None:
-    worker = psutil.Process(mortals.pids()["worker"])
-    with mortals.http(timeout_s=60) as client:
-        ask(client, "pair_kill", "warm")
-        before, threads, segments = worker.num_fds(), worker.num_threads(), set(os.listdir("/dev/shm"))
-        stop = threading.Event()
-
-        def load() -> None:
-            with mortals.http(timeout_s=60) as own:
-                while not stop.is_set():
-                    ask(own, "pair_kill", "go")
-
-        with ThreadPoolExecutor(4) as pool:
-            loads = [pool.submit(load) for _ in range(4)]
-            for _ in range(100):
-                os.kill(ask(client, "pair_kill", "who"), signal.SIGKILL)
-            stop.set()
-            for future in loads:
-                future.result(60)
-        wait_until(lambda: client.is_server_ready() and len(worker.children()) == 7, 30)
-        wait_until(lambda: abs(worker.num_fds() - before) <= 2 and worker.num_threads() <= threads + 2, 10)
-        assert set(os.listdir("/dev/shm")) <= segments | {
-            n for n in os.listdir("/dev/shm") if not n.startswith("weir-")
-        }
