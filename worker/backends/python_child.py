@@ -136,13 +136,17 @@ class PythonChild:
                 except ProcessLookupError:
                     pass
 
-    def close(self, timeout_s: float = 0.0) -> None:
-        """Gives the process `timeout_s` to end by itself, then kills what is left of it, and releases everything."""
+    def close(self, timeout_s: float = 0.0) -> str:
+        """Gives the process `timeout_s` to end by itself, then kills what is left of it, and releases everything.
+
+        Returns how it ended.
+        """
         if self._process.returncode is None and timeout_s > 0:
             self._wait_for_end(timeout_s)
         self.kill()
-        self._ending()
+        ending, _ = self._ending()
         self._resources.close()
+        return ending
 
     def _wait_for_end(self, timeout_s: float) -> None:
         pidfd = os.pidfd_open(self._process.pid)

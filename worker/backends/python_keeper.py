@@ -183,7 +183,7 @@ class PythonKeeper:
         self._health.up(self._name, process.probe)
         self._changed.notify_all()
 
-    def _ended(self, process: PythonProcess, reason: str = "it has died") -> None:
+    def _ended(self, process: PythonProcess, reason: str = "the model's process has died") -> None:
         """A process has ended: in its own thread, or in that of who borrowed it."""
         with self._changed:
             if self._is_closed:
@@ -202,7 +202,7 @@ class PythonKeeper:
                 self._install(successor)
                 return
             self._health.down(self._name, reason)
-            logger.warning("%s: %s; its process is started again in %.1f s", self._name, reason, delay_s)
+            logger.warning("%s: %s; it is started again in %.1f s", self._name, reason, delay_s)
             if not self._is_starting:
                 self._is_starting = True
                 self._begin(self._start_anew, delay_s)
@@ -279,7 +279,9 @@ class PythonKeeper:
         """Gives up all that is held of a process that has died."""
         process.kill()
         with self._lease:  # who borrowed it notices first
-            process.bury()
+            ending = process.bury()
+        if ending:
+            logger.info("%s: its process %s", self._name, ending)
 
     def _begin(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=self._run, args=(work, *arguments), name=f"{self._name} keeper", daemon=True)

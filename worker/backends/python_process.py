@@ -203,9 +203,9 @@ class PythonProcess:
         if child is not None:
             child.kill(reason)
 
-    def bury(self) -> None:
-        """Gives up all that is held of a process that has died, or is killed by this."""
-        self._close()
+    def bury(self) -> str:
+        """Gives up all that is held of a process that has died, or is killed by this; how it ended, "" if that was told."""
+        return self._close()
 
     def stop(self, timeout_s: float) -> None:
         """Runs the model's `finalize` and ends the process; after `timeout_s` (more than 0) it is killed."""
@@ -228,7 +228,7 @@ class PythonProcess:
             raise ProcessDied("the model's process is not running")
         return self._child, self._responses
 
-    def _close(self, timeout_s: float = 0.0) -> None:
+    def _close(self, timeout_s: float = 0.0) -> str:
         child, self._child = self._child, None
         responses, self._responses = self._responses, None
         self.probe = None
@@ -239,7 +239,8 @@ class PythonProcess:
             responses.close()
         if child is not None:
             self._inputs.close()
-            child.close(timeout_s)
+            return child.close(timeout_s)
+        return ""
 
     def _failure(self, text: str) -> WeirError:
         instance = self._args.get("model_instance_name") or self._args.get("model_name", "")
