@@ -20,7 +20,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from bus.identity import SHARED_MEMORY_DIRECTORY
@@ -202,6 +202,11 @@ class PayloadReader:
         self._max_mappings = max_mappings
         self._mappings: dict[str, memoryview] = {}
 
+    @property
+    def segments(self) -> Collection[str]:
+        """The names of those that are mapped."""
+        return self._mappings.keys()
+
     def view(self, ref: PayloadRef) -> memoryview:
         """The bytes behind `ref`, in place. Raises StalePayload; ValueError for a reference that can't be one of ours."""
         view = self.view_unchecked(ref)
@@ -239,6 +244,9 @@ class PayloadReader:
             memory = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
         finally:
             os.close(fd)
+        # Those of processes that have gone would keep their memory, and a descriptor each, for nothing.
+        for known in [known for known in self._mappings if not (SHARED_MEMORY_DIRECTORY / known).exists()]:
+            del self._mappings[known]
         while len(self._mappings) >= self._max_mappings:
             # The oldest is dropped, not closed: views into it may still be in use, and keep it alive.
             del self._mappings[next(iter(self._mappings))]

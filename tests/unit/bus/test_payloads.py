@@ -92,6 +92,20 @@ def test_a_segment_that_is_gone_is_stale(arena: PayloadArena) -> None:
         PayloadReader().view(reference)
 
 
+def test_a_reader_keeps_nothing_of_segments_that_are_gone(arena: PayloadArena) -> None:
+    reader = PayloadReader()
+    for number in range(5):
+        former = PayloadArena(new_id(f"former{number}"))
+        slot = former.allocate(100_000)
+        assert slot is not None
+        reader.view(slot.ref())
+        former.close()
+    slot = arena.allocate(100_000)
+    assert slot is not None
+    reader.view(slot.ref())
+    assert list(reader.segments) == [slot.ref().segment]
+
+
 def test_lent_slots_come_back_by_word_or_in_time(arena: PayloadArena) -> None:
     now = 0.0
     leases = LeasedSlots(lease_s=10.0, clock=lambda: now)

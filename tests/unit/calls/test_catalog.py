@@ -94,6 +94,19 @@ async def cluster(nats_url: str, strict: bool = True) -> AsyncIterator[Cluster]:
             await bus.close()
 
 
+async def test_a_version_that_can_not_run_for_now_is_accepted_and_not_ready(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.settle("w1")
+        await c.tell("w1", VersionRecord(ModelState.READY, problem="its process has died"))
+        assert c.catalog.resolve("m", "1").versions == [1]
+        assert not c.catalog.is_ready("m", "")
+        assert not c.catalog.server_ready()
+        await c.tell("w2", VersionRecord(ModelState.READY, instances=1, asks=True))
+        assert c.catalog.is_ready("m", "1")
+        assert c.catalog.server_ready()
+        assert [worker for worker, row in c.catalog.told_of("m", 1) if row.asks] == ["w2"]
+
+
 async def test_versions_that_are_ready_are_served(nats_url: str) -> None:
     async with cluster(nats_url) as c:
         await c.load("w1", v1=ModelState.READY, v2=ModelState.LOADING, v3=ModelState.READY)

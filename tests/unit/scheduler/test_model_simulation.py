@@ -55,7 +55,7 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
     version = st.sampled_from(versions)
     configure = st.tuples(st.just("configure"), version, st.one_of(st.integers(0, len(CONFIGS) - 1), configs))
     arrive = st.tuples(st.just("arrive"), gateways, requests)
-    complete = st.tuples(st.just("complete"), numbers, st.sampled_from([0, 0, 1]), st.sampled_from([0, 5, 4000]))
+    complete = st.tuples(st.just("complete"), numbers, st.sampled_from([0, 0, 0, 1, 3]), st.sampled_from([0, 5, 4000]))
     serve = st.tuples(st.just("serve"), workers, version, st.integers(0, 2))
     event = st.one_of(
         arrive,

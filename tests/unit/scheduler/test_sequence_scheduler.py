@@ -56,7 +56,7 @@ EVENT = st.one_of(
         st.sampled_from([0, 0, 0, 100, 900]),
     ),
     st.tuples(st.just("send"), st.integers(1, 4), st.sampled_from([0, 0, 0, SEQUENCE_START])),
-    st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1]), st.integers(0, 7)),
+    st.tuples(st.just("complete"), st.integers(0, 9), st.sampled_from([0, 0, 0, 0, 1, 3]), st.integers(0, 7)),
     st.tuples(st.just("complete"), st.integers(0, 9), st.just(0), st.just(0)),
     st.tuples(st.just("advance"), st.sampled_from([1, 60, 600])),
     st.tuples(st.just("instances"), st.sampled_from("ab"), st.integers(0, 2)),

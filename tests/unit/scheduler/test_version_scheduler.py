@@ -90,6 +90,21 @@ def test_batches_lost_one_after_the_other_stand_in_the_order_they_came():
     assert sent(version, 20) == [("a", [1, 2, 3, 4]), ("a", [5, 6, 7, 8])]
 
 
+def test_what_an_instance_could_not_begin_with_goes_back_as_it_was():
+    version = version_with("a")
+    version.enqueue([request(key=1), request(key=2), request(key=3)])
+    for now in range(10):
+        (batch,), _ = version.dispatch(now)
+        assert keys(batch.requests) == [1, 2, 3], "nobody is to blame: they stay together, and none is given up"
+        assert version.complete(now, batch.id, BatchOutcome.NOT_RUN, 0) == ([], [])
+    (batch,), _ = version.dispatch(10)
+    batch.requests[1].cancelled = True
+    answered, failures = version.complete(11, batch.id, BatchOutcome.NOT_RUN, 0)
+    assert (keys(answered), failures) == ([2], [])
+    assert version.failures["CANCELED"] == 1
+    assert sent(version, 12) == [("a", [1, 3])]
+
+
 def test_a_request_that_kills_workers_is_given_up_and_its_mates_are_not():
     version = version_with()
     version.enqueue([request(key=1), request(key=2)])
