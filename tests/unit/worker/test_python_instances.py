@@ -49,7 +49,9 @@ def test_a_sequence_is_not_gone_on_with_by_a_process_that_has_not_begun_it(tmp_p
     (folder,) = tmp_path.iterdir()
 
     def run(*sequences: tuple[int, int]) -> int:
-        requests = [InferRequest("m", "1", correlation_id=id, sequence_flags=flags) for id, flags in sequences]
+        requests = [InferRequest("m", "1") for _ in sequences]
+        for request, (id, flags) in zip(requests, sequences, strict=True):
+            request.correlation_id, request.sequence_flags = id, flags
         return len(instance.execute(requests, Execution(PayloadReader())))
 
     try:
