@@ -79,6 +79,7 @@ def message_fields() -> str:
         ("abandoned", "scheduler → worker", f"scheduler, [({abandoned}) …]"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
         ("drain", "worker → scheduler, and its answer", "asker, model, versions to unload, or that may be unloaded"),
+        ("readiness", "gateway, worker → worker", "model, version; answered with whether it is ready"),
         ("repository view", "worker → gateway", "worker, what is wrong with each model by name (empty: nothing)"),
     ]
     return _table(("message", "way", "fields"), rows)
@@ -266,6 +267,47 @@ _BOUNDS = [
         "requests of such a batch that are run again, as long as none of them can be",
         "the others fail with their batch",
     ),
+    (
+        "worker.backends.python_keeper",
+        "PATIENCE_S",
+        "wait of a batch at an instance whose process is away",
+        "it goes back to the queue",
+    ),
+    (
+        "worker.backends.python_keeper",
+        "SEQUENCE_PATIENCE_S",
+        "the same of a model of sequences",
+        "its sequences end",
+    ),
+    (
+        "worker.backends.python_keeper",
+        "RETIRING_PATIENCE_S",
+        "wait for the streams of a process that is replaced",
+        "they end with an error",
+    ),
+    (
+        "worker.backends.python_keeper",
+        "STOP_TIMEOUT_S",
+        "wait for a Python model's `finalize`",
+        "its process is killed",
+    ),
+    (
+        "worker.backends.python_limits",
+        "START_TIMEOUT_S",
+        "wait for a Python model's process to load it, without `stub-timeout-seconds`",
+        "the load fails",
+    ),
+    (
+        "worker.backends.python_process",
+        "LOAD_STARTS",
+        "starts of a process that is killed while it loads",
+        "the load fails",
+    ),
+    ("worker.backends.python", "MAX_STARTED", "sequences an instance remembers to have begun", "the oldest end"),
+    ("worker.backends.python_probe", "TIMEOUT_S", "wait for a Python model's `is_ready`", "it is not ready"),
+    ("calls.readiness", "ANSWER_TIMEOUT_S", "wait for workers to say whether a model is ready", "it is not ready"),
+    ("worker.readiness_answers", "MAX_QUESTIONS", "questions for readiness that wait in a worker", "it is not ready"),
+    ("schemas.registry", "MAX_PROBLEM_LENGTH", "characters of why a version can't run", "cut off"),
     ("worker.warmup", "PATIENCE_S", "wait for the last responses to a warm-up sample", "the load fails"),
     (
         "worker.inner_calls",
