@@ -119,8 +119,11 @@ class PythonKeeper:
             self._changed.notify_all()
         for process in processes:
             process.stop(STOP_TIMEOUT_S)
-        while threads := list(self._threads):
-            starting = self._starting
+        while True:
+            with self._changed:
+                threads, starting = list(self._threads), self._starting
+            if not threads:
+                break
             if starting is not None:
                 starting.kill("it is needed no more")
             threads[0].join(0.1)

@@ -1,5 +1,8 @@
 """Backoff and budget of restarts, on a clock that is only numbers."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from bus.restarts import RestartHistory, RestartPolicy
 
 
@@ -37,3 +40,30 @@ def test_the_first_restart_may_come_at_once_and_the_budget_be_without_end() -> N
     history = RestartHistory(policy)
     assert [history.died(now=n, ready_since=n) for n in map(float, range(6))] == [0.0, 0.5, 1.0, 2.0, 2.0, 2.0]
     assert [history.died(now=10.0 + n, ready_since=5.0) for n in range(2)] == [0.0, 0.0]
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.booleans()), max_size=60),
+    st.builds(
+        RestartPolicy,
+        first_delay_s=st.floats(0.01, 1),
+        longest_delay_s=st.floats(1, 30),
+        healthy_s=st.floats(1, 10),
+        is_first_at_once=st.booleans(),
+        budget=st.none(),
+    ),
+)
+def test_any_deaths(lives: list[tuple[float, bool]], policy: RestartPolicy) -> None:
+    """Each life: how long it was, and whether it was ready meanwhile."""
+    history, now, delays = RestartHistory(policy), 0.0, [-1.0]
+    first = 0.0 if policy.is_first_at_once else policy.first_delay_s
+    for length, was_ready in lives:
+        began, now = now, now + length
+        delay = history.died(now, began if was_ready else None)
+        assert delay is not None, "without a budget it comes back for ever"
+        if delays[-1] < 0 or (was_ready and now - began >= policy.healthy_s):
+            assert delay == first
+        else:
+            assert delay == min(max(2 * delays[-1], policy.first_delay_s), policy.longest_delay_s)
+        delays.append(delay)
+        now += delay
