@@ -201,14 +201,14 @@ class ServedVersion:
     def _willing(self, number: int) -> AnyInstance:
         """The instance of this number; while it can't run, or its process waits for other models, the next that can.
 
-        What it waits for may be this very request: a model may ask itself, as long as it has an instance left.
+        What it waits for may be this very request: a model may ask itself, as long as it has an instance left. So one that
+        is down, and will come back, is better than one that waits.
         """
         wanted = self.instances[number]
         if len(self.instances) == 1 or not (self._is_down(wanted) or self._is_asking(wanted)):
             return wanted
         others = [*self.instances[number:], *self.instances[:number]]
-        up = [other for other in others if not self._is_down(other)]
-        return next((other for other in up if not self._is_asking(other)), (up or others)[0])
+        return min(others, key=lambda other: (self._is_asking(other), self._is_down(other)))
 
     def _is_down(self, instance: AnyInstance) -> bool:
         return isinstance(instance, ModelInstance) and self.model.health.is_down(instance.name)

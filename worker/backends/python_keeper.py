@@ -35,6 +35,8 @@ RETIRING_PATIENCE_S = 300.0
 STOP_TIMEOUT_S = 30.0
 """How long a model's `finalize` may take; then its process is killed."""
 
+_LOOK_S = 0.02
+
 NewProcess = Callable[[Callable[[PythonProcess], None]], PythonProcess]
 """Makes a process that is not started yet; it calls the function when it has ended."""
 
@@ -167,17 +169,17 @@ class PythonKeeper:
     # From one process to the next
 
     def _available(self) -> PythonProcess:
-        patience_s = SEQUENCE_PATIENCE_S if self._keeps_state else PATIENCE_S
-        deadline_s = None
+        if (process := self._current) is not None:
+            return process
+        deadline_s = time.monotonic() + (SEQUENCE_PATIENCE_S if self._keeps_state else PATIENCE_S)
         with self._changed:
             while (process := self._current) is None:
-                now_s = time.monotonic()
-                deadline_s = now_s + patience_s if deadline_s is None else deadline_s
-                if self._is_closed or now_s >= deadline_s:
+                if self._is_closed or time.monotonic() >= deadline_s:
                     raise InstanceDown("its process has died and is not there again yet")
-                if not self._keeps_state and self._health.has_other_up(self._name):
+                # Not at once: where the other one can't take the batch either, it comes back here.
+                self._changed.wait(_LOOK_S)
+                if self._current is None and not self._keeps_state and self._health.has_other_up(self._name):
                     raise InstanceDown("its process has died; other instances are there")
-                self._changed.wait(min(0.05, deadline_s - now_s))
         return process
 
     def _install(self, process: PythonProcess) -> None:
