@@ -7,6 +7,7 @@ over HTTP and gRPC; one instance after the other, in turn, is killed (kill -9) o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import statistics
@@ -22,6 +23,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 import weir
+from bus.identity import SHARED_MEMORY_DIRECTORY
 
 MODEL = """
 import os
@@ -53,6 +55,18 @@ dynamic_batching { }
 instance_group { count: %d kind: KIND_CPU }
 parameters { key: "weir_execution_timeout_ms" value { string_value: "%d" } }
 """
+
+
+def segments_of(processes: list[psutil.Process]) -> set[str]:
+    """The names of the payload segments that these have mapped."""
+    names: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            names |= {
+                Path(line.split()[5]).name for line in maps.splitlines() if f"{SHARED_MEMORY_DIRECTORY}/weir-" in line
+            }
+    return names
 
 
 class Clients:
@@ -167,7 +181,6 @@ def main() -> int:
         version.mkdir(parents=True)
         (version / "model.py").write_text(MODEL)
         (version.parent / "config.pbtxt").write_text(CONFIG % (options.instances, options.timeout_ms))
-        shared_before = set(os.listdir("/dev/shm"))
         with weir.Server(folder) as server:
             clients = Clients(server, options.threads)
             time.sleep(1)
@@ -183,8 +196,9 @@ def main() -> int:
                 f"{clients.sent} requests: lost {lost}, wrong {clients.wrong}, errors {len(clients.errors)} {kinds}; "
                 f"descriptors of the worker {before[0]} -> {after[0]}, threads {before[1]} -> {after[1]}"
             )
-        left = {name for name in os.listdir("/dev/shm") if name.startswith(("weir-", ".weir-"))} - shared_before
-        print(f"left in shared memory: {len(left)}")
+            segments = segments_of([psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)])
+        left = [name for name in segments if (SHARED_MEMORY_DIRECTORY / name).exists()]
+        print(f"left in shared memory: {len(left)} of {len(segments)} segments")
     return 1 if lost or clients.wrong or left else 0
 
 
