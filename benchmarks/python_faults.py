@@ -48,12 +48,12 @@ CONFIG = """
 name: "m"
 backend: "python"
 max_batch_size: 8
-input { name: "IN" data_type: TYPE_INT64 dims: [16] }
-output { name: "OUT" data_type: TYPE_INT64 dims: [16] }
+input { name: "IN" data_type: TYPE_INT64 dims: [%(elements)d] }
+output { name: "OUT" data_type: TYPE_INT64 dims: [%(elements)d] }
 output { name: "PID" data_type: TYPE_INT64 dims: [1] }
 dynamic_batching { }
-instance_group { count: %d kind: KIND_CPU }
-parameters { key: "weir_execution_timeout_ms" value { string_value: "%d" } }
+instance_group { count: %(instances)d kind: KIND_CPU }
+parameters { key: "weir_execution_timeout_ms" value { string_value: "%(timeout_ms)d" } }
 """
 
 
@@ -72,7 +72,8 @@ def segments_of(processes: list[psutil.Process]) -> set[str]:
 class Clients:
     """Threads that ask until they are told to stop, and what came of it."""
 
-    def __init__(self, server: weir.Server, threads: int) -> None:
+    def __init__(self, server: weir.Server, threads: int, elements: int) -> None:
+        self._elements = elements
         self.answered: list[tuple[float, float, int]] = []  # (sent, answered, process)
         self.errors: list[str] = []
         self.wrong = 0
@@ -113,7 +114,7 @@ class Clients:
             with self._lock:
                 self.sent += 1
                 number = self.sent
-            given = np.arange(number, number + 16, dtype=np.int64).reshape(1, 16)
+            given = np.arange(number, number + self._elements, dtype=np.int64)[None]
             tensor = library.InferInput("IN", given.shape, "INT64")  # type: ignore[attr-defined]
             tensor.set_data_from_numpy(given)
             began = time.monotonic()
@@ -172,6 +173,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=200, help="of each kind")
     parser.add_argument("--instances", type=int, default=4)
+    parser.add_argument("--elements", type=int, default=16, help="of the tensor, 8 bytes each")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--timeout-ms", type=int, default=500, help="the model's execution time-out")
     parser.add_argument("--pause-s", type=float, default=0.3, help="between two faults")
@@ -180,9 +182,9 @@ def main() -> int:
         version = Path(folder) / "m" / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(MODEL)
-        (version.parent / "config.pbtxt").write_text(CONFIG % (options.instances, options.timeout_ms))
+        (version.parent / "config.pbtxt").write_text(CONFIG % vars(options))
         with weir.Server(folder) as server:
-            clients = Clients(server, options.threads)
+            clients = Clients(server, options.threads, options.elements)
             time.sleep(1)
             (worker,) = (p for p in psutil.Process().children(recursive=True) if "worker" in p.cmdline()[1:5])
             before = worker.num_fds(), worker.num_threads()
