@@ -89,6 +89,8 @@ class PythonKeeper:
                 logger.warning("%s: %s; it is started again", self._name, failure.message)
         with self._changed:
             self._install(process)
+        if not process.is_running:
+            self._ended(process)  # before it was the current one, when nobody took notice
         if self._limits.look_every_s:
             WATCHDOG.watch(self)
 
@@ -162,7 +164,9 @@ class PythonKeeper:
         with self._changed:
             if self._is_starting or self._successor is not None or process is not self._current or self._is_closed:
                 return
-            logger.info("%s: its process holds %d bytes and is replaced", self._name, resident_bytes)
+            logger.warning("%s: its process holds %d bytes and is replaced", self._name, resident_bytes)
+            # Where the limit is too small for any process, this must not go on without a pause.
+            self._replace_after_s = now_s + (self._replacing.died(now_s, self._ready_since_s) or 0.0)
             self._is_starting = True
             self._begin(self._start_anew, 0.0)
 
@@ -225,6 +229,9 @@ class PythonKeeper:
                 process.start(self._limits.start_timeout_s)
             except StartFailed as error:
                 failure = error
+            except (OSError, RuntimeError) as error:  # there is no room for a process, or a thread
+                process.bury()
+                failure = StartFailed(f"{type(error).__name__}: {error}")
             with self._changed:
                 self._starting = None
                 if failure is None:
@@ -239,7 +246,7 @@ class PythonKeeper:
                 logger.warning("%s: its process could not be started: %s", self._name, failure.message)
                 if is_replacement:
                     self._is_starting = False
-                    self._replace_after_s = now_s + max(delay_s, self.look_every_s)
+                    self._replace_after_s = now_s + delay_s
                     return
                 self._health.down(self._name, failure.message)
         self._replace()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from python_models import IDENTITY, Models, execute_body, only
 from bus.restarts import RestartPolicy
 from schemas.errors import WeirError
 from worker.backend import InstanceDown
-from worker.backends import python_keeper
+from worker.backends import python_keeper, python_process
 from worker.backends.python_keeper import PythonKeeper
 from worker.backends.python_limits import ProcessLimits
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
@@ -32,6 +33,12 @@ NEVER = RestartPolicy(first_delay_s=600.0, longest_delay_s=600.0, budget=None)
 @pytest.fixture
 def models(tmp_path: Path) -> Models:
     return Models(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may take its time on a busy machine."""
+    monkeypatch.setattr(python_keeper, "PATIENCE_S", 20.0)
 
 
 class Kept:
@@ -222,6 +229,30 @@ def test_a_replacement_that_can_not_be_started_changes_nothing(models: Models, t
         assert made.run() == pid
         broken.unlink()
         wait_until(lambda: made.run() != pid)
+
+
+def test_a_limit_that_is_too_small_for_any_process_does_not_make_a_storm(models: Models) -> None:
+    tiny, slow = ProcessLimits(memory_limit_bytes=22 << 20), RestartPolicy(first_delay_s=600.0, longest_delay_s=600.0)
+    with kept(models, IDENTITY, tiny, replace(slow, is_first_at_once=True, budget=None)) as made:
+        pid = made.run()
+        wait_until(lambda: made.run() != pid)
+        assert made.run()
+        assert len(made.started) == 2
+
+
+def test_one_for_which_there_is_no_room_is_tried_again(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kept(models, IDENTITY) as made:
+        pid = made.run()
+        with monkeypatch.context() as patch:
+
+            def no_room(*_: object) -> None:
+                raise BlockingIOError(11, "Resource temporarily unavailable")
+
+            patch.setattr(python_process, "PythonChild", no_room)
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: "temporarily unavailable" in made.health.problem)
+        wait_until(lambda: not made.health.problem)
+        assert made.run() != pid
 
 
 def test_a_close_ends_a_start_that_is_under_way(models: Models, tmp_path: Path) -> None:
