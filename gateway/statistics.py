@@ -22,8 +22,10 @@ from bus.connection import Bus, Message
 from bus.registry import RegistryView
 from calls.catalog import Catalog
 from gateway.counter_owners import CounterOwners
+from gateway.custom_metrics import CustomMetrics, forget_versions
 from gateway.version_totals import VersionTotals
 from schemas.statistics import (
+    FamilyCounters,
     GatewayCounters,
     SchedulerCounters,
     VersionCounters,
@@ -61,10 +63,11 @@ class Statistics:
         self._complete = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
-        self._workers: CounterOwners[WorkerCounters] = CounterOwners(self._sum_up_rows)
+        self._workers: CounterOwners[WorkerCounters] = CounterOwners(self._sum_up_worker)
         self._schedulers: CounterOwners[SchedulerCounters] = CounterOwners(self._sum_up_scheduler)
         self._gateways: CounterOwners[GatewayCounters] = CounterOwners(self._sum_up_rows)
         self._summed_up: dict[Key, VersionTotals] = {}  # of owners that have gone too long ago to be kept apart
+        self._summed_families: list[FamilyCounters] = []  # likewise
         self._served: dict[str, set[int]] = {}
         self.malformed_messages = 0
         registry.on_model_change(self._on_model_change)
@@ -106,6 +109,16 @@ class Statistics:
                     if (queue.model, version.version) in totals:
                         totals[queue.model, version.version].add_queued(version)
         return totals
+
+    def custom_metrics(self) -> CustomMetrics:
+        """What models count themselves."""
+        metrics = CustomMetrics()
+        for worker in self._workers.current.values():
+            metrics.add(worker.families)
+        for worker in self._workers.departed:
+            metrics.add(worker.families, has_gone=True)
+        metrics.add(self._summed_families, has_gone=True)
+        return metrics
 
     def workers(self) -> list[WorkerCounters]:
         """What live workers tell, and those that have gone told last."""
@@ -203,6 +216,13 @@ class Statistics:
                 version.pending = 0
         self._schedulers.gone(scheduler)
 
+    def _sum_up_worker(self, counters: WorkerCounters) -> None:
+        self._sum_up_rows(counters)
+        summed = CustomMetrics()
+        summed.add(self._summed_families, has_gone=True)
+        summed.add(counters.families, has_gone=True)
+        self._summed_families = summed.told()
+
     def _sum_up_rows(self, counters: WorkerCounters | GatewayCounters) -> None:
         for row in counters.models:
             self._totals_of(row.model, row.version).add(row)
@@ -233,6 +253,9 @@ class Statistics:
     def _forget(self, keys: set[Key]) -> None:
         for key in keys:
             self._summed_up.pop(key, None)
+        for worker in self.workers():
+            forget_versions(worker.families, keys)
+        forget_versions(self._summed_families, keys)
         for rows in self._version_rows():
             rows[:] = [row for row in rows if (row.model, row.version) not in keys]
         for scheduler in self._schedulers.departed:

@@ -6,7 +6,7 @@ Durations are nanoseconds unless a name says otherwise.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -55,6 +55,42 @@ class SummaryCounters(Counters):
     count: Count = 0
     sum_us: Count = 0
     bins: Annotated[dict[Bin, Count], Field(max_length=MAX_BINS)] = {}
+
+
+METRIC_KINDS = ("counter", "gauge", "histogram")
+"""What a model's own metrics are."""
+
+Number = Annotated[float, Field(strict=False)]
+"""What a model may have counted: anything that is a number, none at all too."""
+
+
+class SeriesCounters(Counters):
+    """One series of a model's own metrics: `value` is the sum of a histogram, which has `bounds` and `counts`.
+
+    `changed_s` is when a gauge was changed last (unix time). `versions` are the (model, version) that have it.
+    """
+
+    labels: Annotated[dict[str, str], Field(max_length=256)]
+    value: Number
+    changed_s: Number = 0.0
+    bounds: Annotated[list[Number], Field(max_length=MAX_BINS)] = []
+    counts: Annotated[list[Count], Field(max_length=MAX_BINS + 1)] = []
+    versions: Annotated[list[Annotated[tuple[Name, Count], Field(strict=False)]], Field(max_length=1 << 16)] = []
+
+    @model_validator(mode="after")
+    def _has_a_count_for_each_bucket(self) -> SeriesCounters:
+        if self.counts and len(self.counts) != len(self.bounds) + 1:
+            raise ValueError("there must be one more count than bounds")
+        return self
+
+
+class FamilyCounters(Counters):
+    """A metric that models make themselves, as one worker has it."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$", max_length=1 << 16)]
+    description: str
+    kind: Literal["counter", "gauge", "histogram"]
+    series: Annotated[list[SeriesCounters], Field(max_length=1 << 16)]
 
 
 class VersionCounters(Counters):
@@ -113,6 +149,7 @@ class WorkerCounters(Counters):
     """The answer of a worker; `gpus` by UUID, `payload_slots` are those its instances hold now.
 
     `pinned_total_bytes` of host memory may be pinned for its instances on GPUs, and `pinned_used_bytes` are; 0 without any.
+    `families` are the metrics that its models make themselves.
 
     `born_ns` (unix time) tells it from an earlier one of its name.
     """
@@ -126,6 +163,7 @@ class WorkerCounters(Counters):
     gpus: Annotated[dict[str, GpuReading], Field(max_length=1024)] = {}
     pinned_total_bytes: Count = 0
     pinned_used_bytes: Count = 0
+    families: Annotated[list[FamilyCounters], Field(max_length=1 << 16)] = []
 
 
 class GatewayCounters(Counters):

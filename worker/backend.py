@@ -21,6 +21,7 @@ from schemas.requests import InferRequest
 from schemas.tensors import Tensor
 from worker.devices import WorkerDevices
 from worker.host_policy import UNBOUND, HostPolicy
+from worker.model_metrics import LoadMetrics, ModelMetrics
 from worker.version_health import VersionHealth
 
 
@@ -34,10 +35,14 @@ class CallConnection(Protocol):
 class ProcessCalls(Protocol):
     """Serves what the processes of models ask of their worker: other models, changes of the repository."""
 
-    def connect(self, end: socket.socket, memory_fd: int, name: str) -> CallConnection:
+    @property
+    def metrics(self) -> ModelMetrics:
+        """Those that models make themselves."""
+
+    def connect(self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics) -> CallConnection:
         """Serves what comes at `end`, with large tensors in `memory_fd`; both are its own from now on. For any thread.
 
-        `name` is the instance's.
+        `name` is the instance's, `metrics` are those of its loaded version.
         """
 
     def is_asking(self, name: str) -> bool:

@@ -51,6 +51,7 @@ from worker.locked_folder import remove_left_folders
 from worker.model_control import ModelControl
 from worker.model_environment import ModelEnvironment
 from worker.model_loader import ModelLoader
+from worker.model_metrics import ModelMetrics
 from worker.model_placement import ModelPlacement
 from worker.readiness_answers import ReadinessAnswers
 from worker.repository_mirrors import RepositoryMirrors, open_mirrors
@@ -116,8 +117,11 @@ async def _work(
     gpus = gpu_uuids() if settings.allow_client_shm else []
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
     inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies)
+    model_metrics = ModelMetrics()
     capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
-    service = WorkerService(bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, capacity)
+    service = WorkerService(
+        bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, model_metrics.snapshot, capacity
+    )
     paths, mirrors = open_mirrors(bus, settings, background)
     repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
     readiness_answers = ReadinessAnswers(bus, worker_id, service.models)
@@ -134,7 +138,7 @@ async def _work(
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
         checkpoints=SequenceStates(bus),
         ensembles=ensembles,
-        process_calls=PythonCalls(inner_calls, operations),
+        process_calls=PythonCalls(inner_calls, operations, model_metrics),
         devices=own_devices,
         gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
         on_device_lost=partial(_end_for_another, service),
@@ -197,6 +201,7 @@ async def _work(
     await publisher.close()
     await bus.close()
     devices.close()
+    model_metrics.close()
     return status
 
 

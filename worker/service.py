@@ -54,8 +54,8 @@ class WorkerService:
     """One worker process: holds models and runs the batches that schedulers send it. It is ModelControl's `Host`.
 
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
-    `cache_counters` tells what models asked of others and had from a cache. `capacity` is what it has for models
-    that declare what they need.
+    `cache_counters` tells what models asked of others and had from a cache, `model_metrics` what they count themselves.
+    `capacity` is what it has for models that declare what they need.
     """
 
     def __init__(
@@ -66,8 +66,10 @@ class WorkerService:
         devices: DevicePoller | None = None,
         gpus: Sequence[str] = (),
         cache_counters: Callable[[], list[dict[str, Any]]] = list,
+        model_metrics: Callable[[], list[dict[str, Any]]] = list,
         capacity: Amounts | None = None,
     ) -> None:
+        self._model_metrics = model_metrics
         self._cache_counters = cache_counters
         self._devices = devices
         self._born_ns = time.time_ns()
@@ -265,6 +267,7 @@ class WorkerService:
                 "gpus": {} if devices is None else devices.gpus,
                 "pinned_total_bytes": PINNED.total_bytes if PINNED.is_available else 0,
                 "pinned_used_bytes": PINNED.used_bytes,
+                "families": self._model_metrics(),
             }
         )
 

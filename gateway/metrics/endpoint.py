@@ -12,6 +12,7 @@ from starlette.routing import Route
 from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
+from gateway.custom_metrics import with_families
 from gateway.metrics.device_families import device_families
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.text import CONTENT_TYPE, Family, render
@@ -51,7 +52,7 @@ class MetricsEndpoint:
     async def page(self) -> bytes:
         """The page in Prometheus's text format."""
         await self._statistics.refresh()
-        return render(self._families())
+        return render(with_families(self._families(), self._statistics.custom_metrics().families()))
 
     def _families(self) -> Iterator[Family]:
         totals = self._statistics.versions()

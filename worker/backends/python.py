@@ -28,6 +28,7 @@ from worker.backend import (
     ModelVersion,
     Result,
 )
+from worker.backends.python_environment import check_parameters, environment_of
 from worker.backends.python_keeper import PythonKeeper
 from worker.backends.python_limits import ProcessLimits
 from worker.backends.python_messages import RESCHEDULED as AGAIN
@@ -59,11 +60,12 @@ class PythonBackend:
     def describe(self, model: ModelVersion) -> ModelConfig | None:
         """The configuration as the model's `auto_complete_config` completes it."""
         config = model.config if self._code is None else model.config.replace(runtime=self._code.name)
-        completed = auto_complete(*_place(model, self._code), config_to_json(config))
-        return config_from_dict(completed)
+        place, environment = _place(model, self._code), environment_of(model)
+        return config_from_dict(auto_complete(*place, config_to_json(config), environment=environment))
 
     def load(self, model: ModelVersion) -> LoadedModel:
-        """Nothing is shared by instances."""
+        """Nothing is shared by instances but their environment, and what they count."""
+        check_parameters(model.config)
         return _PythonModel(model, self._code)
 
 
@@ -71,6 +73,8 @@ class _PythonModel:
     def __init__(self, model: ModelVersion, code: Path | None) -> None:
         self._model = model
         self._code = code
+        self._environment = environment_of(model)
+        self._metrics = None if model.calls is None else model.calls.metrics.of_load(model.name, model.version)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         model = self._model
@@ -87,8 +91,15 @@ class _PythonModel:
         limits = ProcessLimits.of(model.config, model.settings)
 
         def new_process(on_end: Callable[[PythonProcess], None]) -> PythonProcess:
-            place = _place(model, self._code)
-            return PythonProcess(*place, args, model.calls, on_end, model.config.is_decoupled)
+            return PythonProcess(
+                *_place(model, self._code),
+                args,
+                model.calls,
+                self._environment,
+                self._metrics,
+                on_end=on_end,
+                is_decoupled=model.config.is_decoupled,
+            )
 
         keeps_state = model.config.sequence_batching is not None
         keeper = PythonKeeper(new_process, device.name, limits, model.health, keeps_state)
@@ -96,7 +107,9 @@ class _PythonModel:
         return _PythonInstance(keeper, device.name, keeps_state)
 
     def unload(self) -> None:
-        pass  # each instance ends its own process
+        # Each instance has ended its own process.
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 class _PythonInstance:

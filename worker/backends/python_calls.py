@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from schemas.requests import InferResponse
 from schemas.tensors import PayloadRef
 from worker.backends.python_call_messages import check_call, pack_error, pack_response, refused, unpack_request
 from worker.inner_calls import InnerCalls
+from worker.model_metrics import LoadMetrics, ModelMetrics, ProcessMetrics
 from worker.python_stub._weir_channel import LENGTH, Kind
 from worker.python_stub._weir_memory import MemoryReader
 
@@ -38,17 +39,18 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 class PythonCalls:
     """See the module. One for a worker, made in its event loop; see `worker.backend.ProcessCalls`."""
 
-    def __init__(self, inner: InnerCalls, operations: ModelOperations) -> None:
+    def __init__(self, inner: InnerCalls, operations: ModelOperations, metrics: ModelMetrics | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[Any]] = set()
         self.inner = inner
         self.operations = operations
+        self.metrics = metrics or ModelMetrics()
         self.under_way: Counter[str] = Counter()
         """Requests of instances, by their names, that have no last response yet."""
 
-    def connect(self, end: socket.socket, memory_fd: int, name: str) -> PythonConnection:
+    def connect(self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics) -> PythonConnection:
         """See ProcessCalls."""
-        connection = PythonConnection(self, self._loop, memory_fd, name)
+        connection = PythonConnection(self, self._loop, memory_fd, name, metrics.process())
         self._loop.call_soon_threadsafe(self._open, connection, end)
         return connection
 
@@ -74,7 +76,10 @@ async def _connected(loop: asyncio.AbstractEventLoop, connection: PythonConnecti
 class PythonConnection(asyncio.Protocol):
     """The calls of one process. All in the event loop, but for `close`."""
 
-    def __init__(self, calls: PythonCalls, loop: asyncio.AbstractEventLoop, memory_fd: int, name: str) -> None:
+    def __init__(
+        self, calls: PythonCalls, loop: asyncio.AbstractEventLoop, memory_fd: int, name: str, metrics: ProcessMetrics
+    ) -> None:
+        self._metrics = metrics
         self._inner = calls.inner
         self._under_way = calls.under_way
         self._operations = calls.operations
@@ -181,8 +186,20 @@ class PythonConnection(asyncio.Protocol):
             number, name, version = arguments
             _check_texts(name, version)
             self._start(self._told(number, self._inner.readiness.is_ready(name, version)))
+        elif kind == Kind.METRIC_FAMILIES_GONE:
+            self._metrics.gone(*arguments)
         else:
+            self._ask_metrics(kind, *arguments)
+
+    def _ask_metrics(self, kind: int | None, number: int, *arguments: Any) -> None:
+        questions = {Kind.METRIC_FAMILY: self._metrics.family, Kind.METRIC: self._metrics.metric}
+        question: Callable[..., Any] | None = questions.get(kind)  # type: ignore[call-overload]
+        if question is None:
             raise ValueError(f"there is no question {kind}")
+        try:
+            self._send(Kind.DONE, number, question(*arguments))
+        except WeirError as error:
+            self._send(Kind.FAILED, number, self._refusal(error))
 
     # Requests
 

@@ -11,13 +11,13 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from worker.backends.python_environment import OWN_ENVIRONMENT, PythonEnvironment
 from worker.host_policy import HostPolicy
 from worker.python_stub._weir_channel import Channel, Kind
 from worker.python_stub._weir_memory import create_memory
@@ -25,8 +25,6 @@ from worker.python_stub._weir_memory import create_memory
 _STUB = Path(__file__).parent.parent / "python_stub" / "stub.py"
 _SHOTS = (signal.SIGKILL, signal.SIGTERM)
 """What a process does not do to itself."""
-
-_OWN_VARIABLES = ("WEIR_", "NATS_")
 
 # The kernel's parent-death signal follows the thread that started the process, so one lasting thread starts them all.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="python-model-spawner")
@@ -54,10 +52,18 @@ class PythonChild:
     thread; `kill` may be called by any. `inputs_fd` and `outputs_fd` are the memories of the two directions. On
     `response_channel` the process asks, and `responses_fd` is the memory of what it sends there; `call_end` is the end
     of the channel of its calls, and `calls_fd` the memory of their large tensors. On `lifeline` it is asked whether its
-    model is ready, at any time. Raises OSError when the process can't be started.
+    model is ready, at any time. It runs in `environment`; `metrics_fd` is the memory of models' own metrics. Raises
+    OSError when the process can't be started.
     """
 
-    def __init__(self, model_dir: Path, version: int | None, model_filename: str) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        version: int | None,
+        model_filename: str,
+        environment: PythonEnvironment = OWN_ENVIRONMENT,
+        metrics_fd: int | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         self._reason = ""
         with ExitStack() as ours, ExitStack() as theirs:
@@ -90,9 +96,10 @@ class PythonChild:
                 self.responses_fd,
                 other_call_end.fileno(),
                 self.calls_fd,
+                self.calls_fd if metrics_fd is None else metrics_fd,
             )
             where = (str(model_dir.resolve()), "" if version is None else str(version), model_filename)
-            self._process = _spawner.submit(_spawn, fds, where, HostPolicy.current()).result()
+            self._process = _spawner.submit(_spawn, fds, where, environment, HostPolicy.current()).result()
             self._channel = Channel(end)
             self.response_channel = Channel(response_end)
             self._resources = ours.pop_all()
@@ -168,14 +175,14 @@ class PythonChild:
         return f"was ended by {signal.Signals(-status).name}", -status in _SHOTS
 
 
-def _spawn(fds: tuple[int, ...], where: tuple[str, ...], policy: HostPolicy) -> subprocess.Popen[bytes]:
+def _spawn(
+    fds: tuple[int, ...], where: tuple[str, ...], environment: PythonEnvironment, policy: HostPolicy
+) -> subprocess.Popen[bytes]:
     policy.bind()  # a process begins where the thread that starts it runs
-    # Where the broker is and what opens it is no business of user code.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
     return subprocess.Popen(
-        [sys.executable, str(_STUB), *map(str, fds), *where],
+        [environment.interpreter, str(_STUB), *map(str, fds), *where],
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
-        env=environment,
+        env=environment.variables(),
         start_new_session=True,
     )

@@ -20,6 +20,7 @@ from telemetry.log_settings import LogSettings
 from telemetry.logs import current_settings
 from worker.backend import CallConnection, ProcessCalls
 from worker.backends.python_child import ProcessDied, PythonChild, QuestionFailed
+from worker.backends.python_environment import OWN_ENVIRONMENT, PythonEnvironment
 from worker.backends.python_messages import (
     RESCHEDULED,
     NoSink,
@@ -30,6 +31,7 @@ from worker.backends.python_messages import (
 )
 from worker.backends.python_probe import PythonProbe
 from worker.backends.python_responses import ResponseReader
+from worker.model_metrics import LoadMetrics
 from worker.python_stub._weir_channel import INLINE_LIMIT, Kind
 from worker.python_stub._weir_memory import MemoryReader, MemoryWriter
 
@@ -63,8 +65,9 @@ class PythonProcess:
     what the model's `initialize` gets, all strings: `model_config` (JSON), `model_instance_kind`,
     `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. The model's log
     follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
-    serves what the model asks of other models; without it nobody does. `on_end(process)` is called, in a thread of the
-    process's own, when it has ended somehow after it was started. `probe` asks a model that has an `is_ready`.
+    serves what the model asks of other models, and `metrics` are its version's; without both nobody does. It runs in
+    `environment`. `on_end(process)` is called, in a thread of the process's own, when it has ended somehow after it was
+    started. `probe` asks a model that has an `is_ready`.
     """
 
     def __init__(
@@ -74,10 +77,14 @@ class PythonProcess:
         model_filename: str,
         args: dict[str, str],
         calls: ProcessCalls | None = None,
+        environment: PythonEnvironment = OWN_ENVIRONMENT,
+        metrics: LoadMetrics | None = None,
         on_end: Callable[[PythonProcess], None] = lambda process: None,
         is_decoupled: bool = False,
     ) -> None:
         self.probe: PythonProbe | None = None
+        self._environment = environment
+        self._metrics = metrics
         self._on_end = on_end
         self._is_decoupled = is_decoupled
         self._began_s = 0.0
@@ -134,14 +141,15 @@ class PythonProcess:
         Raises StartFailed with the model's own error, or when it died or took longer than `timeout_s`.
         """
         self._close()
-        child = self._child = PythonChild(*self._where)
+        metrics_fd = None if self._metrics is None else self._metrics.fd
+        child = self._child = PythonChild(*self._where, self._environment, metrics_fd)
         self._inputs = MemoryWriter(child.inputs_fd)
         self._outputs = MemoryReader(child.outputs_fd)
-        if self._calls is None:
+        if self._calls is None or self._metrics is None:
             child.call_end.close()
         else:
             name = self._args.get("model_instance_name", "")
-            self._connection = self._calls.connect(child.call_end.dup(), os.dup(child.calls_fd), name)
+            self._connection = self._calls.connect(child.call_end.dup(), os.dup(child.calls_fd), name, self._metrics)
         try:
             self._told_log = current_settings()
             _ask_to_load(child, Kind.LOG, self._told_log.told(), timeout_s=timeout_s)
@@ -267,7 +275,12 @@ class PythonProcess:
 
 
 def auto_complete(
-    model_dir: Path, version: int | None, model_filename: str, config: dict[str, Any], timeout_s: float = 30.0
+    model_dir: Path,
+    version: int | None,
+    model_filename: str,
+    config: dict[str, Any],
+    timeout_s: float = 30.0,
+    environment: PythonEnvironment = OWN_ENVIRONMENT,
 ) -> dict[str, Any]:
     """`config` (a model configuration as JSON's dictionary) as the model's `auto_complete_config` completes it.
 
@@ -275,7 +288,7 @@ def auto_complete(
     WeirError (INTERNAL) with the model's own error.
     """
     for attempt in range(1, LOAD_STARTS + 1):
-        child = PythonChild(model_dir, version, model_filename)
+        child = PythonChild(model_dir, version, model_filename, environment)
         child.call_end.close()
         try:
             completed = _ask_to_load(child, Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s)

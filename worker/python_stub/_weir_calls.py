@@ -92,6 +92,13 @@ class Calls:
             raise TritonModelException(value)
         return value
 
+    def tell(self, kind: Kind, *arguments: Any) -> None:
+        """Tells the worker something that has no answer; nothing, once it is gone."""
+        try:
+            self._send(kind, *arguments)
+        except TritonModelException:
+            pass
+
     def _send_large(
         self,
         number: int,

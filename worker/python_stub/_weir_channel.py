@@ -63,6 +63,12 @@ class Kind(IntEnum):
     """number of the call: the memory in which its large tensors lay may be used again."""
     ANSWER = 37
     """number of the call, response, whether it is the last."""
+    METRIC_FAMILY = 50
+    """number of the call, the process's number for the family, name, description, kind. As LOAD."""
+    METRIC = 51
+    """number of the call, the family's number, labels, bounds or None. DONE with the number, place and bounds."""
+    METRIC_FAMILIES_GONE = 52
+    """numbers of families that the model has given up. No answer."""
 
 
 class Channel:

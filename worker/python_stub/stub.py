@@ -1,7 +1,7 @@
 """Runs one instance of a Python model.
 
     stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
-            <call channel fd> <call memory fd> <model folder> <version> <model file name>
+            <call channel fd> <call memory fd> <metrics fd> <model folder> <version> <model file name>
 
 The version is empty where the file lies in the folder itself: the code of a backend that many models share.
 
@@ -23,7 +23,10 @@ import types
 from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_PATH = [entry for entry in sys.path if entry != _HERE]
 sys.path.insert(0, _HERE)
+# Where the model's environment lacks msgpack, the worker lends its own, for as long as it takes to import it.
+sys.path.append(os.environ.pop("WEIR_STUB_PATH", _HERE))
 
 import triton_python_backend_utils as pb_utils  # noqa: E402  # found beside this file only while its folder is on the path
 from _weir_calls import Calls  # noqa: E402
@@ -32,9 +35,10 @@ from _weir_coroutines import Coroutines  # noqa: E402
 from _weir_lifeline import Lifeline  # noqa: E402
 from _weir_mapping import InputMemory  # noqa: E402
 from _weir_memory import MemoryWriter  # noqa: E402
+from _weir_metrics import Metrics  # noqa: E402
 from _weir_response_sender import ResponseChannel, ResponsePacker  # noqa: E402
 
-sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+sys.path[:] = _PATH
 
 RESCHEDULED = 0
 """In the place of the answer to a request that is to run again."""
@@ -54,7 +58,7 @@ class Stub:
         inputs: InputMemory,
         outputs: MemoryWriter,
         responses: ResponseChannel,
-        calls: Calls,
+        metrics: Metrics,
         lifeline: Lifeline,
     ) -> None:
         self._folder, self._version, self._filename = where
@@ -62,7 +66,8 @@ class Stub:
         self._inputs = inputs
         self._packer = ResponsePacker(outputs)
         self._responses = responses
-        self._calls = calls
+        self._calls = metrics.calls
+        self._metrics = metrics
         self._lifeline = lifeline
         self._coroutines = Coroutines()
         self._model: Any = None
@@ -86,6 +91,7 @@ class Stub:
                 return
             answer = self._answer(handlers[kind], arguments)
             self._inputs.detach()
+            self._metrics.tell_gone()
             try:
                 self._channel.send(*answer)
             except (TypeError, ValueError, OverflowError) as error:
@@ -135,7 +141,7 @@ class Stub:
         """Whether the model has an `is_ready`."""
         config = json.loads(arguments.get("model_config") or "{}")
         self._responses.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        self._instance_name = arguments.get("model_instance_name", "")
+        self._instance_name = self._metrics.instance = arguments.get("model_instance_name", "")
         self._output_names = [output["name"] for output in config.get("output", ())]
         model = self._load()()
         if not hasattr(model, "execute"):
@@ -281,8 +287,9 @@ def _close(requests: list[pb_utils.InferenceRequest]) -> None:
 
 def main() -> None:
     """Serves one model until told to stop."""
-    fds = [int(argument) for argument in sys.argv[1:9]]
-    channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, calls_fd = fds
+    fds = [int(argument) for argument in sys.argv[1:10]]
+    channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, *memories = fds
+    calls_fd, metrics_fd = memories
     lifeline = Lifeline(socket.socket(fileno=lifeline_fd))
     faulthandler.enable()
     for fd in fds:
@@ -300,7 +307,10 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)
     responses = ResponseChannel(response_channel, MemoryWriter(responses_fd))
     calls = Calls.current = Calls(call_channel, MemoryWriter(calls_fd))
-    Stub(sys.argv[9:12], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, calls, lifeline).serve()
+    metrics = Metrics.current = Metrics(calls, metrics_fd)
+    Stub(
+        sys.argv[10:13], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, metrics, lifeline
+    ).serve()
 
 
 if __name__ == "__main__":

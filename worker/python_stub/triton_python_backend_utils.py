@@ -1,7 +1,6 @@
 """What a Python model imports: the classes and functions of Triton's Python backend (`pb_utils` by custom).
 
-Names, arguments and messages are those of Triton's documentation of its Python backend. What is not supported yet is
-there, and raises TritonModelException when it is used.
+Names, arguments and messages are those of Triton's documentation of its Python backend.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from _weir_datatypes import NAMES, NUMBERS, SCALARS, name_of_numpy
 from _weir_errors import TritonError, TritonModelException
 from _weir_inference import InferenceRequest
 from _weir_logger import Logger
+from _weir_metrics import Metric, MetricFamily, MetricKind
 from _weir_model_config import ModelConfig
 from _weir_model_control import is_model_ready, load_model, unload_model
 from _weir_preferred_memory import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU, PreferredMemory
@@ -65,6 +65,9 @@ for _public in (
     InferenceResponseSender,
     InferenceTrace,
     Logger,
+    Metric,
+    MetricFamily,
+    MetricKind,
     ModelConfig,
     PreferredMemory,
     ResponseIterator,
@@ -132,17 +135,6 @@ def numpy_to_triton_type(data_type: Any) -> int:
     if name is None:
         raise KeyError(data_type)
     return NUMBERS[name]
-
-
-class MetricFamily:
-    """Custom metrics: not supported yet, so making one raises TritonModelException."""
-
-    COUNTER = 0
-    GAUGE = 1
-    HISTOGRAM = 2
-
-    def __init__(self, name: str, description: str, kind: int = COUNTER) -> None:
-        raise TritonModelException("custom metrics are not supported yet")
 
 
 def _entry(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:
