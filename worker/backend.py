@@ -39,7 +39,9 @@ class ProcessCalls(Protocol):
     def metrics(self) -> ModelMetrics:
         """Those that models make themselves."""
 
-    def connect(self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics) -> CallConnection:
+    def connect(
+        self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None
+    ) -> CallConnection:
         """Serves what comes at `end`, with large tensors in `memory_fd`; both are its own from now on. For any thread.
 
         `name` is the instance's, `metrics` are those of its loaded version.

@@ -82,16 +82,16 @@ def running_weir(folder: Path) -> Iterator[Server]:
     repository = folder / "repository"
     for network in NETWORKS.values():
         network.write(repository, "onnxruntime")
-    ports = _free_ports()
+    ports = free_ports()
     command = [
         str(Path(sys.executable).with_name("weir")),
         "serve",
         f"--model-repository={repository}",
         f"--data-dir={folder / 'data'}",
         "--exit-timeout-secs=5",
-        *_port_options(ports),
+        *port_options(ports),
     ]
-    with _running("weir", command, folder, ports, None) as server:
+    with running("weir", command, folder, ports, None) as server:
         yield server
 
 
@@ -102,7 +102,7 @@ def running_triton(folder: Path, installation: TritonInstallation) -> Iterator[S
     for network in NETWORKS.values():
         shutil.copy(_TRITON_MODEL, network.write(repository, "python") / "model.py")
     installation.write_backends(folder / "backends")
-    ports = _free_ports()
+    ports = free_ports()
     command = [
         str(installation.server),
         f"--model-repository={repository}",
@@ -111,16 +111,17 @@ def running_triton(folder: Path, installation: TritonInstallation) -> Iterator[S
         "--exit-timeout-secs=5",
         "--allow-gpu-metrics=false",
         *(f"--{service}-address=127.0.0.1" for service in ("http", "grpc", "metrics")),
-        *_port_options(ports),
+        *port_options(ports),
     ]
-    with _running("triton", command, folder, ports, installation.environment) as server:
+    with running("triton", command, folder, ports, installation.environment) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _running(
+def running(
     name: str, command: list[str], folder: Path, ports: tuple[int, int, int], environment: dict[str, str] | None
 ) -> Iterator[Server]:
+    """The server that `command` starts, from when it is ready until it is stopped; its log lies in `folder`."""
     log_path = folder / "log.txt"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -154,12 +155,14 @@ def _wait_until_ready(name: str, process: subprocess.Popen[bytes], port: int, lo
     raise SystemExit(f"{name} is not ready: see {log_path}")
 
 
-def _free_ports() -> tuple[int, int, int]:
+def free_ports() -> tuple[int, int, int]:
+    """Of HTTP, gRPC and metrics."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         http, grpc, metrics = (listener.getsockname()[1] for listener in sockets)
         return http, grpc, metrics
 
 
-def _port_options(ports: tuple[int, int, int]) -> list[str]:
+def port_options(ports: tuple[int, int, int]) -> list[str]:
+    """Both servers' options for these ports."""
     return [f"--{service}-port={port}" for service, port in zip(("http", "grpc", "metrics"), ports, strict=True)]

@@ -48,8 +48,11 @@ class PythonCalls:
         self.under_way: Counter[str] = Counter()
         """Requests of instances, by their names, that have no last response yet."""
 
-    def connect(self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics) -> PythonConnection:
+    def connect(
+        self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None
+    ) -> PythonConnection:
         """See ProcessCalls."""
+        metrics = metrics or self.metrics.of_load(name, 0)
         connection = PythonConnection(self, self._loop, memory_fd, name, metrics.process())
         self._loop.call_soon_threadsafe(self._open, connection, end)
         return connection

@@ -65,9 +65,9 @@ class PythonProcess:
     what the model's `initialize` gets, all strings: `model_config` (JSON), `model_instance_kind`,
     `model_instance_name`, `model_instance_device_id`, `model_repository`, `model_version`, `model_name`. The model's log
     follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
-    serves what the model asks of other models, and `metrics` are its version's; without both nobody does. It runs in
-    `environment`. `on_end(process)` is called, in a thread of the process's own, when it has ended somehow after it was
-    started. `probe` asks a model that has an `is_ready`.
+    serves what the model asks of other models; without it nobody does. `metrics` are those of its loaded version, and
+    `environment` is what it runs in. `on_end(process)` is called, in a thread of the process's own, when it has ended
+    somehow after it was started. `probe` asks a model that has an `is_ready`.
     """
 
     def __init__(
@@ -84,6 +84,8 @@ class PythonProcess:
     ) -> None:
         self.probe: PythonProbe | None = None
         self._environment = environment
+        if metrics is None and calls is not None:
+            metrics = calls.metrics.of_load(args.get("model_name", ""), version)
         self._metrics = metrics
         self._on_end = on_end
         self._is_decoupled = is_decoupled

@@ -7,6 +7,7 @@ the way, as described by DLPack's C header (`DLTensor`, `DLDataType`).
 from __future__ import annotations
 
 import ctypes
+import sys
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,17 @@ def export_array(array: np.ndarray, datatype: str) -> Any:
 def import_array(source: Any) -> tuple[np.ndarray, str]:
     """(array over the capsule's memory, wire type). Raises TritonModelException; see `Tensor.from_dlpack`."""
     if hasattr(source, "__dlpack_device__") and source.__dlpack_device__()[0] not in _HOST_DEVICES:
-        raise TritonModelException("DLPack tensors in the memory of a device are not supported yet.")
+        source = _on_host(source)
     capsule = source.__dlpack__() if hasattr(source, "__dlpack__") else source
     try:
         described = _described(capsule)
     except (ValueError, ctypes.ArgumentError) as error:
-        raise TritonModelException(f"Not a DLPack tensor: {error}") from error
+        raise TritonModelException(
+            "Provided tensor is not supported. Tensor must be a DLPack capsule         or have `__dlpack__` and "
+            "`__dlpack_device__` attributes"
+        ) from error
     if described.device_type not in _HOST_DEVICES:
-        raise TritonModelException("DLPack tensors in the memory of a device are not supported yet.")
+        return import_array(_on_host(capsule))
     is_bfloat = described.code == _BFLOAT
     if is_bfloat:
         described.code = _UINT
@@ -78,6 +82,24 @@ def import_array(source: Any) -> tuple[np.ndarray, str]:
     if datatype is None:
         raise TritonModelException(f"Unsupported data type '{array.dtype}' in a DLPack tensor.")
     return array, datatype
+
+
+def _on_host(source: Any) -> Any:
+    """The same in host memory: copied by the framework that it comes from, or by torch or cupy for a bare capsule.
+
+    That waits for what its current stream does before, so the content is complete.
+    """
+    for name in ("cpu", "get"):  # torch's and others', cupy's
+        copy = getattr(source, name, None)
+        if callable(copy):
+            return copy()
+    for name in ("torch", "cupy"):
+        framework = sys.modules.get(name)  # whoever made it has imported one of them
+        if framework is not None:
+            return _on_host(framework.from_dlpack(source))
+    raise TritonModelException(
+        "a DLPack tensor in the memory of a device can be copied to the host where torch or cupy is imported only"
+    )
 
 
 def _described(capsule: Any) -> _DLTensor:

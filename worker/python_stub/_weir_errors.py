@@ -25,10 +25,12 @@ class TritonError:
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        if not isinstance(message, str):
-            raise TypeError(f"an error's message must be text, found type '{type(message)}'")
-        if not isinstance(code, int) or not self.UNKNOWN <= code <= self.CANCELLED:
-            raise ValueError(f"{code!r} is not one of the codes of TritonError")
+        if not isinstance(message, str) or not isinstance(code, int) or not self.UNKNOWN <= code <= self.CANCELLED:
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+                "    1. TritonError(message: str, code: TritonError.__ErrorCode = TritonError.INTERNAL)\n\n"
+                f"Invoked with: {message!r}, {code!r}"
+            )
         self._message = message
         self._code = code
 

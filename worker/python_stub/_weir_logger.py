@@ -68,13 +68,19 @@ class Logger:
 
     @classmethod
     def _write(cls, message: str, level: int) -> None:
+        if not isinstance(message, str) or level not in (cls.INFO, cls.WARNING, cls.ERROR, cls.VERBOSE):
+            raise TypeError(
+                "log(): incompatible function arguments. The following argument types are supported:\n"
+                "    1. (message: str, level: LogLevel = <LogLevel.INFO: 0>) -> None\n\n"
+                f"Invoked with: {message!r}, {level!r}"
+            )
         if level not in cls._shown:
             return
         # The frame that called the public function.
         caller = sys._getframe(2)
         where = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
         # One write a line, so that lines of threads don't mix; quoted, so that a message can't forge another line.
-        line = cls._line(str(message), level, where)
+        line = cls._line(message, level, where)
         if cls._fd is None:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()

@@ -37,8 +37,8 @@ class ModelConfig:
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise ValueError(
-                    f"configuration specified {other}, but auto-complete-config function "
-                    f"for model '{self._model}' tries to set dynamic_batching"
+                    f"Configuration specified scheduling_choice as '{other}', but auto-complete-config function for "
+                    f"model '{self._model}' tries to set scheduling_choice as 'dynamic_batching'"
                 )
         self._config.setdefault("dynamic_batching", {})
 
@@ -46,8 +46,10 @@ class ModelConfig:
         """Sets the transaction policy: {"decoupled": bool}."""
         for key in policy:
             if key != "decoupled":
-                where = f"in auto-complete-config function for model '{self._model}'"
-                raise ValueError(f"transaction property '{key}' {where} is invalid.")
+                raise ValueError(
+                    f"model transaction property in auto-complete-config function for model '{self._model}' contains "
+                    "property other than 'decoupled'."
+                )
         configured = self._config.setdefault("model_transaction_policy", {})
         if "decoupled" not in policy:
             return
@@ -92,17 +94,25 @@ class ModelConfig:
                 raise ValueError(f"{label} {where} is missing '{key}' property.")
 
     def _complete(self, kind: str, entry: Properties, given: Properties) -> None:
-        for key, word in (("data_type", "datatype"), ("dims", "dims")):
-            configured = entry.get(key)
-            if configured in (None, "TYPE_INVALID", []):
-                entry[key] = given[key]
-            elif not _same(configured, given[key]):
-                raise ValueError(
-                    f"unable to load model '{self._model}', configuration expects {word} {configured} "
-                    f"for {kind} '{given['name']}', model provides {word} {given[key]}"
-                )
-        if "optional" in given:
-            entry.setdefault("optional", given["optional"])
+        if entry.get("data_type") in (None, "TYPE_INVALID"):
+            entry["data_type"] = given["data_type"]
+        elif entry["data_type"] != given["data_type"]:
+            raise ValueError(
+                f"unable to load model '{self._model}', configuration expects datatype {entry['data_type']} for {kind} "
+                f"'{given['name']}', model provides {given['data_type']}"
+            )
+        if entry.get("dims") in (None, []):
+            entry["dims"] = given["dims"]
+        elif not _same(entry["dims"], given["dims"]):
+            raise self._mismatch("dims", entry, given)
+        if "optional" in given and entry.setdefault("optional", given["optional"]) != given["optional"]:
+            raise self._mismatch("optional", entry, given)
+
+    def _mismatch(self, key: str, entry: Properties, given: Properties) -> ValueError:
+        return ValueError(
+            f"model '{self._model}', tensor '{given['name']}': the model expects {key} {given[key]} but the model "
+            f"configuration specifies {key} {entry[key]}"
+        )
 
 
 def _same(configured: Any, given: Any) -> bool:

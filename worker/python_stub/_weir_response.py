@@ -15,7 +15,8 @@ Parameters = dict[str, Any]
 class InferenceResponse:
     """A model's answer to one request: output tensors, or an error, beside which outputs are ignored.
 
-    `parameters` are given to the client: bool, int, float or str values. Raises TritonModelException for other types.
+    `parameters` are given to the client: bool, int, float or str values. Raises TypeError for arguments of other types,
+    TritonModelException for parameters of others and for None among the outputs.
     """
 
     __slots__ = ("_error", "_outputs", "_parameters")
@@ -26,12 +27,19 @@ class InferenceResponse:
         error: TritonError | None = None,
         parameters: Parameters | None = None,
     ) -> None:
+        if not (
+            isinstance(output_tensors, (Sequence, type(None)))
+            and all(isinstance(tensor, (Tensor, type(None))) for tensor in output_tensors or ())
+            and isinstance(error, (TritonError, type(None)))
+        ):
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+                "    1. InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
+                f"parameters: object = None)\n\nInvoked with: {output_tensors!r}, {error!r}"
+            )
         outputs = [] if output_tensors is None else list(output_tensors)
-        for tensor in outputs:
-            if not isinstance(tensor, Tensor):
-                raise TritonModelException(f"Expected an output tensor of type 'Tensor', found type '{type(tensor)}'.")
-        if error is not None and not isinstance(error, TritonError):
-            raise TritonModelException(f"Expected an error of type 'TritonError', found type '{type(error)}'.")
+        if None in outputs:
+            raise TritonModelException("Output tensor for inference response should not be empty.")
         check_parameters(parameters, (bool, int, float, str))
         self._outputs = outputs
         self._error = error

@@ -21,17 +21,20 @@ class Tensor:
     are object arrays of `bytes`. BF16 has no numpy type: its arrays hold the 16 bits of each element as uint16, and
     `to_dlpack` / `from_dlpack` exchange it with frameworks that know it.
 
-    Raises TritonModelException for an empty name or a type Triton has not.
+    Raises TritonModelException for an empty name or a type Triton has not, TypeError for what is no array.
     """
 
     __slots__ = ("_array", "_content", "_datatype", "_name", "_shape")
 
     def __init__(self, name: str, array: np.ndarray) -> None:
         if not isinstance(array, np.ndarray):
-            raise TritonModelException(f"Tensor '{name}' must be made from a numpy array, found type '{type(array)}'.")
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+                f"    1. Tensor(arg0: str, arg1: numpy.ndarray)\n\nInvoked with: {name!r}, {array!r}"
+            )
         datatype = name_of_numpy(array.dtype)
         if datatype is None:
-            raise TritonModelException(f"Unsupported data type '{array.dtype}' for tensor '{name}'.")
+            raise TritonModelException("NumPy dtype is not supported.")
         if datatype == "BF16":
             array = array.view(DTYPES["BF16"])
         self._set(name, datatype, array)
@@ -133,9 +136,9 @@ class Tensor:
 
     @classmethod
     def from_dlpack(cls, name: str, source: Any) -> Tensor:
-        """A tensor over the host memory of a DLPack capsule, or of an object that can make one.
+        """A tensor over the host memory of a DLPack capsule, or of an object that can make one; memory of a GPU is copied.
 
-        Raises TritonModelException for memory of a device, content that is not C-contiguous, or a type Triton has not.
+        Raises TritonModelException for content that is not C-contiguous, or a type Triton has not.
         """
         array, datatype = import_array(source)
         tensor = cls.__new__(cls)

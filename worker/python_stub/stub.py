@@ -114,6 +114,8 @@ class Stub:
             if not frame.filename.startswith((_HERE, "<frozen importlib"))
         ]
         text = "".join(traceback.format_exception_only(error)).rstrip("\n")
+        # As Triton shows it: without the module that its class is of.
+        text = text.removeprefix(f"{type(error).__module__}.")
         text = text.replace(self._folder + os.sep, "")
         return text + ("\n\nAt:\n" + "".join(calls) if calls else "")
 
@@ -129,6 +131,7 @@ class Stub:
         version_folder = os.path.join(self._folder, self._version)
         if not os.path.isfile(os.path.join(version_folder, self._filename)):
             raise _ModelFault(f"Python model file '{self._filename}' not found in version {self._version} of the model")
+        pb_utils.ModelDirectory.path = version_folder
         sys.path[:0] = [version_folder, self._folder]
         # As a member of the version's folder, as Triton does it, so that relative imports work.
         module = importlib.import_module(f"{self._version}.{stem}")

@@ -31,6 +31,7 @@ __all__ = [
     "TRITONSERVER_REQUEST_RELEASE_ALL",
     "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
     "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
     "InferenceRequest",
     "InferenceResponse",
     "InferenceResponseSender",
@@ -46,6 +47,7 @@ __all__ = [
     "deserialize_bytes_tensor",
     "get_input_config_by_name",
     "get_input_tensor_by_name",
+    "get_model_dir",
     "get_output_config_by_name",
     "get_output_tensor_by_name",
     "is_model_ready",
@@ -76,6 +78,9 @@ for _public in (
     TritonModelException,
 ):
     _public.__module__ = __name__
+
+TRITON_STRING_TO_NUMPY = {f"TYPE_{name}": scalar for name, scalar in SCALARS.items() if name != "BYTES"}
+TRITON_STRING_TO_NUMPY["TYPE_STRING"] = np.object_
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2
@@ -121,20 +126,32 @@ def using_decoupled_model_transaction_policy(model_config: dict[str, Any] | str)
 def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
     """The numpy type of a configuration's type name ("TYPE_FP32"). Raises KeyError where there is none."""
     name = triton_type_string.removeprefix("TYPE_")
-    return SCALARS["BYTES" if name == "STRING" else name]
+    scalar = SCALARS.get("BYTES" if name == "STRING" else name)
+    if scalar is None:
+        raise KeyError(triton_type_string)
+    return scalar
 
 
-def triton_to_numpy_type(data_type: int) -> type[np.generic]:
-    """The numpy type of Triton's number of a type. Raises KeyError where there is none."""
-    return SCALARS[NAMES[data_type]]
+def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
+    """The numpy type of Triton's number of a type, None where there is none."""
+    return SCALARS.get(NAMES[data_type]) if 0 <= data_type < len(NAMES) else None
 
 
-def numpy_to_triton_type(data_type: Any) -> int:
-    """Triton's number of a numpy type. Raises KeyError where there is none."""
+def numpy_to_triton_type(data_type: Any) -> int | None:
+    """Triton's number of a numpy type, None where there is none."""
     name = name_of_numpy(np.dtype(data_type))
-    if name is None:
-        raise KeyError(data_type)
-    return NUMBERS[name]
+    return None if name is None else NUMBERS[name]
+
+
+def get_model_dir() -> str:
+    """The folder of the version that this process serves, "" outside of a server."""
+    return ModelDirectory.path
+
+
+class ModelDirectory:
+    """Where the model lies, as the stub says."""
+
+    path = ""
 
 
 def _entry(model_config: dict[str, Any], kind: str, name: str) -> dict[str, Any] | None:

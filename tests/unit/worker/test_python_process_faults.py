@@ -79,8 +79,7 @@ class TestErrors:
             ),
             (
                 "return [pb_utils.Tensor('', np.zeros(1))]",
-                "triton_python_backend_utils.TritonModelException: Tensor name cannot be an empty string."
-                "\n\nAt:\n  1/model.py(8): execute\n",
+                "TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  1/model.py(8): execute\n",
             ),
             ("sys.exit(3)", "SystemExit: 3\n\nAt:\n  1/model.py(8): execute\n"),
         ],
