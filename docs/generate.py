@@ -210,6 +210,13 @@ _BOUNDS = [
     ),
     ("worker.python_stub._weir_call_limits", "MAX_FILES_BYTES", "files of a Python model's load_model", "it raises"),
     ("worker.answer_packer", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
+    ("worker.model_metrics", "MAX_METRICS_BYTES", "metrics that a worker's models make", "making one raises"),
+    (
+        "worker.backends.python_environment_cache",
+        "INSTALL_TIMEOUT_S",
+        "installation of a Python model's requirements",
+        "the load fails",
+    ),
     ("gateway.counter_owners", "MAX_DEPARTED", "workers that have gone, with counters of their own", "summed up"),
     ("gateway.statistics", "MAX_GATEWAYS", "gateways whose hits a gateway believes", "not listened to"),
     ("gateway.statistics", "MAX_SCHEDULERS", "schedulers whose counters a gateway believes", "not listened to"),

@@ -55,7 +55,7 @@ class CustomMetrics:
 
 
 def forget_versions(families: list[FamilyCounters], versions: Iterable[tuple[str, int]]) -> None:
-    """Takes out the series that belong to no other version of a model than these."""
+    """Takes out the series that belong to no other version of a model than these; models by their plain names."""
     gone = set(versions)
     for family in families:
         family.series = [series for series in family.series if not gone.issuperset(series.versions)]

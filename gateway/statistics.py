@@ -24,6 +24,7 @@ from calls.catalog import Catalog
 from gateway.counter_owners import CounterOwners
 from gateway.custom_metrics import CustomMetrics, forget_versions
 from gateway.version_totals import VersionTotals
+from schemas.model_identity import plain_name
 from schemas.statistics import (
     FamilyCounters,
     GatewayCounters,
@@ -253,9 +254,10 @@ class Statistics:
     def _forget(self, keys: set[Key]) -> None:
         for key in keys:
             self._summed_up.pop(key, None)
+        plain = {(plain_name(model), version) for model, version in keys}
         for worker in self.workers():
-            forget_versions(worker.families, keys)
-        forget_versions(self._summed_families, keys)
+            forget_versions(worker.families, plain)
+        forget_versions(self._summed_families, plain)
         for rows in self._version_rows():
             rows[:] = [row for row in rows if (row.model, row.version) not in keys]
         for scheduler in self._schedulers.departed:

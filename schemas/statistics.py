@@ -67,7 +67,8 @@ Number = Annotated[float, Field(strict=False)]
 class SeriesCounters(Counters):
     """One series of a model's own metrics: `value` is the sum of a histogram, which has `bounds` and `counts`.
 
-    `changed_s` is when a gauge was changed last (unix time). `versions` are the (model, version) that have it.
+    `changed_s` is when a gauge was changed last (unix time). `versions` are the (model, version) that have it; models
+    by their plain names.
     """
 
     labels: Annotated[dict[str, str], Field(max_length=256)]
