@@ -85,7 +85,7 @@ class PythonProcess:
         self.probe: PythonProbe | None = None
         self._environment = environment
         if metrics is None and calls is not None:
-            metrics = calls.metrics.of_load(args.get("model_name", ""), version)
+            metrics = calls.metrics.of_load(args.get("model_name", ""), version or 0)
         self._metrics = metrics
         self._on_end = on_end
         self._is_decoupled = is_decoupled

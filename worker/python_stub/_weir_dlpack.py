@@ -48,6 +48,23 @@ class _Capsule:
         return (1, 0)
 
 
+class _Writable:
+    """An array's memory as one that may be written to.
+
+    Numpy takes what a bare capsule brings for read-only, and would neither let a model change it nor export it again.
+    """
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        interface: dict[str, Any] = self._array.__array_interface__
+        return interface | {"data": (interface["data"][0], False)}
+
+
 def export_array(array: np.ndarray, datatype: str) -> Any:
     """A capsule over `array`, whose elements are of the wire type `datatype`."""
     capsule = array.__dlpack__()
@@ -73,7 +90,7 @@ def import_array(source: Any) -> tuple[np.ndarray, str]:
     is_bfloat = described.code == _BFLOAT
     if is_bfloat:
         described.code = _UINT
-    array = np.from_dlpack(_Capsule(capsule))
+    array = np.asarray(_Writable(np.from_dlpack(_Capsule(capsule))))
     if not array.flags.c_contiguous:
         raise TritonModelException(
             "DLPack tensor is not contiguous. Only contiguous DLPack tensors that are stored in C-Order are supported."

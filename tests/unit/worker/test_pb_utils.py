@@ -118,6 +118,15 @@ class TestDlpack:
         assert np.shares_memory(imported.as_numpy(), array)
         assert imported.shape() == [2, 3]
 
+    def test_what_was_imported_can_be_changed_and_exported_again(self) -> None:
+        array = np.arange(6, dtype=np.float32)
+        tensor = pb_utils.Tensor.from_dlpack("A", array)
+        tensor.as_numpy()[0] = 7
+        assert np.from_dlpack(tensor)[0] == array[0] == 7
+        again = pb_utils.Tensor.from_dlpack("B", tensor.to_dlpack())
+        del tensor
+        assert again.as_numpy().tolist() == [7, 1, 2, 3, 4, 5]
+
     def test_bare_capsules(self) -> None:
         array = np.array([True, False])
         tensor = pb_utils.Tensor.from_dlpack("A", pb_utils.Tensor("A", array).to_dlpack())
