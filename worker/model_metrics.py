@@ -101,7 +101,7 @@ class ModelMetrics:
         told: dict[str, Any] = {"labels": dict(labels), "versions": list(versions)}
         if family.kind == _HISTOGRAM:
             *counts, total = values
-            return told | {"bounds": series.bounds, "counts": [int(count) for count in counts], "value": total}
+            return told | {"bounds": series.bounds, "counts": [_whole(count) for count in counts], "value": total}
         return told | {"value": values[0], "changed_s": values[1] if family.kind == _GAUGE else 0.0}
 
     def hold(self, load: LoadMetrics, name: str, description: str, kind: int) -> _Holding:
@@ -255,6 +255,11 @@ class ProcessMetrics:
         """The process has given families up."""
         for handle in handles:
             self._load.drop(self._families.pop(handle))
+
+
+def _whole(count: float) -> int:
+    # Processes write there: what is no count is not told, and must not keep others from being told.
+    return int(count) if 0 <= count < 1 << 53 else 0
 
 
 def _size(*texts: str) -> int:

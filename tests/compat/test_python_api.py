@@ -189,6 +189,25 @@ class TestMetrics:
                 wait_until(lambda: metrics(server, "api_gone") == [])
                 client.load_model("gone")
 
+    def test_a_worker_that_dies_takes_no_counts_along(self, server: Server) -> None:
+        """What was last told of them stays in the sum; a gauge's value goes with who wrote it."""
+        code = (
+            "MF = pb.MetricFamily\n"
+            "kept['c'] = MF(name='api_kept_counter', description='', kind=MF.COUNTER); c = kept['c'].Metric()\n"
+            "kept['g'] = MF(name='api_kept_gauge', description='', kind=MF.GAUGE); g = kept['g'].Metric()\n"
+            "c.increment(3); g.set({})"
+        )
+        ask(server, code.format(5))
+        assert metrics(server, "api_kept")[1::2] == ["api_kept_counter 3", "api_kept_gauge 5"]
+        pids = server.pids()
+        server.kill("worker")
+        wait_until(lambda: server.pids().get("worker", pids["worker"]) != pids["worker"])
+        server.wait_ready("one")
+        wait_until(lambda: metrics(server, "api_kept_gauge") == [])
+        assert metrics(server, "api_kept")[1::2] == ["api_kept_counter 3"]
+        ask(server, code.format(6))
+        assert metrics(server, "api_kept")[1::2] == ["api_kept_counter 6", "api_kept_gauge 6"]
+
 
 class TestModules:
     def test_those_of_the_model_s_folders_come_first(self, server: Server) -> None:

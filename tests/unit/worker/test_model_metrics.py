@@ -159,6 +159,14 @@ def test_what_no_stub_asks(load: LoadMetrics, question) -> None:
         question(load.process())
 
 
+def test_scribbled_counts_are_told_as_none(metrics: ModelMetrics, load: LoadMetrics) -> None:
+    process = load.process()
+    process.family(1, "f", "", HISTOGRAM)
+    first, _ = process.metric(1, {}, [1.0, 2.0])
+    MetricNumbers(metrics.fd).write(first, [float("nan"), -1.0, 1e300, 1.0])
+    assert told(metrics)["f"][0]["counts"] == [0, 0, 0]
+
+
 def test_numbers_outside_of_the_memory(metrics: ModelMetrics) -> None:
     with pytest.raises(ValueError, match="outside"):
         MetricNumbers(metrics.fd).add(1 << 20, 1, [(0, 1.0)])
