@@ -3,6 +3,8 @@
 import gc
 import json
 import os
+import runpy
+import tempfile
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -24,7 +26,10 @@ class TritonPythonModel:
             names = {"pb": pb_utils, "np": np, "self": self, "request": request, "kept": KEPT}
             names |= {"gc": gc, "json": json, "os": os}
             try:
-                exec(code, names)
+                with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+                    file.write(code)
+                    file.flush()
+                    names = runpy.run_path(file.name, names)
                 text = json.dumps(names.get("r"))
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
