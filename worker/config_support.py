@@ -69,7 +69,7 @@ OWN_BACKEND = "own"
 _ANSWER_OFTEN = (PYTHON, OWN_BACKEND)
 """Kinds of backends whose models may be decoupled."""
 
-_KEEP_STATES = ("onnxruntime", OWN_BACKEND)
+_KEEP_STATES = ("onnxruntime", "pytorch", "tensorrt", OWN_BACKEND)
 """Kinds of backends whose results hold the states of sequences (`worker.backend.Result.states`)."""
 
 
