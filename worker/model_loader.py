@@ -26,6 +26,7 @@ from worker.backend_registry import BackendRegistry
 from worker.config_support import check_supported
 from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
 from worker.instance_plan import MeantForOthers, check_devices, is_for_others
+from worker.isolation.choice import placed
 from worker.model_environment import ModelEnvironment
 from worker.served_version import Load, ServedVersion
 from worker.version_health import VersionHealth
@@ -143,9 +144,8 @@ class ModelLoader:
         described: DescribedModel | ModelConfig | None = None
         if self._auto_complete:
             settings = backends.settings_of(written.backend, kind)
-            described = backend.describe(
-                ModelVersion(found.name, first_version, found.path, written, settings=settings)
-            )
+            model = ModelVersion(found.name, first_version, found.path, written, settings=settings)
+            described = placed(backend, model).describe(model)
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
         default_max_batch_size = backends.default_max_batch_size(written.backend, kind)
@@ -192,7 +192,7 @@ class ModelLoader:
         while True:
             load = Load(next(self._loads), load_mark)
             try:
-                return ServedVersion(backend, model, self._environment, load, before)
+                return ServedVersion(placed(backend, model), model, self._environment, load, before)
             except Exception as error:
                 attempts += 1
                 if attempts > self._retries:

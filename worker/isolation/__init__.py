@@ -1,0 +1,1 @@
+"""Instances of any backend in processes of their own, which may crash without taking the worker along."""
