@@ -128,14 +128,14 @@ class _TorchModel:
 
 def _open(torch: Any, artifact: Artifact, place: str | None, options: TorchOptions, model: ModelVersion) -> Program:
     try:
-        with pytorch_library.lock:
+        with pytorch_library.lock, pytorch_library.without_deprecations_of_jit():
             if artifact.format is Format.TORCHSCRIPT:
                 return ScriptProgram(torch, artifact.path, place)
             if artifact.format is Format.EXPORTED:
                 return ExportedProgram(torch, artifact.path, place)
             if artifact.format is Format.COMPILED:
                 runners = max(1, _instances_on_cpu(model.config))
-                return CompiledProgram(torch, artifact.path, place, runners)
+                return CompiledProgram(torch, artifact.path, place, runners, model.config.max_batch_size > 0)
             return ModuleProgram(torch, artifact, place, options)
     except WeirError:
         raise

@@ -54,7 +54,7 @@ class TorchDeviceRunner:
         }
         found: list[DeviceTensor | np.ndarray] = []
         for output, value in zip(self._outputs, call.run(arguments), strict=True):
-            if isinstance(value, self._torch.Tensor) and value.device.type == "cuda":
+            if isinstance(value, self._torch.Tensor) and value.is_cuda:
                 checked = converter.checked(output.name, value, output.datatype)
                 found.append(converter.on_device(checked, output.datatype))
             else:

@@ -10,6 +10,8 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,17 @@ def torch_library() -> Any:
             _spend_warning(torch)
             _imported = torch
     return _imported
+
+
+@contextmanager
+def without_deprecations_of_jit() -> Iterator[None]:
+    """That TorchScript is deprecated is no news to whoever serves it, nor is it his that torch itself still uses it.
+
+    To be entered with `lock` held.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", DeprecationWarning)
+        yield
 
 
 def _spend_warning(torch: Any) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,10 +47,7 @@ class ScriptProgram:
     """A TorchScript module; see `Program`. `device` is torch's name of one, None where the model chooses itself."""
 
     def __init__(self, torch: Any, path: Path, device: str | None) -> None:
-        with warnings.catch_warnings():
-            # That TorchScript is deprecated is no news to whoever serves it, and not to be said at each load.
-            warnings.filterwarnings("ignore", r"`torch\.jit\.load`", DeprecationWarning)
-            self._module = torch.jit.load(str(path), map_location=device).eval()
+        self._module = torch.jit.load(str(path), map_location=device).eval()
         schema = self._module.forward.schema
         self._call = self._module.forward
         self.signature = _script_signature(schema.arguments[1:])
