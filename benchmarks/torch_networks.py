@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def write_convolutions(version: Path) -> None:
             return torch.relu(self.second_norm(self.second(inner)) + self.around(x))
 
     widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
-    blocks = [Block(narrow, wide) for narrow, wide in zip(widths, widths[1:], strict=False)]
+    blocks = [Block(narrow, wide) for narrow, wide in pairwise(widths)]
     stem = torch.nn.Conv2d(3, widths[0], 7, 2, 3)
     head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(widths[-1], 1000))
     network = torch.nn.Sequential(stem, torch.nn.ReLU(), torch.nn.MaxPool2d(2), *blocks, *head).eval()
