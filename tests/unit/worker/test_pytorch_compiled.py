@@ -33,8 +33,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compiled")
     (folder / "1").mkdir()
     batch = torch.export.Dim("batch", min=1, max=16)
-    example = torch.ones(2, 3)
-    program = torch.export.export(Two(), (example,), {"y": example}, dynamic_shapes={"x": {0: batch}, "y": {0: batch}})
+    # Of one tensor given twice torch makes one input.
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    program = torch.export.export(Two(), (x,), {"y": y}, dynamic_shapes={"x": {0: batch}, "y": {0: batch}})
     with without_warnings():
         torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "1" / "model.pt2"))
     return folder
