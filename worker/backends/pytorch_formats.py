@@ -46,10 +46,11 @@ def find_artifact(model: ModelVersion) -> Artifact:
     name = config.default_model_filename
     if config.runtime == _MODULE_FILE or name.endswith(".py"):
         return _module(model, name if name.endswith(".py") else _MODULE_FILE)
-    names = dict.fromkeys([name, *_DEFAULT_FILES] if name in ("", *_DEFAULT_FILES) else [name])
+    is_default = name in ("", *_DEFAULT_FILES)
+    names = dict.fromkeys([name, *_DEFAULT_FILES] if is_default else [name])
     path = next((model.directory / name for name in names if name and (model.directory / name).is_file()), None)
     if path is None:
-        if not name and (model.directory / _MODULE_FILE).is_file():
+        if is_default and (model.directory / _MODULE_FILE).is_file():
             return _module(model, _MODULE_FILE)
         raise unavailable(f"unable to find '{name or _DEFAULT_FILES[0]}' in version {model.version} of '{model.name}'")
     found = format_of(path)

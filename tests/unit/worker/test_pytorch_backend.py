@@ -341,6 +341,11 @@ def test_a_class_with_weights_beside_it(tmp_path: Path) -> None:
         "        return self.layer(x)\n"
     )
     assert PyTorchBackend().prefers_process(model)
+    weights = model.directory / "model.pt"
+    assert find_artifact(model) == (Format.MODULE, model.directory / "model.py", weights)
+    weights.rename(model.directory / "elsewhere")
+    assert find_artifact(model) == (Format.MODULE, model.directory / "model.py", None)
+    (model.directory / "elsewhere").rename(weights)
     with instance_of(model) as instance:
         np.testing.assert_allclose(run(instance, request(x=rows(1, 4)))[0]["y"], rows(1, 4) * 3)
 
