@@ -59,6 +59,10 @@ class OwnBackend:
         except WeirError as error:
             return Availability((), problems=(error.message,))
 
+    def code_file(self, model: ModelVersion) -> Path:
+        """The file whose class serves this model. Raises WeirError where there is none."""
+        return self._find(model)
+
     def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
         """What the class's `describe` says, None where it has none. Raises WeirError with whatever it raised."""
         file = self._find(model)

@@ -21,6 +21,7 @@ class TorchDeviceRunner:
     later.
     """
 
+    can_capture = False  # while a graph is recorded torch takes memory only from a pool of that graph
     host_inputs: Collection[str]
 
     def __init__(

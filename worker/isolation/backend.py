@@ -28,6 +28,7 @@ from worker.backend import (
     InstanceDevice,
     LoadedModel,
     ModelVersion,
+    Pending,
     Result,
 )
 from worker.backends.python import PythonBackend
@@ -94,6 +95,8 @@ class _IsolatedInstance:
         if self._states:
             requests = [self._asking_for_states(request) for request in requests]
         outcomes = self._instance.execute(requests, execution)
+        if isinstance(outcomes, Pending):
+            outcomes = outcomes.results()
         for outcome in outcomes:
             if not outcome:
                 continue

@@ -54,7 +54,7 @@ class MetricNumbers:
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN, len(values) * SIZE, first * SIZE)
 
-    def _mapped(self, count: int) -> memoryview:
+    def _mapped(self, count: int) -> memoryview[float]:
         numbers = self._numbers
         if count > len(numbers):
             length = os.fstat(self._fd).st_size
