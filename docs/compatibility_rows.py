@@ -141,8 +141,16 @@ _DIFFERENT_FIELDS = {
     "model_warmup.count": "these runs are not counted in the statistics; Triton 2.51 counts those of Python models",
     "instance_group.rate_limiter.resources.global": "global means all devices of one worker",
     "instance_group.rate_limiter.priority": "who is loaded late begins level with the others, not with no turns at all",
-    "instance_group.kind": "KIND_GPU is a load error: models run on the CPU",
-    "instance_group.gpus": "a load error: models run on the CPU",
+    "input.is_shape_tensor": "for models without a batch dimension; with one it is a load error",
+    "output.is_shape_tensor": "for models without a batch dimension; with one it is a load error",
+    "instance_group.count": "more than 4096 instances of a version on one worker are a load error",
+    "instance_group.gpus": "a worker for each GPU; a model none of whose GPUs a worker has is not that worker's",
+    "model_operations.op_library_filename": "relative to the model's folder, and must lie in it",
+    "optimization.cuda.graphs": "any backend that can be recorded; without graph_spec, shapes that come twice",
+    "optimization.execution_accelerators.gpu_execution_accelerator.name": (
+        "ONNX Runtime: cuda; tensorrt is a load error, for ONNX Runtime's provider needs TensorRT 10"
+    ),
+    "optimization.execution_accelerators.cpu_execution_accelerator.name": "any provider of the installed ONNX Runtime",
     "dynamic_batching.default_queue_policy.max_queue_size": "0 is 10 000, not unlimited",
     "sequence_batching.max_sequence_idle_microseconds": (
         "counted from the last request or its answer, whichever is later; Triton counts from the request"
