@@ -170,6 +170,10 @@ class VersionScheduler:
                 if partial_us is not None:
                     ready_us = max(partial_us, batcher.ready_at_us())
                 break
+            is_suspect = requests[0].runs_alone
+            if is_suspect and instance.held:
+                batcher.put_back(requests)
+                break
             batch = Batch(self._next_batch_id(), self.version, instance, requests)
             batch.has_deadlines = batcher.is_timed
             rows = 0
@@ -177,6 +181,8 @@ class VersionScheduler:
                 request.place = batch.id
                 rows += request.batch_size
             placement.occupy(instance, now_us, rows)
+            if is_suspect:
+                placement.occupy(instance, now_us)  # the slot behind it too: who waits there would be lost with it
             self._in_flight.add(batch)
             batches.append(batch)
         if batcher.is_timed:
@@ -242,6 +248,8 @@ class VersionScheduler:
         if not batch.released:
             batch.released = True
             self._placement.free(batch.instance, now_us, busy_us)
+            if batch.requests[0].runs_alone:
+                self._placement.free(batch.instance, now_us, 0)
 
     def _end_streams(self, batches: list[Batch]) -> Ended:
         requests = [request for batch in batches for request in batch.requests]

@@ -108,6 +108,7 @@ def test_families_labels_and_texts(gateway: Endpoints) -> None:
         **dict.fromkeys([f"nv_gpu_{n}" for n in ("utilization", "memory_total_bytes", "memory_used_bytes")], "gauge"),
         **dict.fromkeys(["nv_gpu_power_usage", "nv_gpu_power_limit"], "gauge"),
         "nv_energy_consumption": "counter",
+        **dict.fromkeys([f"nv_pinned_memory_pool_{n}_bytes" for n in ("total", "used")], "gauge"),
     }
     assert {name: kind for name, kind in kinds.items() if name.startswith("nv_")} == wanted
     assert helps["nv_inference_count"] == "Number of inferences performed (does not include cached requests)"

@@ -85,7 +85,7 @@ def test_a_request_that_faults_again_and_again_is_given_up(server: Server) -> No
     deaths = server.log().count(ENDS)
     with server.http() as client:
         with pytest.raises(
-            InferenceServerException, match="the model's worker died 4 times while running this request"
+            InferenceServerException, match="the model's worker or process died 4 times while running this request"
         ):
             ask(client, 666)
         server.wait_ready()

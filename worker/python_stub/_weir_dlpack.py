@@ -110,12 +110,16 @@ def _on_host(source: Any) -> Any:
         copy = getattr(source, name, None)
         if callable(copy):
             return copy()
+    reason = ""
     for name in ("torch", "cupy"):
         framework = sys.modules.get(name)  # whoever made it has imported one of them
         if framework is not None:
-            return _on_host(framework.from_dlpack(source))
+            try:
+                return _on_host(framework.from_dlpack(source))
+            except Exception as error:  # noqa: BLE001 - a build without that kind of device raises what it likes
+                reason = f": {name}: {error}"
     raise TritonModelException(
-        "a DLPack tensor in the memory of a device can be copied to the host where torch or cupy is imported only"
+        f"a DLPack tensor in the memory of a device can be copied to the host where torch or cupy is imported only{reason}"
     )
 
 

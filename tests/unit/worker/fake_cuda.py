@@ -43,9 +43,11 @@ def made_up_cuda() -> Iterator[Any]:
         patch.setattr(stream._MemoryPools, "_pools", {})
         patch.setattr(pinned.PINNED, "used_bytes", 0)
         patch.setattr(pinned.PINNED, "total_bytes", pinned.DEFAULT_POOL_BYTES)
-        yield runtime
-        for name in ours:
-            sys.modules.pop(name, None)
+        try:
+            yield runtime
+        finally:
+            for name in ours:
+                sys.modules.pop(name, None)
 
 
 class KernelRunner:

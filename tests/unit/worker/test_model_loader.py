@@ -239,7 +239,7 @@ def test_only_python_models_may_be_decoupled() -> None:
         ("[{ kind: KIND_GPU gpus: [1] }]", WorkerDevices((0, 1), (0,)), True),
         ("[{ kind: KIND_CPU }]", WorkerDevices((0,), (0,), has_cpu=False), True),
         ("[{ kind: KIND_GPU }, { kind: KIND_CPU }]", WorkerDevices(), False),
-        ("[{ kind: KIND_CPU count: -1 }]", WorkerDevices(), False),
+        ("[{ kind: KIND_CPU gpus: [0] }]", WorkerDevices(), False),
     ],
 )
 def test_a_model_that_is_for_other_devices_is_no_failure_of_this_worker(

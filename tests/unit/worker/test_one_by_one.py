@@ -85,7 +85,7 @@ def told(outcomes: Sequence[Result | None]) -> list[int | str | None]:
 
 def test_only_the_poison_fails() -> None:
     model, execution = Model({3: invalid("three"), 5: ValueError("five")}), Watched()
-    outcomes = ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)
+    outcomes = ModelRun("m_0", None, None).begin(model, REQUESTS, execution)
     assert told(outcomes) == [0, 1, 2, "three", 4, "ValueError: five", 6, 7]
     assert outcomes[3] is not None
     assert outcomes[3].error is not None
@@ -97,21 +97,21 @@ def test_only_the_poison_fails() -> None:
 def test_a_batch_of_one_and_one_that_works_run_once() -> None:
     model = Model({0: invalid("zero")})
     run = ModelRun("m_0", None, None)
-    assert told(run.outcomes(model, REQUESTS[:1], Watched())) == ["zero"]
-    assert told(run.outcomes(model, REQUESTS[1:], Watched())) == list(range(1, 8))
+    assert told(run.begin(model, REQUESTS[:1], Watched())) == ["zero"]
+    assert told(run.begin(model, REQUESTS[1:], Watched())) == list(range(1, 8))
     assert len(model.runs) == 2
 
 
 def test_a_model_with_state_runs_nothing_twice() -> None:
     model = Model({3: invalid("three")})
-    outcomes = ModelRun("m_0", None, None, is_stateful=True).outcomes(model, REQUESTS, Watched())
+    outcomes = ModelRun("m_0", None, None, is_stateful=True).begin(model, REQUESTS, Watched())
     assert told(outcomes) == ["three"] * 8
     assert len(model.runs) == 1
 
 
 def test_what_may_not_run_again_ends_with_the_error_of_the_batch() -> None:
     model, execution = Model({3: invalid("three")}), Watched({0, 6})
-    assert told(ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)) == [
+    assert told(ModelRun("m_0", None, None).begin(model, REQUESTS, execution)) == [
         "three",
         1,
         2,
@@ -127,7 +127,7 @@ def test_what_may_not_run_again_ends_with_the_error_of_the_batch() -> None:
 def test_who_gives_up_meanwhile_is_not_run() -> None:
     model, execution = Model({3: invalid("three")}), Watched()
     model.during = lambda values, _: execution.barred.add(2) if values == [1] else None
-    ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)
+    ModelRun("m_0", None, None).begin(model, REQUESTS, execution)
     assert execution.alone == [0, 1, 3, 4, 5, 6, 7]
 
 
@@ -136,16 +136,16 @@ def test_a_broken_model_is_probed_until_it_works(monkeypatch: pytest.MonkeyPatch
     model = Model({value: internal(f"broken {value}") for value in range(8)})
     run = ModelRun("m_0", None, None)
     for _ in range(MAX_IN_VAIN):
-        assert told(run.outcomes(model, REQUESTS, Watched())) == [f"broken {value}" for value in range(8)]
+        assert told(run.begin(model, REQUESTS, Watched())) == [f"broken {value}" for value in range(8)]
     assert len(model.runs) == MAX_IN_VAIN * 9
     model.runs.clear()
-    assert told(run.outcomes(model, REQUESTS, Watched())) == ["broken 0"] * 6 + ["broken 6", "broken 7"]
+    assert told(run.begin(model, REQUESTS, Watched())) == ["broken 0"] * 6 + ["broken 6", "broken 7"]
     assert len(model.runs) == 1 + PROBES
     # A probe that works brings all others their turn, and the model is believed in again.
     model.poison = {3: internal("three"), 7: internal("seven")}
     for _ in range(2):
         model.runs.clear()
-        assert told(run.outcomes(model, REQUESTS, Watched())) == [0, 1, 2, "three", 4, 5, 6, "seven"]
+        assert told(run.begin(model, REQUESTS, Watched())) == [0, 1, 2, "three", 4, 5, 6, "seven"]
         assert len(model.runs) == 9
 
 
@@ -153,12 +153,12 @@ def test_a_batch_that_works_ends_the_doubt() -> None:
     model = Model({value: internal("broken") for value in range(8)})
     run = ModelRun("m_0", None, None)
     for _ in range(MAX_IN_VAIN + 1):
-        run.outcomes(model, REQUESTS, Watched())
+        run.begin(model, REQUESTS, Watched())
     healthy, model.poison = model.poison, {}
-    run.outcomes(model, REQUESTS, Watched())
+    run.begin(model, REQUESTS, Watched())
     model.poison = healthy
     model.runs.clear()
-    run.outcomes(model, REQUESTS, Watched())
+    run.begin(model, REQUESTS, Watched())
     assert len(model.runs) == 9
 
 
@@ -172,7 +172,7 @@ def test_an_instance_that_dies_hands_back_the_batch(death: InstanceDied) -> None
 
     model.during = die
     with pytest.raises(InstanceDied):
-        ModelRun("m_0", None, None).outcomes(model, REQUESTS, Watched())
+        ModelRun("m_0", None, None).begin(model, REQUESTS, Watched())
 
 
 def test_after_responses_an_instance_that_dies_fails_the_rest() -> None:
@@ -187,7 +187,7 @@ def test_after_responses_an_instance_that_dies_fails_the_rest() -> None:
         return [None]
 
     model.during = respond
-    outcomes = ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)
+    outcomes = ModelRun("m_0", None, None).begin(model, REQUESTS, execution)
     assert told(outcomes) == [None, None, None, "three", "gone", "gone", "gone", "gone"]
     assert [(position, is_final) for position, _, is_final in execution.responses] == [
         (0, False),
@@ -208,7 +208,7 @@ def test_a_run_alone_speaks_for_its_own_request_only() -> None:
         return [None]
 
     model.during = later
-    assert told(ModelRun("m_0", None, None).outcomes(model, REQUESTS, execution)) == [0, 1, 2, "three", 4, None, 6, 7]
+    assert told(ModelRun("m_0", None, None).begin(model, REQUESTS, execution)) == [0, 1, 2, "three", 4, None, 6, 7]
     [(position, result, is_final)] = execution.responses
     assert (position, result and result.error, is_final) == (5, lost, True)
 
@@ -231,7 +231,7 @@ def test_any_batches(batches: list[tuple[set[int], set[int], int]]) -> None:
     for poison, barred, size in batches:
         RUNS[0] += 1
         model = Model({value: internal(f"poison {value}") for value in poison})
-        outcomes = told(run.outcomes(model, REQUESTS[:size], Watched(barred)))
+        outcomes = told(run.begin(model, REQUESTS[:size], Watched(barred)))
         assert len(outcomes) == size
         whole, *alone = model.runs
         assert whole == list(range(size))

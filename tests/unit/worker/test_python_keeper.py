@@ -59,7 +59,7 @@ class Kept:
 
         def new_process(on_end: Callable[[PythonProcess], None]) -> PythonProcess:
             args = {"model_instance_name": "m_0_0", "model_config": "{}"}
-            self.started.append(PythonProcess(folder, 1, "model.py", args, None, on_end))
+            self.started.append(PythonProcess(folder, 1, "model.py", args, on_end=on_end))
             return self.started[-1]
 
         self.keeper = PythonKeeper(new_process, "m_0_0", limits or ProcessLimits(), self.health, keeps_state, policy)
