@@ -336,7 +336,7 @@ def test_warm_up_runs_one_by_one(device: Scripted) -> None:
 batches = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 5)), min_size=1, max_size=15)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(batches=batches, seed=st.integers(0, 2**32), failing=st.sets(st.integers(0, 14), max_size=3))
 def test_whatever_comes_is_answered_once_and_in_order(
     batches: list[tuple[int, int]], seed: int, failing: set[int]
@@ -349,12 +349,9 @@ def test_whatever_comes_is_answered_once_and_in_order(
         for number, (width, requests) in enumerate(batches):
             rows = [[float(number * 10 + at)] * width for at in range(requests)]
             if number in failing and requests > 1:
-                rows[1] = rows[1] + [0.0]  # no batch can be made of rows that are not alike
+                rows[1] = rows[1] + [0.0]  # no batch can be made of rows that are not alike, so each runs alone
             served.submit(number, *rows)
-            answers: list[Any] = [[[2 * value + 1 for value in row]] for row in rows]
-            if number in failing and requests > 1:
-                answers[1] = "the content of input 'IN' does not fill its shape"  # and its mates ran without it
-            wanted.append((number, BatchOutcome.ANSWERED, answers))
+            wanted.append((number, BatchOutcome.ANSWERED, [[[2 * value + 1 for value in row]] for row in rows]))
         assert [served.left() for _ in batches] == wanted
         served.instance.stop()
         assert served.published.empty()
