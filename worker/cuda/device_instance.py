@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -68,7 +69,8 @@ class DeviceInstance:
         ]
         PINNED.is_available = True
         self._graphs: list[RunGraphs] = []
-        self._begun = 0
+        # Those that no batch under way uses, the one that was used last at the end: what a result refers to lasts longest.
+        self._free = deque(range(_BATCHES_UNDER_WAY))
         self._runner = open_runner(streams.compute)
         try:
             if cuda.graphs:
@@ -80,18 +82,23 @@ class DeviceInstance:
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Pending:
         """See `worker.backend.Instance`."""
-        number = self._begun % _BATCHES_UNDER_WAY
+        number = self._free.popleft()
         try:
-            run = self._begin(self._sets[number], self._graphs[number] if self._graphs else None, requests, execution)
+            graphs = self._graphs[number] if self._graphs else None
+            outputs = self._begin(self._sets[number], graphs, requests, execution)
+            return _DeviceRun(self, number, self._sets[number], requests, execution, outputs)
         except DeviceLost:
             raise
         except Exception:
+            self._free.appendleft(number)
             # Whatever it has been told to do: the buffers are for another batch now. This also tells a GPU that is lost
             # from a backend's own error, however the backend calls it.
             self._streams.synchronize()
             raise
-        self._begun += 1
-        return run
+
+    def has_ended(self, number: int) -> None:
+        """The batch that used these buffers is over."""
+        self._free.append(number)
 
     def close(self) -> None:
         """See `worker.backend.Instance`."""
@@ -111,7 +118,7 @@ class DeviceInstance:
 
     def _begin(
         self, buffers: BatchBuffers, graphs: RunGraphs | None, requests: Sequence[InferRequest], execution: Execution
-    ) -> Pending:
+    ) -> Sequence[DeviceTensor | np.ndarray]:
         pieces, arrays = self._assembler.pieces(requests, self._batching, execution.reader, self._runner.host_inputs)
         if self._batch_inputs is not None:
             self._add_batch_inputs(self._batch_inputs.of(requests), pieces, arrays)
@@ -123,7 +130,7 @@ class DeviceInstance:
         else:
             outputs = self._runner.enqueue({**buffers.copy_in(pieces), **arrays})
             self._check(outputs)
-        return _DeviceRun(self, buffers, requests, execution, outputs)
+        return outputs
 
     def _add_batch_inputs(
         self, values: Mapping[str, np.ndarray], pieces: list[InputPieces], arrays: dict[str, np.ndarray]
@@ -161,12 +168,14 @@ class _DeviceRun(Pending):
     def __init__(
         self,
         instance: DeviceInstance,
+        number: int,
         buffers: BatchBuffers,
         requests: Sequence[InferRequest],
         execution: Execution,
         outputs: Sequence[DeviceTensor | np.ndarray],
     ) -> None:
         self._instance = instance
+        self._number = number
         self._buffers = buffers
         self._requests = requests
         self._execution = execution
@@ -175,7 +184,10 @@ class _DeviceRun(Pending):
 
     def results(self) -> list[Result]:
         buffers, execution = self._buffers, self._execution
-        buffers.outputs_copied.synchronize("running a batch")
+        try:
+            buffers.outputs_copied.synchronize("running a batch")
+        finally:
+            self._instance.has_ended(self._number)
         # The thread saw nothing of what the GPU did, but events know when.
         done_ns = time.monotonic_ns()
         infer_end_ns = done_ns - buffers.run_ended.ns_until(buffers.outputs_copied)
