@@ -34,6 +34,7 @@ import onnxruntime
 import psutil
 from tritonclient import http as triton_http
 
+from benchmarks import torch_networks
 from benchmarks.compare import loops
 from benchmarks.compare.payload import Payload
 from benchmarks.compare.processes import ProcessTree
@@ -163,6 +164,8 @@ NETWORKS = {
         Network("silero_vad", "onnxruntime", 32, ("PROB",), _write_silero, open_onnx, _chunks(32)),
         Network("silero_vad_single", "onnxruntime", 32, ("PROB",), _write_silero, open_onnx, _chunks(1)),
         Network("ocr_rec", "onnxruntime", 8, ("CHARACTER", "CERTAINTY"), _write_reader, open_onnx, _line),
+        Network(*torch_networks.ENCODER),
+        Network(*torch_networks.CONVOLUTIONS),
     )
 }
 """The rows. `silero_vad` has 32 streams in a request, `silero_vad_single` one, of which the server makes batches of 32."""
