@@ -152,6 +152,8 @@ def test_roles_apart(served: Served, tmp_path: Path) -> None:
         for page, line in commands()
         if page == ROLES_APART and not line.startswith((".venv/bin/weir serve ", "make ", "curl "))
     ]
+    (push,) = [line for line in roles if line.startswith(".venv/bin/weir push ")]
+    roles.remove(push)
     assert len(roles) == 4
     ports = free_ports(4)
     documented = ("4222", "8000", "8001", "8002")
@@ -168,6 +170,11 @@ def test_roles_apart(served: Served, tmp_path: Path) -> None:
         assert becomes_ready(f"http://127.0.0.1:{ports[1]}/v2/models/magika/ready"), "".join(
             log.read_text() for log in sorted(tmp_path.glob("log-*"))
         )
+        pushing = in_venv(push.replace("4222", str(ports[0])))
+        pushed = subprocess.run(
+            pushing, cwd=served.folder, env=environment(), capture_output=True, text=True, check=True
+        )
+        assert "magika" in pushed.stdout + pushed.stderr
     finally:
         for process in reversed(processes):
             process.terminate()
