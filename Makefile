@@ -50,7 +50,7 @@ gpu-check: ## Run the tests and take the figures that need an NVIDIA GPU.
 	$(PYTHON) -m benchmarks.gpu.check
 else
 gpu-check: $(TESTED)
-	$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9" "cuda-core>=1.0"
+	$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9"
 	$(RUN) benchmarks.gpu.check
 endif
 
