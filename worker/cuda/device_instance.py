@@ -69,7 +69,6 @@ class DeviceInstance:
         ]
         PINNED.is_available = True
         self._graphs: list[RunGraphs] = []
-        # Those that no batch under way uses, the one that was used last at the end: what a result refers to lasts longest.
         self._free = deque(range(_BATCHES_UNDER_WAY))
         self._runner = open_runner(streams.compute)
         try:
@@ -82,23 +81,20 @@ class DeviceInstance:
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Pending:
         """See `worker.backend.Instance`."""
+        if not self._free:
+            raise internal(f"{self._name} has {_BATCHES_UNDER_WAY} batches under way already")
+        # Not simply in turns: between two batches under way requests of one that has failed may be run alone.
         number = self._free.popleft()
         try:
-            graphs = self._graphs[number] if self._graphs else None
-            outputs = self._begin(self._sets[number], graphs, requests, execution)
-            return _DeviceRun(self, number, self._sets[number], requests, execution, outputs)
+            return self._begin(number, requests, execution)
         except DeviceLost:
             raise
         except Exception:
-            self._free.appendleft(number)
+            self._free.append(number)
             # Whatever it has been told to do: the buffers are for another batch now. This also tells a GPU that is lost
             # from a backend's own error, however the backend calls it.
             self._streams.synchronize()
             raise
-
-    def has_ended(self, number: int) -> None:
-        """The batch that used these buffers is over."""
-        self._free.append(number)
 
     def close(self) -> None:
         """See `worker.backend.Instance`."""
@@ -109,6 +105,10 @@ class DeviceInstance:
         self._graphs.clear()
         self._runner.close()
 
+    def has_ended(self, number: int) -> None:
+        """A batch has been waited for: after its results set `number` may be another's."""
+        self._free.append(number)
+
     def results_of(self, requests: Sequence[InferRequest], arrays: Sequence[np.ndarray]) -> list[Result]:
         """The results of a batch whose outputs have arrived in `arrays`."""
         if self._outputs.has_states:
@@ -116,13 +116,12 @@ class DeviceInstance:
             arrays = [np.array(array) for array in arrays]
         return self._outputs.results(requests, arrays)
 
-    def _begin(
-        self, buffers: BatchBuffers, graphs: RunGraphs | None, requests: Sequence[InferRequest], execution: Execution
-    ) -> Sequence[DeviceTensor | np.ndarray]:
+    def _begin(self, number: int, requests: Sequence[InferRequest], execution: Execution) -> Pending:
+        buffers = self._sets[number]
         pieces, arrays = self._assembler.pieces(requests, self._batching, execution.reader, self._runner.host_inputs)
         if self._batch_inputs is not None:
             self._add_batch_inputs(self._batch_inputs.of(requests), pieces, arrays)
-        graph = graphs.of(pieces) if graphs is not None and not arrays else None
+        graph = self._graphs[number].of(pieces) if self._graphs and not arrays else None
         if graph is not None:
             buffers.copy_in(pieces, graph.inputs)
             graph.launch()
@@ -130,7 +129,7 @@ class DeviceInstance:
         else:
             outputs = self._runner.enqueue({**buffers.copy_in(pieces), **arrays})
             self._check(outputs)
-        return outputs
+        return _DeviceRun(self, number, buffers, requests, execution, outputs, arrays)
 
     def _add_batch_inputs(
         self, values: Mapping[str, np.ndarray], pieces: list[InputPieces], arrays: dict[str, np.ndarray]
@@ -165,6 +164,8 @@ class DeviceInstance:
 
 
 class _DeviceRun(Pending):
+    """A batch in set `number`. `kept` is what the GPU reads or writes until it is done, of which nobody else has a hold."""
+
     def __init__(
         self,
         instance: DeviceInstance,
@@ -173,13 +174,14 @@ class _DeviceRun(Pending):
         requests: Sequence[InferRequest],
         execution: Execution,
         outputs: Sequence[DeviceTensor | np.ndarray],
+        kept: object,
     ) -> None:
         self._instance = instance
         self._number = number
         self._buffers = buffers
         self._requests = requests
         self._execution = execution
-        self._outputs = outputs  # whose memory is read until the copies are done
+        self._kept: object = (outputs, kept)
         self._arrays = buffers.copy_out(outputs)
 
     def results(self) -> list[Result]:
@@ -188,11 +190,11 @@ class _DeviceRun(Pending):
             buffers.outputs_copied.synchronize("running a batch")
         finally:
             self._instance.has_ended(self._number)
+            self._kept = None
         # The thread saw nothing of what the GPU did, but events know when.
         done_ns = time.monotonic_ns()
         infer_end_ns = done_ns - buffers.run_ended.ns_until(buffers.outputs_copied)
         input_end_ns = infer_end_ns - buffers.run_begun.ns_until(buffers.run_ended)
         execution.input_end_ns = max(execution.start_ns, input_end_ns)
         execution.infer_end_ns = max(execution.input_end_ns, infer_end_ns)
-        self._outputs = ()
         return self._instance.results_of(self._requests, self._arrays)

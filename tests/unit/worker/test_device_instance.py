@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -230,6 +232,45 @@ def test_a_batch_that_fails_leaves_the_next_one_alone(cuda: Any) -> None:
     following = instance.execute([numbers([3])], execution())
     assert values(under_way.results()) == [[[3]]]
     assert values(following.results()) == [[[7]]]
+
+
+@pytest.mark.parametrize("under_way", [1, 2])
+def test_requests_that_run_alone_leave_batches_under_way_as_they_are(cuda: Any, under_way: int) -> None:
+    instance = doubling_instance(cuda)
+    pending = [instance.execute([numbers([value])], execution()) for value in range(under_way)]
+    if under_way == 2:
+        with pytest.raises(WeirError, match="m_0_0 has 2 batches under way already"):
+            instance.execute([numbers([9])], execution())
+        assert values(pending.pop(0).results()) == [[[1]]]
+    else:
+        with pytest.raises(WeirError, match="does not fill its shape"):
+            instance.execute([request_of(Tensor("IN", "FP32", [1, 5], b"1234"))], execution())
+    for alone in range(5, 10):
+        assert values(run(instance, numbers([alone]))) == [[[2 * alone + 1]]]
+    assert values(pending[0].results()) == [[[2 * (under_way - 1) + 1]]]
+
+
+def test_inputs_on_the_host_stay_until_the_device_has_read_them(cuda: Any) -> None:
+    read: list[weakref.ref[np.ndarray]] = []
+
+    class Reading(KernelRunner):
+        def enqueue(self, inputs: Any) -> Any:
+            read.append(weakref.ref(inputs["IN"]))
+            address, count = inputs["IN"].ctypes.data, inputs["IN"].size
+            # Nothing but the address is kept, as by a library in C.
+            self._function = lambda arrays: [np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))]
+            return super().enqueue({})
+
+    instance = DeviceInstance(
+        lambda stream: Reading(cuda, stream, lambda arrays: [], lambda inputs: [("FP32", (1, 1))], host_inputs=["IN"]),
+        GPU,
+        config(),
+        OUT,
+    )
+    pending = [instance.execute([numbers([value])], execution()) for value in (3, 4)]
+    assert [reference() is not None for reference in read] == [True, True]
+    assert values(pending[0].results()) + values(pending[1].results()) == [[[3]], [[4]]]
+    assert [reference() for reference in read] == [None, None]
 
 
 def test_too_little_memory_is_told_with_sizes(cuda: Any) -> None:
