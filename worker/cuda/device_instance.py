@@ -121,7 +121,8 @@ class DeviceInstance:
         pieces, arrays = self._assembler.pieces(requests, self._batching, execution.reader, self._runner.host_inputs)
         if self._batch_inputs is not None:
             self._add_batch_inputs(self._batch_inputs.of(requests), pieces, arrays)
-        graph = self._graphs[number].of(pieces) if self._graphs and not arrays else None
+        graphs = self._graphs[number] if self._graphs and not arrays else None
+        graph = graphs.of(pieces) if graphs is not None else None
         if graph is not None:
             buffers.copy_in(pieces, graph.inputs)
             graph.launch()
@@ -129,6 +130,8 @@ class DeviceInstance:
         else:
             outputs = self._runner.enqueue({**buffers.copy_in(pieces), **arrays})
             self._check(outputs)
+            if graphs is not None:
+                graphs.has_run(pieces)
         return _DeviceRun(self, number, buffers, requests, execution, outputs, arrays)
 
     def _add_batch_inputs(

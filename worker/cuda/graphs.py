@@ -42,17 +42,17 @@ class RunGraph:
         self.inputs = device_places(streams.copy_in, shapes)
         streams.copy_in.synchronize()
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
-        succeed(runtime.cudaStreamBeginCapture(compute.handle, mode), "beginning to record a graph")
-        try:
-            # What the run allocates is the graph's for as long as that lasts.
-            with compute.allocating_on(streams.copy_in) as self._memory:
+        # What the run allocates is the graph's for as long as that lasts.
+        with compute.allocating_on(streams.copy_in) as self._memory:
+            succeed(runtime.cudaStreamBeginCapture(compute.handle, mode), "beginning to record a graph")
+            try:
                 outputs = runner.enqueue(self.inputs)
-        except BaseException:
-            status, graph = runtime.cudaStreamEndCapture(compute.handle)
-            if not status and int(graph):
-                runtime.cudaGraphDestroy(graph)
-            raise
-        graph = succeed(runtime.cudaStreamEndCapture(compute.handle), "recording a graph")
+            except BaseException:
+                status, graph = runtime.cudaStreamEndCapture(compute.handle)
+                if not status and int(graph):
+                    runtime.cudaGraphDestroy(graph)
+                raise
+            graph = succeed(runtime.cudaStreamEndCapture(compute.handle), "recording a graph")
         try:
             if any(isinstance(output, np.ndarray) for output in outputs):
                 raise invalid("it has outputs on the host")
@@ -73,7 +73,9 @@ class RunGraph:
 class RunGraphs:
     """The graphs of one set of buffers of an instance, whose `runner` can be captured.
 
-    With shapes in the configuration (`graph_spec`) these alone are recorded, by `prepare`; else any that comes twice.
+    With shapes in the configuration (`graph_spec`) these alone are recorded, by `prepare`; else any that comes twice. What
+    is recorded has just been run as it is: engines put off to a run what they have to do once for new shapes, which is no
+    part of a graph.
     """
 
     def __init__(self, model: str, streams: InstanceStreams, runner: DeviceRunner, prepared_only: bool) -> None:
@@ -96,18 +98,21 @@ class RunGraphs:
 
     def of(self, pieces: Sequence[InputPieces]) -> RunGraph | None:
         """The graph for these inputs; None where there is none, or none yet."""
-        shapes = tuple(sorted((piece.name, piece.datatype, piece.shape) for piece in pieces))
-        if shapes in self._graphs:
-            graph = self._graphs[shapes]
-            return self._record(shapes) if graph is None and self._records else graph
-        if self._records and len(self._graphs) < MAX_GRAPHS:
-            self._graphs[shapes] = None
-        return None
+        return self._graphs.get(_shapes_in(pieces))
 
-    def _record(self, shapes: Shapes) -> RunGraph | None:
+    def has_run(self, pieces: Sequence[InputPieces]) -> None:
+        """These inputs, for which there is no graph, were run as they are. Raises DeviceLost."""
+        if not self._records:
+            return
+        shapes = _shapes_in(pieces)
+        if shapes in self._graphs:
+            self._record(shapes)
+        elif len(self._graphs) < MAX_GRAPHS:
+            self._graphs[shapes] = None
+
+    def _record(self, shapes: Shapes) -> None:
         try:
-            graph = self._graphs[shapes] = RunGraph(self._streams, self._runner, shapes)
-            return graph
+            self._graphs[shapes] = RunGraph(self._streams, self._runner, shapes)
         except DeviceLost:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a runner can't do while it is recorded, it can do without
@@ -115,7 +120,10 @@ class RunGraphs:
             self._records = False
             reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
             logger.warning("model '%s' runs without CUDA graphs: %s", self._model, reason)
-            return None
+
+
+def _shapes_in(pieces: Sequence[InputPieces]) -> Shapes:
+    return tuple(sorted((piece.name, piece.datatype, piece.shape) for piece in pieces))
 
 
 def specified_shapes(config: ModelConfig, cuda: CudaOptimization) -> list[Shapes]:

@@ -33,6 +33,7 @@ class CudaStream:
         stream = succeed(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "making a stream")
         self.handle = int(stream)
         self._elsewhere: tuple[CudaStream, list[DeviceBuffer]] | None = None
+        self._to_free: list[int] = []
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
         """See `InstanceStream`."""
@@ -44,11 +45,19 @@ class CudaStream:
         kept.append(memory)
         return memory
 
+    def free(self, pointer: int) -> None:
+        """Gives up memory that was allocated on this stream, after what it has been told to do."""
+        if self._elsewhere is None:
+            self._runtime.cudaFreeAsync(pointer, self.handle)
+        else:
+            self._to_free.append(pointer)
+
     @contextlib.contextmanager
     def allocating_on(self, other: CudaStream) -> Iterator[list[DeviceBuffer]]:
         """Meanwhile memory comes from the other stream, and is there at once; what was allocated is in the list.
 
-        For the time while a graph is recorded, to which memory of this stream would belong.
+        For the time while a graph is recorded, to which memory of this stream would belong, and whose launches would each
+        give up again what is given up meanwhile: that waits.
         """
         kept: list[DeviceBuffer] = []
         self._elsewhere = other, kept
@@ -56,6 +65,8 @@ class CudaStream:
             yield kept
         finally:
             self._elsewhere = None
+            while self._to_free:
+                self.free(self._to_free.pop())
 
     def record(self, event: CudaEvent) -> None:
         """The event is what the stream has been told to do by now."""
@@ -123,7 +134,7 @@ class DeviceBuffer:
 
     def __del__(self) -> None:
         if self.pointer:
-            self._runtime.cudaFreeAsync(self.pointer, self._stream.handle)
+            self._stream.free(self.pointer)
 
 
 class CudaEvent:
