@@ -70,6 +70,7 @@ class _TensorRtModel:
             {tensor.name: tensor.data_type for tensor in engine.outputs},
         )
         declared.check_inputs(config)
+        _check_types(config, engine)
         outputs, states = declared.outputs(config), declared.states(config)
         names = [tensor.name for tensor in dict.fromkeys([*outputs, *states])]
         strategy = _parameter(config, "execution_context_allocation_strategy")
@@ -83,6 +84,17 @@ class _TensorRtModel:
 
     def unload(self) -> None:
         self._engines.close()
+
+
+def _check_types(config: ModelConfig, engine: TensorRtEngine) -> None:
+    # Of a version that is not the one by which the configuration was completed, or of none.
+    for tensor in engine.inputs:
+        written = next((row.data_type for row in config.input if row.name == tensor.name), tensor.data_type)
+        if written != tensor.data_type:
+            raise invalid(
+                f"model '{config.name}', tensor '{tensor.name}': the model expects {tensor.data_type}, but the "
+                f"configuration specifies {written}"
+            )
 
 
 class _Engines:

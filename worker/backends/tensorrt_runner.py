@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from schemas.datatypes import DATATYPES
-from schemas.errors import internal, invalid
+from schemas.datatypes import DATATYPES, name_of_numpy
+from schemas.errors import WeirError, internal, invalid
+from worker.backend import DeviceLost
 from worker.backends.tensorrt_engine import EngineTensor, TensorRtEngine, fitting_profile, profile_numbers
 from worker.device_runner import DeviceMemory, DeviceTensor, InstanceStream
-
-MAX_RANK = 64
-"""Elements of a shape tensor that an engine may write."""
 
 
 class TensorRtRunner:
@@ -47,11 +46,13 @@ class TensorRtRunner:
         # A change of profile can't be recorded, nor what the host reads while the engine runs.
         self.can_capture = not self.host_inputs and len(self._ranges) == 1
         self._allocators: dict[str, Any] = {}
-        # Memory that the engine writes and nobody asked for, and that of the host it reads: kept until the next run.
-        self._kept: list[object] = []
+        # Memory that the engine writes and nobody asked for, and that of the host it reads. Two batches may be under way.
+        self._kept: deque[list[object]] = deque(maxlen=2)
 
     def enqueue(self, inputs: Mapping[str, DeviceTensor | np.ndarray]) -> Sequence[DeviceTensor | np.ndarray]:
         """See `worker.device_runner.DeviceRunner`."""
+        for name in self._inputs.keys() - inputs.keys():
+            raise invalid(f"nothing is given for input '{name}' of model '{self._model}', which its engine needs")
         self._choose_profile({name: tensor.shape for name, tensor in inputs.items()})
         kept: list[object] = []
         for name, tensor in inputs.items():
@@ -65,11 +66,13 @@ class TensorRtRunner:
             if tensor_or_none is not None:
                 produced[output.name] = tensor_or_none
         if not self._context.execute_async_v3(self._stream.handle):
+            for allocator in self._allocators.values():
+                allocator.raise_failure()
             raise internal(f"failed to run TensorRT inference of model '{self._model}': the log says why")
         for name, allocator in self._allocators.items():
             produced[name] = allocator.tensor(self._output(name).datatype)
         kept.extend(produced.values())
-        self._kept = kept
+        self._kept.append(kept)
         return [produced[name] for name in self._names]
 
     def close(self) -> None:
@@ -99,6 +102,13 @@ class TensorRtRunner:
 
     def _bind_input(self, declared: EngineTensor, tensor: DeviceTensor | np.ndarray, kept: list[object]) -> None:
         name = declared.name
+        given = name_of_numpy(tensor.dtype) if isinstance(tensor, np.ndarray) else tensor.datatype
+        if given != declared.datatype:
+            # It would be read as what it is not, and perhaps beyond its end.
+            raise invalid(
+                f"input '{name}' of model '{self._model}' is {given}, but its engine takes {declared.datatype}: the "
+                "configuration specifies another data type"
+            )
         if not self._context.set_input_shape(name, tuple(tensor.shape)):
             raise invalid(f"model '{self._model}' does not take input '{name}' of shape {list(tensor.shape)}")
         if isinstance(tensor, np.ndarray):
@@ -115,7 +125,9 @@ class TensorRtRunner:
         name, numpy_type = declared.name, np.dtype(DATATYPES[declared.datatype].numpy)
         shape = tuple(self._context.get_tensor_shape(name))
         if declared.on_host:
-            array = np.zeros(shape if -1 not in shape else (MAX_RANK,), numpy_type)
+            if -1 in shape:
+                raise invalid(f"output '{name}' of model '{self._model}' is on the host, and tells its size too late")
+            array = np.zeros(shape, numpy_type)
             self._set_address(name, array.ctypes.data)
             return array
         if -1 in shape:
@@ -146,10 +158,15 @@ def output_allocator(trt: Any, stream: InstanceStream) -> Any:
             super().__init__()
             self._memory: DeviceMemory | None = None
             self._shape: tuple[int, ...] = ()
+            self._failure: WeirError | DeviceLost | None = None
 
         def reallocate_output(self, tensor_name: str, memory: int, size: int, alignment: int) -> int:
             # Always anew: the last run's output may still be read.
-            self._memory = stream.allocate(max(1, size))
+            try:
+                self._memory = stream.allocate(max(1, size))
+            except (WeirError, DeviceLost) as failure:
+                self._failure = failure  # TensorRT, which called this, has no use for exceptions
+                return 0
             return self._memory.pointer
 
         def reallocate_output_async(
@@ -160,7 +177,13 @@ def output_allocator(trt: Any, stream: InstanceStream) -> Any:
         def notify_shape(self, tensor_name: str, shape: Sequence[int]) -> None:
             self._shape = tuple(shape)
 
+        def raise_failure(self) -> None:
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+
         def tensor(self, datatype: str) -> DeviceTensor:
+            self.raise_failure()
             if self._memory is None:
                 raise internal("TensorRT wrote an output without having asked for its memory")
             return DeviceTensor(datatype, self._shape, self._memory.pointer, self._memory)
