@@ -187,7 +187,7 @@ class BatchRunner:
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(execution, end_ns))
         return FinishedBatch(batch.scheduler, done, answers, batch.acks, begun.first)
 
-    def failed(self, running: RunningBatch, error: Exception) -> FinishedBatch:
+    def failed(self, running: RunningBatch, error: BaseException) -> FinishedBatch:
         """The end of a batch that went wrong in our own code."""
         message = running.message
         failure = Result(error=internal(f"{type(error).__name__}: {error}"))

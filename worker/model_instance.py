@@ -134,8 +134,14 @@ class ModelInstance:
             self._take_batches(instance)
             self._runner.open_batches.wait()
         finally:
-            instance.close()
+            self._close(instance)
             self._packer.close(self._waits_for_readers)
+
+    def _close(self, instance: Instance) -> None:
+        try:
+            instance.close()
+        except BaseException:  # it goes all the same, and what is given up after it must be
+            logger.exception("%s: closing the instance failed", self._device.name)
 
     def _take_batches(self, instance: Instance) -> None:
         under_way: BegunBatch | None = None
@@ -181,7 +187,7 @@ class ModelInstance:
             try:
                 self._warm_up(instance)
             except BaseException:
-                instance.close()
+                self._close(instance)
                 raise
             return instance
         except WeirError:
@@ -189,7 +195,7 @@ class ModelInstance:
         except DeviceLost as loss:
             self._lost(None, loss)
             raise unavailable(str(loss)) from loss
-        except Exception as error:
+        except BaseException as error:  # whoever waits for the instance would otherwise do so for ever
             logger.exception("%s: creating the instance failed", self._device.name)
             raise internal(f"{type(error).__name__}: {error}") from error
 
@@ -242,7 +248,7 @@ class ModelInstance:
             return self._runner.begin(instance, batch)
         except DeviceLost as loss:
             return self._lost(batch, loss)
-        except Exception as error:  # noqa: BLE001 - logged and told there
+        except BaseException as error:  # noqa: BLE001 - logged and told there
             return self._failed(batch, error)
 
     def _conclude(self, instance: Instance, begun: BegunBatch) -> FinishedBatch | None:
@@ -250,10 +256,10 @@ class ModelInstance:
             return self._runner.conclude(instance, begun)
         except DeviceLost as loss:
             return self._lost(begun.running, loss)
-        except Exception as error:  # noqa: BLE001 - logged and told there
+        except BaseException as error:  # noqa: BLE001 - logged and told there
             return self._failed(begun.running, error)
 
-    def _failed(self, batch: RunningBatch, error: Exception) -> FinishedBatch:
+    def _failed(self, batch: RunningBatch, error: BaseException) -> FinishedBatch:
         # Whatever went wrong, also in our own code: an instance whose thread has ended would never be noticed.
         logger.exception("%s: a batch could not be run", self._device.name, exc_info=error)
         return self._runner.failed(batch, error)

@@ -44,7 +44,7 @@ class ModelRun:
             results = self._run(instance, requests, execution)
         except InstanceDied:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
+        except BaseException as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
             return self._settled(requests, self._failed(instance, requests, execution, error))
         return results if isinstance(results, Pending) else self._succeeded(requests, results)
 
@@ -56,7 +56,7 @@ class ModelRun:
             results = pending.results()
         except InstanceDied:
             raise
-        except Exception as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - as above
             return self._settled(requests, self._failed(instance, requests, execution, error))
         return self._succeeded(requests, results)
 
@@ -81,7 +81,7 @@ class ModelRun:
         return self._settled(requests, results)
 
     def _failed(
-        self, instance: Instance, requests: Sequence[InferRequest], execution: Execution, error: Exception
+        self, instance: Instance, requests: Sequence[InferRequest], execution: Execution, error: BaseException
     ) -> Sequence[Result | None]:
         failure = failure_of(error)
         if failure is not error:

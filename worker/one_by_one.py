@@ -24,7 +24,7 @@ PROBES = 2
 """Requests of a batch that are tried while the model counts as broken, drawn at random; once one works, all are."""
 
 
-def failure_of(error: Exception) -> WeirError:
+def failure_of(error: BaseException) -> WeirError:
     """What a request is answered with whose model has raised `error`."""
     return error if isinstance(error, WeirError) else internal(f"{type(error).__name__}: {error}")
 
@@ -91,7 +91,7 @@ class OneByOne:
             if not execution.has_responded:
                 raise
             return Result(error=unavailable(str(death)))
-        except Exception as error:  # noqa: BLE001 - whatever a model raises fails its request, and nothing else
+        except BaseException as error:  # noqa: BLE001 - whatever a model raises fails its request, and nothing else
             return Result(error=failure_of(error))
         finally:
             execution.inferred()

@@ -13,17 +13,19 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
-from repository.completion import DescribedModel
+from repository.completion import DescribedModel, DescribedTensor
 from schemas.errors import WeirError, internal
 from schemas.model_config import ModelConfig
 from worker.backend import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
 from worker.devices import WorkerDevices
+from worker.own_instance import OwnInstance
 
 logger = logging.getLogger("weir.worker")
 
@@ -71,7 +73,15 @@ class OwnBackend:
             return None
         with _told(self._name, file):
             described: DescribedModel | ModelConfig | None = backend.describe(model)
-            return described
+        rows = [*described.inputs, *described.outputs] if isinstance(described, DescribedModel) else ()
+        if not isinstance(described, (DescribedModel, ModelConfig, NoneType)) or not all(
+            isinstance(row, DescribedTensor) for row in rows
+        ):
+            raise internal(
+                f"backend '{self._name}': 'describe' must return a DescribedModel, with DescribedTensors, a ModelConfig, "
+                "or None"
+            )
+        return described
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """What the class's `load` makes. Raises WeirError with whatever it raised."""
@@ -79,11 +89,7 @@ class OwnBackend:
         backend = self._backend(file)
         with _told(self._name, file):
             loaded = backend.load(model)
-        missing = [name for name in ("create_instance", "unload") if not hasattr(loaded, name)]
-        if missing:
-            raise internal(
-                f"backend '{self._name}': what 'load' returned has no method '{missing[0]}', which a loaded model must have"
-            )
+        _check_methods(self._name, "load", loaded, "a loaded model", ("create_instance", "unload"))
         return _OwnModel(self._name, file, loaded)
 
     def _backend(self, file: Path) -> Any:
@@ -105,13 +111,23 @@ class _OwnModel:
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         with _told(self._name, self._file):
-            return self._loaded.create_instance(device)
+            instance = self._loaded.create_instance(device)
+        _check_methods(self._name, "create_instance", instance, "an instance", ("execute", "close"))
+        return OwnInstance(self._name, instance)
 
     def unload(self) -> None:
         try:
             self._loaded.unload()
-        except Exception:  # the model goes all the same, and nobody waits for what its backend says of that
+        except BaseException:  # the model goes all the same, and nobody waits for what its backend says of that
             logger.exception("backend '%s': unloading a model failed", self._name)
+
+
+def _check_methods(backend: str, method: str, made: object, what: str, names: Sequence[str]) -> None:
+    missing = next((name for name in names if not hasattr(made, name)), None)
+    if missing is not None:
+        raise internal(
+            f"backend '{backend}': what '{method}' returned has no method '{missing}', which {what} must have"
+        )
 
 
 class _Imported(NamedTuple):
@@ -188,7 +204,7 @@ def _told(name: str, file: Path) -> Iterator[None]:
         yield
     except WeirError:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # panics of libraries in Rust are no `Exception`, and would end the event loop
         logger.warning("backend '%s' failed", name, exc_info=error)
         text = "".join(traceback.format_exception_only(error)).strip().replace(str(file.resolve()), file.name)
         frames = [

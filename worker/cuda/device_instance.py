@@ -89,7 +89,7 @@ class DeviceInstance:
             return self._begin(number, requests, execution)
         except DeviceLost:
             raise
-        except Exception:
+        except BaseException:
             self._free.append(number)
             # Whatever it has been told to do: the buffers are for another batch now. This also tells a GPU that is lost
             # from a backend's own error, however the backend calls it.

@@ -38,6 +38,7 @@ from worker.backend import (  # noqa: E402
 )
 from worker.isolation.inner_backend import backend_from  # noqa: E402
 from worker.isolation.messages import DESCRIBED, INNER, RAISED, STATE, told_error  # noqa: E402
+from worker.own_instance import OwnInstance  # noqa: E402
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -69,9 +70,11 @@ class TritonPythonModel:
         self._is_decoupled = bool(pb_utils.using_decoupled_model_transaction_policy(outer))
         try:
             self._loaded = backend_from(told["backend"]).load(_model(told, device))
-            self._instance = self._loaded.create_instance(device)
+            instance = self._loaded.create_instance(device)
         except WeirError as error:
             raise pb_utils.TritonModelException(told_error(error)) from error
+        is_own = "file" in told["backend"]
+        self._instance = OwnInstance(told["config"].get("backend", ""), instance) if is_own else instance
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Runs the batch as the worker would have."""
