@@ -116,10 +116,28 @@ class PushedModels:
         """The content of the file. Raises UNAVAILABLE where it is not there."""
         for number in range(pieces_of(file)):
             try:
-                found = await (await self._store()).get(f"{file.digest}.{number}")
+                yield await self._piece(f"{file.digest}.{number}")
             except (BucketNotFoundError, NotFoundError, ObjectNotFoundError) as error:
                 raise unavailable(f"the content of file '{file.path}' is not in the repository") from error
-            yield bytes(found.data or b"")
+
+    async def _piece(self, name: str) -> bytes:
+        """A stored piece. Each of its chunks is asked for by itself: `ObjectStore.get` follows a consumer, and waits for
+        ever where the broker has lost that, or somebody has put the same piece there anew.
+        """
+        store, stream = await self._store(), f"OBJ_{self._bucket}"
+        info = await store.get_info(name)
+        while True:
+            subject, content, sequence = f"$O.{self._bucket}.C.{info.nuid}", bytearray(), 0
+            try:
+                while len(content) < min(info.size or 0, PIECE_BYTES):
+                    chunk = await self._bus.jetstream.get_msg(stream, sequence + 1, subject, direct=True, next=True)
+                    content += chunk.data or b""
+                    sequence = int(chunk.seq or 0)
+                return bytes(content)
+            except NotFoundError:
+                before, info = info, await store.get_info(name)
+                if info.nuid == before.nuid:
+                    raise
 
     async def sweep(self) -> int:
         """Removes content that no model has, unless it is new; returns how many files it was.

@@ -14,6 +14,8 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from repository.paths import check_model_name
@@ -27,6 +29,7 @@ PREFIX = "weir-mirror-"
 """What the names of these folders begin with."""
 
 _UNUSED_S = 7 * 86_400.0
+_FORMER_S = 600.0
 _YEAR_2001_NS = 10**18
 
 
@@ -45,11 +48,25 @@ class MirrorFolder:
         self._trees = self._folder.path / "trees"
         self.models = self._folder.path / "models"
         self._checked: set[str] = set()
-        self._former: dict[str, Path] = {}
+        self._former: dict[str, tuple[Path, float]] = {}
+        self._expected: Counter[str] = Counter()
         for folder in (self._contents, self._trees, self.models):
             folder.mkdir(exist_ok=True)
         if cache is not None:
             self._forget_unused(time.time() - _UNUSED_S)
+
+    @contextlib.contextmanager
+    def expecting(self, model: PushedModel) -> Iterator[None]:
+        """While the context lasts, contents of the model stay, whatever becomes of other models."""
+        digests = {file.digest for file in model.files}
+        self._expected.update(digests)
+        try:
+            yield
+        finally:
+            self._expected.subtract(digests)
+            for digest in digests:
+                if not self._expected[digest]:
+                    del self._expected[digest]
 
     def has(self, file: PushedFile) -> bool:
         """Whether the content of the file is here, and is what it should be: one that somebody has changed is removed."""
@@ -79,7 +96,7 @@ class MirrorFolder:
         for file in model.files:
             if not is_inside(file.path):
                 raise unavailable(f"model '{model.name}' has a file that leads out of its folder")
-        tree = self._trees / f"{model.name}.{secrets.token_hex(4)}"
+        tree = self._trees / secrets.token_hex(8)  # not by its name, which may be as long as a file's may be
         tree.mkdir()
         try:
             for file in model.files:
@@ -112,18 +129,22 @@ class MirrorFolder:
         return None
 
     def _let_go(self, name: str, former: Path | None) -> None:
-        # Somebody may be reading what has just been replaced: it goes with the next change.
-        before = self._former.pop(name, None)
-        if before is not None:
-            shutil.rmtree(before, ignore_errors=True)
+        # Somebody may be reading what has just been replaced: it goes with the next change, or with another's much later.
+        long_ago_s = time.monotonic() - _FORMER_S
+        for other, (tree, moment_s) in list(self._former.items()):
+            if other == name or moment_s < long_ago_s:
+                shutil.rmtree(tree, ignore_errors=True)
+                self._former.pop(other, None)
         if former is not None:
-            self._former[name] = former
+            self._former[name] = former, time.monotonic()
         if self._contents.parent == self._folder.path:
             self._forget_unused(time.time() + 1)
 
     def _forget_unused(self, before_s: float) -> None:
-        """Removes contents that have been in no model for long."""
+        """Removes contents that have been in no model for long, and are not to be."""
         for path in self._contents.iterdir():
+            if path.name in self._expected:
+                continue
             with contextlib.suppress(OSError):
                 status = path.stat()
                 if status.st_nlink == 1 and status.st_ctime < before_s and not path.name.startswith("."):

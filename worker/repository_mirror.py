@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
+from weakref import WeakValueDictionary
 
 from nats.errors import Error as NatsError
 
@@ -21,6 +22,12 @@ logger = logging.getLogger("weir.worker")
 FILES_AT_A_TIME = 4
 """Files that a worker fetches side by side."""
 
+ATTEMPTS = 5
+"""How often something is fetched in vain: the broker may be away for a moment, or somebody else tidy up a shared cache."""
+
+_RETRY_S = 1.0
+_PASSING = (NatsError, ConnectionError, TimeoutError, FileNotFoundError)
+
 
 class RepositoryMirror:
     """One repository. `on_change()` is awaited after the folder has followed a change.
@@ -33,7 +40,8 @@ class RepositoryMirror:
         self._pushed = PushedModels(bus, name)
         self._folder = folder
         self._background = background
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # A lock is there for as long as somebody holds it or waits for it: names come from clients.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching = asyncio.Semaphore(FILES_AT_A_TIME)
         self._revisions: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -45,27 +53,37 @@ class RepositoryMirror:
         if follows:
             await self._bus.subscribe(subjects.repository_writes(self._pushed.name), self._on_write)
             await self._bus.flush()
-            self._bus.on_reconnect(self._refresh_all)
+            self._bus.on_reconnect(self._follow_all)
         await self._refresh_all()
 
     async def refresh(self, name: str) -> None:
         """Sees to it that the folder has the model as it was pushed last."""
-        async with self._turns[name]:
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                found = await self._pushed.find(name)
-                if found is None:
-                    if self._revisions.pop(name, None) is not None:
-                        await asyncio.to_thread(self._folder.remove, name)
-                        logger.info("'%s' was deleted from repository '%s'", name, self._pushed.name)
-                    return
-                model, revision = found
-                if self._revisions.get(name) != revision:
-                    await self._fetch(model)
-                    self._revisions[name] = revision
-                    logger.info("'%s' was fetched from repository '%s'", name, self._pushed.name)
+                async with turn:
+                    await self._follow(name)
+                return
             except (WeirError, NatsError, OSError, TimeoutError) as error:
                 reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
                 logger.error("'%s' can't be fetched from repository '%s': %s", name, self._pushed.name, reason)
+                if not isinstance(error, _PASSING):
+                    return
+            if attempt < ATTEMPTS:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _follow(self, name: str) -> None:
+        found = await self._pushed.find(name)
+        if found is None:
+            if self._revisions.pop(name, None) is not None:
+                await asyncio.to_thread(self._folder.remove, name)
+                logger.info("'%s' was deleted from repository '%s'", name, self._pushed.name)
+            return
+        model, revision = found
+        if self._revisions.get(name) != revision:
+            await self._fetch(model)
+            self._revisions[name] = revision
+            logger.info("'%s' was fetched from repository '%s'", name, self._pushed.name)
 
     async def stop(self) -> None:
         """Follows no more."""
@@ -83,20 +101,33 @@ class RepositoryMirror:
         names = {*await self._pushed.names(), *self._revisions}
         await asyncio.gather(*(self.refresh(name) for name in sorted(names)))
 
+    async def _follow_all(self) -> None:
+        """The broker came back: what was pushed meanwhile was not heard of."""
+        if not self._is_closed:
+            await self._begin(self._refresh_all())
+
     def _on_write(self, message: Message) -> None:
         if not self._is_closed:
-            task = self._background.create_task(self._follow(subjects.untoken(message.subject.rpartition(".")[2])))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self.refresh(subjects.untoken(message.subject.rpartition(".")[2])))
 
-    async def _follow(self, name: str) -> None:
-        await self.refresh(name)
+    def _begin(self, refreshing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._background.create_task(self._tell_after(refreshing))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _tell_after(self, refreshing: Coroutine[Any, Any, None]) -> None:
+        await refreshing
         await self.on_change()
 
     async def _fetch(self, model: PushedModel) -> None:
         contents = {file.digest: file for file in model.files}
+        with self._folder.expecting(model):
+            await self._install(model, contents.values())
+
+    async def _install(self, model: PushedModel, contents: Iterable[PushedFile]) -> None:
         # All are waited for, whatever becomes of one: what goes on must not write to a folder that was given up.
-        outcomes = await asyncio.gather(*map(self._fetch_content, contents.values()), return_exceptions=True)
+        outcomes = await asyncio.gather(*map(self._fetch_content, contents), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -14,6 +14,7 @@ from repository.layout import ModelRepository
 from schemas.errors import WeirError
 from schemas.pushed_model import PushedFile, PushedModel, pack_pushed, unpack_pushed
 from schemas.wire import MalformedMessage
+from worker import mirror_folder
 from worker.mirror_folder import MirrorFolder
 
 
@@ -54,6 +55,32 @@ def test_a_model_is_there_as_it_was_pushed_and_changes_in_one_step(scratch: Path
     assert repository.scan() == {}
     folder.close()
     assert not list(scratch.iterdir())
+
+
+def test_contents_that_wait_for_others_of_their_model_outlast_changes_of_other_models() -> None:
+    folder = MirrorFolder()
+    small = received(folder, a=b"small")
+    folder.install(small)
+    large = PushedModel("large", (PushedFile("b", 5, hashlib.sha256(b"large").hexdigest()),))
+    with folder.expecting(large):
+        received(folder, b=b"large")
+        folder.install(received(folder, a=b"other"))
+        assert folder.has(large.files[0])
+    folder.remove("m")
+    assert not folder.has(large.files[0]), "what no model has, and none is to have, is not kept"
+    folder.close()
+
+
+def test_what_was_replaced_long_ago_goes_with_any_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = MirrorFolder()
+    model = received(folder, a=b"1")
+    folder.install(model)
+    folder.remove("m")
+    assert folder.has(model.files[0]), "somebody may be reading it"
+    monkeypatch.setattr(mirror_folder, "_FORMER_S", 0.0)
+    folder.install(PushedModel("n", received(folder, b=b"2").files))
+    assert not folder.has(model.files[0])
+    folder.close()
 
 
 def test_what_comes_otherwise_than_it_was_pushed_is_not_taken() -> None:
