@@ -34,7 +34,11 @@ OPERATION_TIMEOUT_S = 1800.0
 DEPENDENTS_PATIENCE_S = 10.0
 """How long the models of an ensemble that is unloaded with them are kept for its running requests."""
 
+WRITE_PATIENCE_S = 10.0
+"""How long an operation is written again where the broker does not take it."""
+
 _GONE_POLL_S = 0.02
+_WRITE_AGAIN_S = 0.1
 
 MAX_OPERATIONS = 256
 """Loads and unloads that one role waits for."""
@@ -114,7 +118,7 @@ class ModelOperations:
             async with lock:
                 await operation
         except (NatsError, OSError, TimeoutError) as error:
-            raise unavailable(f"the message broker did not do as asked: {type(error).__name__}") from error
+            raise unavailable(_broker_failure(error)) from error
         finally:
             operation.close()
 
@@ -155,9 +159,8 @@ class ModelOperations:
 
     async def _settle(self, entry: DesiredModel, before: DesiredModel | None) -> None:
         """After a load: what did not work is wanted no longer, and what nobody refers to any more is removed."""
-        records = self._records(entry.name)
         kept: DesiredModel | None = entry
-        if not any(record.in_force == entry.revision or not record.error_code for record in records):
+        if not any(_has_done(record, entry.revision) for record in self._records(entry.name)):
             fallback = entry.fallback
             kept = (
                 None if fallback is None else DesiredModel(entry.name, entry.revision, fallback, None, entry.explicit)
@@ -168,8 +171,7 @@ class ModelOperations:
         if kept is None:
             await self._desired.remove(entry.name)
         else:
-            kept = DesiredModel(kept.name, kept.revision, kept.wanted, None, kept.explicit)
-            await self._desired.write(kept)
+            await self._write(DesiredModel(kept.name, kept.revision, kept.wanted, None, kept.explicit))
         objects = entry.objects() | (set() if before is None else before.objects())
         await self._files.remove(objects - (set() if kept is None else kept.objects()))
 
@@ -200,7 +202,7 @@ class ModelOperations:
         # Listened before it is written: the answer may be there before the broker's word that the entry is.
         awaited = self._awaited[entry.name] = _Awaited(entry.name, entry.revision, workers, self._registry)
         try:
-            await self._desired.write(entry)
+            await self._write(entry)
             awaited.look()
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
                 await awaited.complete.wait()
@@ -209,6 +211,18 @@ class ModelOperations:
         finally:
             del self._awaited[entry.name]
         return awaited.answers
+
+    async def _write(self, entry: DesiredModel) -> None:
+        """Writes the entry, again and again while the broker is away for a moment: it is the same operation each time."""
+        tries_until = time.monotonic() + WRITE_PATIENCE_S
+        while True:
+            try:
+                await self._desired.write(entry)
+                return
+            except (NatsError, OSError, TimeoutError) as error:
+                if time.monotonic() > tries_until:
+                    raise unavailable(_broker_failure(error)) from error
+            await asyncio.sleep(_WRITE_AGAIN_S)
 
     def _live_workers(self) -> set[str]:
         return {worker for worker, view in self._registry.workers.items() if not view.record.draining}
@@ -244,6 +258,18 @@ class ModelOperations:
         elif not name:
             for awaited in self._awaited.values():
                 awaited.look()
+
+
+def _broker_failure(error: Exception) -> str:
+    return f"the message broker did not do as asked: {type(error).__name__}"
+
+
+def _has_done(record: ModelRecord, revision: int) -> bool:
+    """Whether the worker serves what operation `revision` asked for, by whatever; one that has left it to others does not."""
+    if record.in_force == revision:
+        return True
+    is_serving = any(row.state == ModelState.READY for row in record.versions.values())
+    return is_serving and not record.error_code and record.revision >= revision
 
 
 def _is_absent(answer: ModelRecord) -> bool:

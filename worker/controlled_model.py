@@ -92,6 +92,7 @@ class ControlledModel:
         """The model could not be loaded: what serves goes on."""
         self.past |= {number: row for number, row in result.records.items() if number not in self.served}
         self.elsewhere = result.elsewhere and not self.served
+        self.is_moving = self.is_moving and bool(self.served)
         if not self.served:
             self.reason = result.reason
 
@@ -127,5 +128,5 @@ class ControlledModel:
             error_code=0 if self.error is None else self.error.code.number,
             error="" if self.error is None else self.error.message,
             namespace="" if self.result is None else self.result.namespace,
-            elsewhere=self.elsewhere,
+            elsewhere=self.elsewhere or self.is_moving,
         )

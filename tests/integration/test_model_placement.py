@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import signal
 import threading
@@ -165,7 +166,11 @@ def test_reloads_roll_and_stop_at_the_first_that_fails(start: Start, tmp_path: P
             assert moments == sorted(moments)
             assert all(before <= after for before, after in zip(moments, begun[1:], strict=False))
 
-            # The one that has it goes without a word: the others have what was asked for.
+            # The one that has it goes without a word: the others have what was asked for, but for what did not work.
+            broken = client.get_model_config("one")
+            broken["input"][0]["data_type"] = "TYPE_INT64"
+            with pytest.raises(InferenceServerException, match="load failed for model 'one'"):
+                client.load_model("one", config=json.dumps(broken))
             holder = workers[loaded.index(1)]
             holder.end(signal.SIGKILL)
             left = [worker for worker in workers if worker is not holder]
