@@ -40,15 +40,16 @@ class ProcessCalls(Protocol):
         """Those that models make themselves."""
 
     def connect(
-        self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None
+        self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None, key: str = ""
     ) -> CallConnection:
         """Serves what comes at `end`, with large tensors in `memory_fd`; both are its own from now on. For any thread.
 
-        `name` is the instance's, `metrics` are those of its loaded version.
+        `name` is the instance's, `key` what `is_asking` knows it by (its name where that is empty), and `metrics` are those
+        of its loaded version.
         """
 
-    def is_asking(self, name: str) -> bool:
-        """Whether the process of an instance of this name waits for other models. In the event loop."""
+    def is_asking(self, key: str) -> bool:
+        """Whether the process of the instance that is known by `key` waits for other models. In the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class InstanceDevice:
     """Where an instance runs: `kind` as in `instance_group` ("KIND_CPU"), `device_id` of a GPU, and its name.
 
     `profiles` are the optimization profiles of its group (TensorRT). Its thread runs by `host_policy` when the instance is
-    made in it.
+    made in it. Others may have the same name: those on other GPUs, and after an update in place one that is on its way
+    out; `unique_name` is what tells the instance from all others of its worker, "" for where there are none.
     """
 
     kind: str
@@ -86,6 +88,12 @@ class InstanceDevice:
     name: str
     host_policy: HostPolicy = UNBOUND
     profiles: tuple[str, ...] = ()
+    unique_name: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the worker knows the instance by."""
+        return self.unique_name or self.name
 
 
 class Execution:

@@ -57,6 +57,7 @@ class ModelInstance:
     ) -> None:
         config, reshaper = model.config, Reshaper(model.config)
         self.name = device.name
+        self.key = device.key
         self.arena_name = arena_name
         self._loaded = loaded
         self._device = device
@@ -112,13 +113,17 @@ class ModelInstance:
         """Payload slots that hold answers which no gateway has given back yet."""
         return self._packer.slots_held
 
+    def ask_to_stop(self, wait_for_readers: bool = False) -> None:
+        """Begins what `stop` waits for."""
+        self._waits_for_readers = wait_for_readers
+        self._inbox.put(_STOP)
+
     def stop(self, wait_for_readers: bool = False) -> None:
         """Runs what was submitted to its last answer, closes the instance, and returns when its thread has ended.
 
         With `wait_for_readers` outputs in its memory stay for a moment until gateways have read them.
         """
-        self._waits_for_readers = wait_for_readers
-        self._inbox.put(_STOP)
+        self.ask_to_stop(wait_for_readers)
         self._thread.join()
 
     def _run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import defaultdict, deque
@@ -147,17 +148,18 @@ class ServedVersion:
         states: StateDeclarations,
         warm_up: Sequence[WarmUpSample],
     ) -> ModelInstance:
-        device, group = planned
+        group = planned.group
+        device = dataclasses.replace(planned.device, unique_name=f"{self._arena_name}_{index}")
         turn = None
         if environment.turns is not None and not group.passive:
             turn = environment.turns.join(needs_of(group.rate_limiter, device.device_id))
         if group.passive:
-            self.model.health.passive(device.name)
+            self.model.health.passive(device.key)
         return ModelInstance(
             loaded,
             self.model,
             device,
-            f"{self._arena_name}_{index}",
+            device.unique_name,
             self.statistics,
             environment,
             states,
@@ -211,11 +213,11 @@ class ServedVersion:
         return min(others, key=lambda other: (self._is_asking(other), self._is_down(other)))
 
     def _is_down(self, instance: AnyInstance) -> bool:
-        return isinstance(instance, ModelInstance) and self.model.health.is_down(instance.name)
+        return isinstance(instance, ModelInstance) and self.model.health.is_down(instance.key)
 
     def _is_asking(self, instance: AnyInstance) -> bool:
         calls = self.model.calls
-        return calls is not None and isinstance(instance, ModelInstance) and calls.is_asking(instance.name)
+        return calls is not None and isinstance(instance, ModelInstance) and calls.is_asking(instance.key)
 
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes what was submitted and gives everything up; `wait_for_readers` as in `ModelInstance.stop`.
@@ -224,9 +226,13 @@ class ServedVersion:
         """
         not_ours = set() if self._predecessor is None else {running.instance for running in self._predecessor._running}
         own: list[AnyInstance] = [running.instance for running in self._running]
-        for instance in own or self.instances:
-            if instance not in not_ours:
-                instance.stop(wait_for_readers)
+        leaving = [instance for instance in own or self.instances if instance not in not_ours]
+        for instance in leaving:
+            # All at once: a model may take its time to finalize, and an instance to finish what it has.
+            if isinstance(instance, ModelInstance):
+                instance.ask_to_stop(wait_for_readers)
+        for instance in leaving:
+            instance.stop(wait_for_readers)
         self.instances.clear()
         self._running.clear()
         self._shared.let_go()

@@ -158,9 +158,8 @@ class WorkerService:
         await self._registry.remove_all()
         await self._bus.flush()
         if not self._held:
-            for result in self.models.values():
-                for served in result.served.values():
-                    await asyncio.to_thread(served.unload)
+            served = [served for result in self.models.values() for served in result.served.values()]
+            await asyncio.gather(*(asyncio.to_thread(version.unload) for version in served))
 
     def _hand_back(self) -> None:
         """Ensembles can't go on where no batches come any more: their steps may need this worker's own models."""

@@ -19,7 +19,7 @@ class ReadinessProbe(Protocol):
 
 
 class VersionHealth:
-    """See the module. For any thread; instances are known by their names.
+    """See the module. For any thread; `name` is what an instance is known by, and no other one of the worker.
 
     `on_change` is called after what `problem` or `asks` say has changed, in the thread that changed it.
     """
@@ -41,6 +41,7 @@ class VersionHealth:
 
     def gone(self, name: str) -> None:
         """The instance is no more."""
+        self._passive.discard(name)
         self._put(name, None, None)
 
     def passive(self, name: str) -> None:

@@ -99,10 +99,11 @@ class _PythonModel:
                 self._metrics,
                 on_end=on_end,
                 is_decoupled=model.config.is_decoupled,
+                key=device.key,
             )
 
         keeps_state = model.config.sequence_batching is not None
-        keeper = PythonKeeper(new_process, device.name, limits, model.health, keeps_state)
+        keeper = PythonKeeper(new_process, device.name, limits, model.health, keeps_state, key=device.key)
         keeper.start()
         return _PythonInstance(keeper, device.name, keeps_state)
 

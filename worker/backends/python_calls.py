@@ -46,20 +46,20 @@ class PythonCalls:
         self.operations = operations
         self.metrics = metrics or ModelMetrics()
         self.under_way: Counter[str] = Counter()
-        """Requests of instances, by their names, that have no last response yet."""
+        """Requests of instances, by their keys, that have no last response yet; where there are none, no entry."""
 
     def connect(
-        self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None
+        self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None, key: str = ""
     ) -> PythonConnection:
         """See ProcessCalls."""
         metrics = metrics or self.metrics.of_load(name, 0)
-        connection = PythonConnection(self, self._loop, memory_fd, name, metrics.process())
+        connection = PythonConnection(self, self._loop, memory_fd, name, metrics.process(), key or name)
         self._loop.call_soon_threadsafe(self._open, connection, end)
         return connection
 
-    def is_asking(self, name: str) -> bool:
+    def is_asking(self, key: str) -> bool:
         """See ProcessCalls."""
-        return self.under_way[name] > 0
+        return self.under_way[key] > 0
 
     def _open(self, connection: PythonConnection, end: socket.socket) -> None:
         end.setblocking(False)
@@ -80,8 +80,15 @@ class PythonConnection(asyncio.Protocol):
     """The calls of one process. All in the event loop, but for `close`."""
 
     def __init__(
-        self, calls: PythonCalls, loop: asyncio.AbstractEventLoop, memory_fd: int, name: str, metrics: ProcessMetrics
+        self,
+        calls: PythonCalls,
+        loop: asyncio.AbstractEventLoop,
+        memory_fd: int,
+        name: str,
+        metrics: ProcessMetrics,
+        key: str,
     ) -> None:
+        self._key = key
         self._metrics = metrics
         self._inner = calls.inner
         self._under_way = calls.under_way
@@ -213,7 +220,7 @@ class PythonConnection(asyncio.Protocol):
                 raise self._unreachable
             check_call(self._inner.catalog, request, is_decoupled)
             self._pending[number] = self._inner.submit(request, partial(self._answered, number))
-            self._under_way[self._name] += 1
+            self._under_way[self._key] += 1
         except WeirError as error:
             self._send(Kind.ANSWER, number, pack_error(refused(request.model_name, error)), True)
         if lies_in_memory:
@@ -222,7 +229,7 @@ class PythonConnection(asyncio.Protocol):
     def _answered(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         if is_final:
             del self._pending[number]
-            self._under_way[self._name] -= 1
+            self._has_ended()
         if isinstance(outcome, WeirError):
             packed = pack_error(outcome)
         else:
@@ -239,8 +246,13 @@ class PythonConnection(asyncio.Protocol):
     def _give_up(self, number: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
-            self._under_way[self._name] -= 1
+            self._has_ended()
             self._inner.abandon(pending)
+
+    def _has_ended(self) -> None:
+        self._under_way[self._key] -= 1
+        if not self._under_way[self._key]:
+            del self._under_way[self._key]  # keys are of this load alone
 
     # The repository
 

@@ -44,7 +44,7 @@ NewProcess = Callable[[Callable[[PythonProcess], None]], PythonProcess]
 class PythonKeeper:
     """See the module. `start`, `borrow`, `give_back` and `close` belong to the instance's thread.
 
-    `name` is the instance's, `health` is told whether it can run. With `keeps_state` no other instance, and no other
+    `name` is the instance's; `health` is told whether it can run, by its `key` if it has one. With `keeps_state` no other instance, and no other
     process, can go on with what this one has begun.
     """
 
@@ -56,7 +56,9 @@ class PythonKeeper:
         health: VersionHealth,
         keeps_state: bool = False,
         policy: RestartPolicy = POLICY,
+        key: str = "",
     ) -> None:
+        self._key = key or name
         self._new_process = new_process
         self._name = name
         self._limits = limits
@@ -131,7 +133,7 @@ class PythonKeeper:
             if starting is not None:
                 starting.kill("it is needed no more")
             threads[0].join(0.1)
-        self._health.gone(self._name)
+        self._health.gone(self._key)
 
     # What the watchdog does
 
@@ -182,14 +184,14 @@ class PythonKeeper:
                     raise InstanceDown("its process has died and is not there again yet")
                 # Not at once: where the other one can't take the batch either, it comes back here.
                 self._changed.wait(_LOOK_S)
-                if self._current is None and not self._keeps_state and self._health.has_other_up(self._name):
+                if self._current is None and not self._keeps_state and self._health.has_other_up(self._key):
                     raise InstanceDown("its process has died; other instances are there")
         return process
 
     def _install(self, process: PythonProcess) -> None:
         self._current = process
         self._ready_since_s = time.monotonic()
-        self._health.up(self._name, process.probe)
+        self._health.up(self._key, process.probe)
         self._changed.notify_all()
 
     def _ended(self, process: PythonProcess, reason: str = "the model's process has died") -> None:
@@ -210,7 +212,7 @@ class PythonKeeper:
                 successor, self._successor = self._successor, None
                 self._install(successor)
                 return
-            self._health.down(self._name, reason)
+            self._health.down(self._key, reason)
             logger.warning("%s: %s; it is started again in %.1f s", self._name, reason, delay_s)
             if not self._is_starting:
                 self._is_starting = True
@@ -248,7 +250,7 @@ class PythonKeeper:
                     self._is_starting = False
                     self._replace_after_s = now_s + delay_s
                     return
-                self._health.down(self._name, failure.message)
+                self._health.down(self._key, failure.message)
         self._replace()
 
     def _started(self, process: PythonProcess) -> None:

@@ -67,7 +67,8 @@ class PythonProcess:
     follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
     serves what the model asks of other models; without it nobody does. `metrics` are those of its loaded version, and
     `environment` is what it runs in. `on_end(process)` is called, in a thread of the process's own, when it has ended
-    somehow after it was started. `probe` asks a model that has an `is_ready`.
+    somehow after it was started. `probe` asks a model that has an `is_ready`. `key` is what the worker knows the instance by,
+    whose name others may have too.
     """
 
     def __init__(
@@ -81,7 +82,9 @@ class PythonProcess:
         metrics: LoadMetrics | None = None,
         on_end: Callable[[PythonProcess], None] = lambda process: None,
         is_decoupled: bool = False,
+        key: str = "",
     ) -> None:
+        self._key = key
         self.probe: PythonProbe | None = None
         self._environment = environment
         if metrics is None and calls is not None:
@@ -151,7 +154,9 @@ class PythonProcess:
             child.call_end.close()
         else:
             name = self._args.get("model_instance_name", "")
-            self._connection = self._calls.connect(child.call_end.dup(), os.dup(child.calls_fd), name, self._metrics)
+            self._connection = self._calls.connect(
+                child.call_end.dup(), os.dup(child.calls_fd), name, self._metrics, self._key
+            )
         try:
             self._told_log = current_settings()
             _ask_to_load(child, Kind.LOG, self._told_log.told(), timeout_s=timeout_s)

@@ -29,6 +29,8 @@ class Backend:
         self.loads = self.unloads = 0
         self.living: list[str] = []
         self.broken: set[str] = set()
+        self.keys: list[str] = []
+        self.closing = threading.Barrier(1)
 
     def load(self, model: ModelVersion) -> LoadedModel:
         self.loads += 1
@@ -43,12 +45,14 @@ class Backend:
                 return [Result() for _ in requests]
 
             def close(self) -> None:
+                outer.closing.wait()
                 outer.living.remove(self.name)
 
         class Loaded:
             def create_instance(self, device: InstanceDevice) -> Instance:
                 if device.name in outer.broken:
                     raise invalid("broken")
+                outer.keys.append(device.key)
                 return Running(device.name)
 
             def unload(self) -> None:
@@ -107,6 +111,25 @@ def test_instances_that_are_wanted_stay(update: Update, backend: Backend) -> Non
     assert backend.living == ["g_0"]
     assert (backend.loads, backend.unloads) == (1, 0)
     one.unload()
+    assert (backend.living, backend.unloads) == ([], 1)
+
+
+def test_instances_of_one_name_are_told_apart(update: Update, backend: Backend) -> None:
+    two = update([{"count": 2}])
+    one = update([{"count": 1}], two)
+    again = update([{"count": 2}], one)  # while the other one of this name may still finalize
+    leaving, new = two.instances[0], again.instances[1]
+    assert leaving.name == new.name == "g_1"  # type: ignore[union-attr]
+    assert leaving.key != new.key  # type: ignore[union-attr]
+    assert backend.keys == [instance.key for instance in (again.instances[0], leaving, new)]  # type: ignore[union-attr]
+    two.unload()
+    again.unload()
+
+
+def test_instances_close_side_by_side(update: Update, backend: Backend) -> None:
+    three = update([{"count": 3}])
+    backend.closing = threading.Barrier(3, timeout=5)
+    three.unload()
     assert (backend.living, backend.unloads) == ([], 1)
 
 
