@@ -19,6 +19,7 @@ from typing import Any
 
 from worker.backends.python_environment import OWN_ENVIRONMENT, PythonEnvironment
 from worker.host_policy import HostPolicy
+from worker.process_group import GroupTie
 from worker.python_stub._weir_channel import Channel, Kind
 from worker.python_stub._weir_memory import create_memory
 
@@ -98,8 +99,10 @@ class PythonChild:
                 self.calls_fd,
                 self.calls_fd if metrics_fd is None else metrics_fd,
             )
+            tie = GroupTie()
+            ours.callback(tie.close)
             where = (str(model_dir.resolve()), "" if version is None else str(version), model_filename)
-            self._process = _spawner.submit(_spawn, fds, where, environment, HostPolicy.current()).result()
+            self._process = _spawner.submit(_spawn, fds, where, environment, HostPolicy.current(), tie).result()
             self._channel = Channel(end)
             self.response_channel = Channel(response_end)
             self._resources = ours.pop_all()
@@ -176,13 +179,15 @@ class PythonChild:
 
 
 def _spawn(
-    fds: tuple[int, ...], where: tuple[str, ...], environment: PythonEnvironment, policy: HostPolicy
+    fds: tuple[int, ...], where: tuple[str, ...], environment: PythonEnvironment, policy: HostPolicy, tie: GroupTie
 ) -> subprocess.Popen[bytes]:
     policy.bind()  # a process begins where the thread that starts it runs
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [environment.interpreter, str(_STUB), *map(str, fds), *where],
         stdin=subprocess.DEVNULL,
-        pass_fds=fds,
+        pass_fds=(*fds, tie.fd),
         env=environment.variables(),
         start_new_session=True,
     )
+    tie.tie(process.pid)
+    return process

@@ -16,10 +16,11 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from schemas.errors import WeirError, internal
+from worker.process_group import GroupTie
 
 logger = logging.getLogger("weir.worker")
 
@@ -133,21 +134,29 @@ def _key(*facts: str) -> str:
 
 def _run(command: list[str], folder: Path, requirements: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("WEIR_", "NATS_"))}
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=variables,
-            timeout=INSTALL_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise internal(f"failed to install '{requirements.name}': {error}") from error
-    if done.returncode != 0:
-        last = "\n".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
+    with closing(GroupTie()) as tie:
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=variables,
+                pass_fds=[tie.fd],
+                start_new_session=True,
+            )
+            tie.tie(process.pid)
+            try:
+                told, _ = process.communicate(timeout=INSTALL_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                tie.close()
+                process.communicate()
+                raise
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise internal(f"failed to install '{requirements.name}': {error}") from error
+    if process.returncode != 0:
+        last = "\n".join(told.strip().splitlines()[-_LAST_LINES:])
         raise internal(f"failed to install '{requirements.name}': {last}")

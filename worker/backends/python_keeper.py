@@ -44,8 +44,8 @@ NewProcess = Callable[[Callable[[PythonProcess], None]], PythonProcess]
 class PythonKeeper:
     """See the module. `start`, `borrow`, `give_back` and `close` belong to the instance's thread.
 
-    `name` is the instance's; `health` is told whether it can run, by its `key` if it has one. With `keeps_state` no other instance, and no other
-    process, can go on with what this one has begun.
+    `name` is the instance's; `health` is told whether it can run, by its `key` if it has one. With `keeps_state` no other
+    instance, and no other process, can go on with what this one has begun.
     """
 
     def __init__(

@@ -67,8 +67,8 @@ class PythonProcess:
     follows this process's settings, from one batch to the next. After `ProcessDied`, `start` runs the model anew. `calls`
     serves what the model asks of other models; without it nobody does. `metrics` are those of its loaded version, and
     `environment` is what it runs in. `on_end(process)` is called, in a thread of the process's own, when it has ended
-    somehow after it was started. `probe` asks a model that has an `is_ready`. `key` is what the worker knows the instance by,
-    whose name others may have too.
+    somehow after it was started. `probe` asks a model that has an `is_ready`. `key` is what the worker knows the instance
+    by, whose name others may have too.
     """
 
     def __init__(
