@@ -265,7 +265,7 @@ def _broker_failure(error: Exception) -> str:
 
 
 def _has_done(record: ModelRecord, revision: int) -> bool:
-    """Whether the worker serves what operation `revision` asked for, by whatever; one that has left it to others does not."""
+    """Whether the worker serves what operation `revision` asked for; one that has left it to others does not."""
     if record.in_force == revision:
         return True
     is_serving = any(row.state == ModelState.READY for row in record.versions.values())
