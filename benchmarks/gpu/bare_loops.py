@@ -43,6 +43,8 @@ def torch_steps(file: Path, images: np.ndarray, on_gpu: bool) -> Callable[[], St
     """Steps of one TorchScript module, each on a stream of its own."""
     import torch
 
+    if not on_gpu:
+        torch.set_num_threads(1)  # as instances have
     module = torch.jit.load(str(file), map_location="cuda" if on_gpu else "cpu").eval()
 
     def make() -> Step:

@@ -32,8 +32,31 @@ def environment(site: Path) -> dict[str, str]:
     }
 
 
+NEEDED = """
+import importlib.util, sys
+from worker.gpus import find_gpus
+
+def lacks(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except ImportError:
+        return True
+
+gpus = find_gpus()
+missing = [] if gpus.gpus else [f"a GPU: {gpus.problem}"]
+missing += [f"the package {name}" for name in ("cuda.bindings", "numpy", "pytest") if lacks(name)]
+for gpu in gpus.gpus:
+    print(f"GPU {gpu.ordinal}: {gpu.name}, compute capability {'.'.join(map(str, gpu.compute_capability))}")
+for name in filter(lacks, ("onnxruntime", "torch", "tritonclient")):
+    print(f"no {name}: what needs it is left out, or fails")
+sys.stdout.flush()
+sys.exit("the GPU check needs " + "; ".join(missing) if missing else 0)
+"""
+"""A program that says what is missing, before anything that takes long."""
+
+
 def main() -> int:
-    """Runs what is asked for, all of it by default; the status is that of the first that failed."""
+    """Runs what is asked for, by default everything; the status is that of what failed first, 2 for want of something."""
     options = argparse.ArgumentParser()
     options.add_argument("--tests", action="store_true", help="the tests alone")
     options.add_argument("--figures", action="store_true", help="the figures alone")
@@ -49,6 +72,8 @@ def main() -> int:
             with tarfile.open(file) as archive:
                 archive.extractall(site, filter="data")
         variables = environment(site)
+        if subprocess.run([sys.executable, "-c", NEEDED], cwd=ROOT, env=variables, check=False).returncode:
+            return 2
         if everything or chosen.tests:
             command = [
                 sys.executable,

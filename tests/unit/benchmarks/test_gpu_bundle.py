@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import bundle
+from benchmarks.gpu import bundle, check
 from benchmarks.gpu.check import environment
+from worker.gpus import find_gpus
 
 
 def entry(kind: int, architecture: int, content: bytes) -> bytes:
@@ -44,3 +47,14 @@ def test_what_was_unpacked_is_found_first(tmp_path: Path, monkeypatch: pytest.Mo
     variables = environment(tmp_path)
     assert variables["PYTHONPATH"].split(":") == [str(tmp_path), str(bundle.ROOT), "theirs"]
     assert variables["PATH"].startswith(f"{tmp_path}/bin:")
+
+
+def test_what_the_check_lacks_is_told_at_once() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", check.NEEDED], cwd=check.ROOT, capture_output=True, text=True, check=False
+    )
+    if find_gpus().gpus:
+        assert ended.stdout.startswith("GPU 0: ")
+    else:
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("the GPU check needs a GPU: ")
