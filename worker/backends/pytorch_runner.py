@@ -37,6 +37,8 @@ class TorchCall:
         self._torch = torch
         self._program = program
         self._outputs = outputs
+        # A list without elements may be of strings or of tensors.
+        self._empty_is_strings = any(output.datatype == "BYTES" for output in outputs)
         self._output_places = output_places(config, [output.name for output in outputs])
         self.converter = TensorConverter(torch, program.writes_inputs)
         signature = program.signature
@@ -85,8 +87,8 @@ class TorchCall:
         names: Sequence[str] = ()
         if isinstance(result, dict):
             names, values = list(result), list(result.values())
-        elif isinstance(result, (tuple, list)) and not _is_strings(result):
-            names, values = getattr(result, "_fields", ()), _flat(result)
+        elif isinstance(result, (tuple, list)) and not self._is_strings(result):
+            names, values = getattr(result, "_fields", ()), self._flat(result)
         else:
             values = [result]
         picked: list[Any] = []
@@ -96,6 +98,18 @@ class TorchCall:
                 raise no_such_output(output.name, len(values))
             picked.append(values[place])
         return picked
+
+    def _flat(self, values: Sequence[Any]) -> list[Any]:
+        found: list[Any] = []
+        for value in values:
+            if isinstance(value, (tuple, list)) and not self._is_strings(value):
+                found += self._flat(value)
+            else:
+                found.append(value)
+        return found
+
+    def _is_strings(self, value: Any) -> bool:
+        return isinstance(value, list) and (isinstance(value[0], str) if value else self._empty_is_strings)
 
     def _failure(self, error: Exception) -> Exception:
         torch = self._torch
@@ -159,20 +173,6 @@ def enter_modes(torch: Any, options: TorchOptions, modes: ExitStack) -> None:
     modes.enter_context(torch.inference_mode() if options.inference_mode else torch.no_grad())
     if not options.optimized_execution:
         modes.enter_context(torch.jit.optimized_execution(False))
-
-
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], str)
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, (tuple, list)) and not _is_strings(value):
-            found += _flat(value)
-        else:
-            found.append(value)
-    return found
 
 
 def _is_accelerators(torch: Any, error: Exception) -> bool:

@@ -205,6 +205,8 @@ def test_strings_and_numbers(tmp_path: Path) -> None:
             run(instance, request(words=np.array([b"\xff"], np.object_), times=np.array([1], np.int32)))
         (answer,) = run(instance, request(words=words))
         assert answer["out"].tolist() == ["ä!2".encode(), b"b!2"]
+        (answer,) = run(instance, request(words=words[:0]))
+        assert answer["out"].tolist() == []
     with pytest.raises(WeirError, match="only supports 1 dimensional List of String as input for 'words'"):
         PyTorchBackend().load(version(tmp_path, made.replace(max_batch_size=4)))
 
