@@ -143,7 +143,7 @@ class ModelOperations:
         try:
             answers = await self._ask(entry, workers)
         finally:
-            await self._settle(entry, known)
+            await self._settle(entry, known, workers)
         if not answers:
             raise unavailable(f"failed to load '{name}', every worker has gone while it was loading it")
         failures = [answer for answer in answers.values() if answer.error_code]
@@ -157,10 +157,11 @@ class ModelOperations:
             told = max(absent, key=lambda answer: answer.elsewhere)
             raise WeirError(ErrorCode.from_number(told.error_code), told.error)
 
-    async def _settle(self, entry: DesiredModel, before: DesiredModel | None) -> None:
+    async def _settle(self, entry: DesiredModel, before: DesiredModel | None, workers: set[str]) -> None:
         """After a load: what did not work is wanted no longer, and what nobody refers to any more is removed."""
         kept: DesiredModel | None = entry
-        if not any(_has_done(record, entry.revision) for record in self._records(entry.name)):
+        is_in_force = any(record.in_force == entry.revision for record in self._records(entry.name))
+        if not is_in_force and not any(_has_done(one, entry.revision) for one in self._records(entry.name, workers)):
             fallback = entry.fallback
             kept = (
                 None if fallback is None else DesiredModel(entry.name, entry.revision, fallback, None, entry.explicit)
@@ -265,9 +266,7 @@ def _broker_failure(error: Exception) -> str:
 
 
 def _has_done(record: ModelRecord, revision: int) -> bool:
-    """Whether the worker serves what operation `revision` asked for; one that has left it to others does not."""
-    if record.in_force == revision:
-        return True
+    """Whether the worker serves what operation `revision` asked for; one that has left the model to others does not."""
     is_serving = any(row.state == ModelState.READY for row in record.versions.values())
     return is_serving and not record.error_code and record.revision >= revision
 

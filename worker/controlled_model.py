@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from schemas.desired import WantedModel
 from schemas.errors import WeirError
 from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 from worker.model_loader import LoadedResult
@@ -21,11 +22,12 @@ from worker.served_version import ServedVersion
 class ControlledModel:
     """See the module.
 
-    `revision` is the last operation carried out, `asked` the last that has come, `in_force` the one that made what
-    serves. Operations on the model hold `lock`, `turns` of them do or wait for it. `seen` is what the model's folder looked
-    like when it was last tried. `is_leaving` tells that it is in no repository any more, `is_moving` that other workers
-    have it from now on, and `elsewhere` that it is not for this worker, which is no failure of it. `name` is the model's
-    identity; `shared_by` are those of a name that is ambiguous, and has no model of its own (`worker.shared_names`).
+    `revision` is the last operation carried out, `asked` the last that has come, which was for `wanted`, `in_force` the
+    one that made what serves. Operations on the model hold `lock`, `turns` of them do or wait for it. `seen` is what
+    the model's folder looked like when it was last tried. `is_leaving` tells that it is in no repository any more,
+    `is_moving` that other workers have it from now on, and `elsewhere` that it is not for this worker, which is no
+    failure of it. `name` is the model's identity; `shared_by` are those of a name that is ambiguous, and has no model
+    of its own (`worker.shared_names`).
     """
 
     def __init__(self, name: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -43,6 +45,7 @@ class ControlledModel:
         self.draining: asyncio.Task[None] | None = None
         self.turns = 0
         self.asked = 0
+        self.wanted: WantedModel | None = None
         self.revision = 0
         self.in_force = 0
         self.error: WeirError | None = None

@@ -75,7 +75,7 @@ class Loading:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def load(self, model: ControlledModel, wanted: WantedModel, revision: int) -> None:
-        """Loads what a load request wants, which the registry is told of."""
+        """Loads what a load request wants, which the registry is told of; `revision` 0 where nobody waits for it."""
         folder: OverrideFolder | None = None
         try:
             if wanted.files:
@@ -102,7 +102,8 @@ class Loading:
         if folder is not None:
             await asyncio.to_thread(folder.remove)
         model.revision = max(model.revision, revision)
-        await self._placement.conclude(model)
+        if revision:
+            await self._placement.conclude(model)
         await self._records.tell(model)
 
     async def _is_unchanged(self, model: ControlledModel, found: FoundModel) -> bool:

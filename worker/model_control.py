@@ -183,14 +183,18 @@ class ModelControl:
 
     def _on_desired(self, entry: DesiredModel) -> None:
         model = self._models.find(entry.name)
-        if (model is None or entry.revision > model.asked) and self._tasks.is_open:
+        if not self._tasks.is_open:
+            return
+        if model is None or entry.revision > model.asked:
             self._tasks.operate(self._carry_out(entry))
+        elif _brings_back(entry, model):
+            self._tasks.operate(self._bring_back(entry))
 
     async def _carry_out(self, entry: DesiredModel) -> None:
         async with self._models.turn(entry.name) as model:
             if entry.revision <= model.asked:
                 return
-            model.asked = entry.revision
+            model.asked, model.wanted = entry.revision, entry.wanted
             newest = self._desired.get(entry.name)
             if model.turns > MAX_WAITING_OPERATIONS and newest is not None and newest.revision > entry.revision:
                 return
@@ -199,6 +203,13 @@ class ModelControl:
                 self._forget_unserved(model.name, *model.shared_by)
             else:
                 await self._shared_names.unload(model, entry.revision)
+
+    async def _bring_back(self, entry: DesiredModel) -> None:
+        """An operation that failed is wanted no longer: a model that it left without versions is what it was before."""
+        async with self._models.turn(entry.name) as model:
+            if _brings_back(entry, model):
+                model.wanted = entry.wanted
+                await self._shared_names.load(model, entry.wanted, 0)
 
     def _forget_unserved(self, *names: str) -> None:
         """Ensembles that were asked for and can't be are not waited for: whoever asked was told."""
@@ -210,11 +221,11 @@ class ModelControl:
     async def _restore(self, entry: DesiredModel) -> None:
         """Brings about what was asked for before this worker was started."""
         async with self._models.turn(entry.name) as model:
-            model.asked = entry.revision
+            model.asked, model.wanted = entry.revision, entry.wanted
             if entry.wanted.load:
                 await self._shared_names.load(model, entry.wanted, entry.revision)
                 if model.error is not None and entry.fallback is not None and entry.fallback.load:
-                    await self._shared_names.load(model, entry.fallback, entry.revision)
+                    await self._shared_names.load(model, entry.fallback, 0)
 
     async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
         async with self._models.turn(name) as model:
@@ -308,3 +319,9 @@ class ModelControl:
             self._unloading.begin(model)
         else:
             await self._unloading.conclude(model)
+
+
+def _brings_back(entry: DesiredModel, model: ControlledModel) -> bool:
+    """Whether the entry tells that what this worker tried last did not work, and what is wanted in its place."""
+    is_other = entry.revision == model.asked and entry.wanted != model.wanted
+    return is_other and entry.wanted.load and not model.is_serving

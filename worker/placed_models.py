@@ -99,7 +99,4 @@ class PlacedModels:
             await self._loading.load_found(model, found, None, 0)
             await self._records.tell(model)
         elif entry.wanted.load:
-            revision = max(model.revision, entry.revision)
-            await self._loading.load(model, entry.wanted, revision)
-            if model.error is not None and entry.fallback is not None and entry.fallback.load:
-                await self._loading.load(model, entry.fallback, revision)
+            await self._loading.load(model, entry.wanted, max(model.revision, entry.revision))
