@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from calls import model_operations
 from calls.model_operations import ModelOperations
+from schemas.desired import DesiredModel, WantedModel
+from schemas.errors import WeirError
+from schemas.registry import ModelRecord, ModelState, VersionRecord
 
 
 class NoRegistry:
     """A registry that never changes."""
+
+    workers: dict[str, Any]
 
     def on_model_change(self, _listener: object) -> None:
         pass
@@ -41,3 +52,78 @@ async def test_one_after_another_also_when_some_come_while_others_wait() -> None
     await asyncio.gather(*(later(name, int(name)) for name in names))
     assert done == names
     assert not operations._locks
+
+
+class Broker:
+    """Takes entries after `failures` attempts; `carry_out(entry)` is what workers do then."""
+
+    def __init__(self, known: DesiredModel, failures: int = 0) -> None:
+        self.entries = [known]
+        self.failures = failures
+        self.carry_out: Callable[[DesiredModel], None] = lambda _entry: None
+
+    def get(self, name: str) -> DesiredModel:
+        return self.entries[-1]
+
+    async def write(self, entry: DesiredModel) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise NatsTimeoutError
+        self.entries.append(entry)
+        self.carry_out(entry)
+
+
+class NoFiles:
+    async def remove(self, names: set[str]) -> None:
+        assert not names
+
+
+def told(revision: int, in_force: int = 0, error_code: int = 0) -> ModelRecord:
+    versions = {1: VersionRecord(ModelState.READY, instances=1)} if in_force else {}
+    error = "no" if error_code else ""
+    return ModelRecord(
+        "m", versions, {"name": "m"}, revision=revision, in_force=in_force, error_code=error_code, error=error
+    )
+
+
+def a_cluster(failures: int = 0, **answers: Callable[[int], ModelRecord]) -> tuple[ModelOperations, Broker]:
+    """Workers, the first of which serves `m`, that answer with these records to the revision that they are asked for."""
+    registry = NoRegistry()
+    views = {name: SimpleNamespace(record=SimpleNamespace(draining=False), models={}) for name in answers}
+    registry.workers = views
+    views[next(iter(views))].models["m"] = told(1, in_force=1)
+    broker = Broker(DesiredModel("m", 1, WantedModel(True)), failures)
+
+    def carry_out(entry: DesiredModel) -> None:
+        for name, answer in answers.items():
+            views[name].models["m"] = answer(entry.revision)
+
+    broker.carry_out = carry_out
+    return ModelOperations(cast(Any, registry), cast(Any, broker), cast(Any, NoFiles()), "explicit"), broker
+
+
+async def test_what_did_not_work_is_wanted_no_longer_though_others_have_nothing_against_it() -> None:
+    operations, broker = a_cluster(
+        holder=lambda revision: told(revision, in_force=1, error_code=4), other=lambda revision: told(revision)
+    )
+    with pytest.raises(WeirError, match="no"):
+        await operations.load("m", "{}", {})
+    assert [entry.wanted.config for entry in broker.entries] == [None, "{}", None]
+
+
+async def test_what_worked_somewhere_stays_wanted() -> None:
+    operations, broker = a_cluster(
+        holder=lambda revision: told(revision, in_force=revision), other=lambda revision: told(revision)
+    )
+    await operations.load("m", "{}", {})
+    assert broker.entries[-1].wanted.config == "{}"
+
+
+async def test_operations_outlast_a_broker_that_is_away_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_operations, "_WRITE_AGAIN_S", 0.0)
+    operations, broker = a_cluster(failures=3, holder=lambda revision: told(revision, in_force=revision))
+    await operations.load("m", None, {})
+    broker.failures = 1
+    monkeypatch.setattr(model_operations, "WRITE_PATIENCE_S", -1.0)
+    with pytest.raises(WeirError, match="the message broker did not do as asked: TimeoutError"):
+        await operations.load("m", None, {})

@@ -99,3 +99,15 @@ def test_a_load_overtakes_an_unload():
     assert states(m) == {1: (READY, "", 2)}
     m.gone({1})  # the drain that was overtaken ends
     assert states(m) == {1: (READY, "", 2)}
+
+
+def test_a_model_that_moves_is_not_given_up_by_who_unloads_it():
+    m = model()
+    m.adopt(loaded(1))
+    m.is_moving = True
+    m.retire()
+    assert m.record().elsewhere
+    m.served.clear()
+    m.gone({1})
+    m.reject(failed(1))
+    assert not m.record().elsewhere, "what fails here later is a failure"
