@@ -131,6 +131,10 @@ class PythonChild:
             self.kill()
             ending, was_shot = self._ending()
             raise ProcessDied(f"the model's process {ending}", was_shot) from error
+        except (ValueError, TypeError, MemoryError) as error:
+            # Something else has been written into the channel, where nothing can be told from anything any more.
+            self.kill(f"what it said makes no sense: {error}")
+            raise ProcessDied(f"the model's process {self._ending()[0]}") from error
         if answer == Kind.FAILED:
             raise QuestionFailed(value)
         return value

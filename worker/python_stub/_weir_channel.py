@@ -20,6 +20,9 @@ import msgpack
 INLINE_LIMIT = 64 * 1024
 """Tensors of more bytes than this travel in shared memory."""
 
+MAX_MESSAGE_BYTES = 1 << 29
+"""No message is longer. What a model has written into the channel by mistake begins with more, if it is text."""
+
 LENGTH = struct.Struct("<I")
 """What stands before each message: its bytes."""
 
@@ -96,9 +99,15 @@ class Channel:
         self._socket.sendall(LENGTH.pack(len(payload)) + payload)
 
     def receive(self) -> Any:
-        """The next message, as a tuple. Raises EOFError or OSError when the other end is gone, TimeoutError."""
+        """The next message, as a tuple.
+
+        Raises EOFError or OSError when the other end is gone, TimeoutError, and ValueError for what is no message: after
+        that the channel is of no use.
+        """
         self._fill(LENGTH.size)
         (length,) = LENGTH.unpack_from(self._buffer, self._start)
+        if length > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {length} bytes")
         self._fill(LENGTH.size + length)
         body = self._start + LENGTH.size
         self._start = body + length

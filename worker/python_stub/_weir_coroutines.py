@@ -47,7 +47,7 @@ class Coroutines:
         async def run() -> None:
             try:
                 await coroutine
-            except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001  # user code
+            except BaseException as error:  # noqa: BLE001  # user code
                 on_error(error)
 
         future = asyncio.run_coroutine_threadsafe(run(), loop)
@@ -58,7 +58,7 @@ class Coroutines:
         while True:
             try:
                 self._loop.run_forever()
-            except SystemExit:
+            except (SystemExit, KeyboardInterrupt):
                 # A task of the model's has asked for its end: whoever awaits it hears of that, the others go on.
                 traceback.print_exc()
 

@@ -102,7 +102,7 @@ class Stub:
             return Kind.DONE, handler(*arguments)
         except _ModelFault as fault:
             return Kind.FAILED, str(fault)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  # user code: whatever it raises is the answer
+        except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is the answer, as in Triton
             traceback.print_exc()
             return Kind.FAILED, self._describe(error)
 
@@ -178,7 +178,7 @@ class Stub:
             if not isinstance(ready, bool):
                 raise _ModelFault(f"is_ready must return a bool, found type '{type(ready)}'.")
             return ready
-        except (Exception, SystemExit):  # noqa: BLE001  # user code: whatever it raises, it did not say yes
+        except BaseException:  # noqa: BLE001  # user code: whatever it raises, it did not say yes
             traceback.print_exc()
             return False
 

@@ -82,6 +82,7 @@ class TestErrors:
                 "TritonModelException: Tensor name cannot be an empty string.\n\nAt:\n  1/model.py(8): execute\n",
             ),
             ("sys.exit(3)", "SystemExit: 3\n\nAt:\n  1/model.py(8): execute\n"),
+            ("raise KeyboardInterrupt('no')", "KeyboardInterrupt: no\n\nAt:\n  1/model.py(8): execute\n"),
         ],
     )
     def test_a_broken_batch_fails_whole_and_the_model_lives(self, models: Models, body: str, message: str) -> None:
@@ -294,6 +295,18 @@ class TestDeath:
                 process.execute([PythonRequest("live")])
             process.start(30)
             only(process.execute([PythonRequest("live")]))
+
+    def test_who_writes_into_the_channel_is_ended(self, models: Models) -> None:
+        source = execute_body("""
+            for fd in range(3, 30):
+                try:
+                    os.write(fd, b"progress: 100 %")
+                except OSError:
+                    pass
+            return [pb_utils.InferenceResponse() for _ in requests]
+        """)
+        with models.running(source) as process, pytest.raises(ProcessDied):
+            process.execute([PythonRequest()])
 
     def test_a_forked_process_does_not_hide_the_death(self, models: Models) -> None:
         with models.running(

@@ -34,6 +34,8 @@ class TestCoroutines:
                 raise ValueError("boo")
             if request.request_id() == "exit":
                 sys.exit(1)
+            if request.request_id() == "stop":
+                raise KeyboardInterrupt
             sender.send(texts("done"), FINAL)
 
         import asyncio
@@ -51,7 +53,8 @@ class TestCoroutines:
             assert [sink.texts() for sink in sinks] == [["begun", "done"]] * 3
 
     @pytest.mark.parametrize(
-        ("id", "message"), [("raise", "message: ValueError: boo\n\nAt:\n"), ("exit", "SystemExit: 1")]
+        ("id", "message"),
+        [("raise", "message: ValueError: boo\n\nAt:\n"), ("exit", "SystemExit: 1"), ("stop", "KeyboardInterrupt")],
     )
     def test_that_fail_tell_so(self, models: Models, id: str, message: str) -> None:
         with models.running(body(self.SOURCE).replace("def execute", "async def execute", 1), DECOUPLED) as process:
