@@ -158,6 +158,18 @@ class ModelMetrics:
                 del self._families[family.name]
                 self._size_bytes -= _size(family.name, family.description)
 
+    def merge(self, holding: _Holding, into: _Holding) -> None:
+        """What one holding of a family has, the other one has from now on."""
+        with self._lock:
+            for key in holding.series:
+                holders = holding.family.series[key].holders
+                holders.remove(holding)
+                if key not in into.series:
+                    into.series.add(key)
+                    holders.append(into)
+            holding.series.clear()
+            holding.family.holders.remove(holding)
+
     def _take(self, size_bytes: int) -> None:
         if self._size_bytes + size_bytes > MAX_METRICS_BYTES:
             raise unavailable(f"the metrics of models would take more than {MAX_METRICS_BYTES} bytes")
@@ -182,6 +194,7 @@ class LoadMetrics:
         self._metrics = metrics
         self._lock = threading.Lock()
         self._held: set[_Holding] = set()
+        self._left: dict[str, _Holding] = {}
         self._is_closed = False
         self.model = model
         self.version = version
@@ -200,6 +213,7 @@ class LoadMetrics:
         with self._lock:
             self._is_closed = True
             held, self._held = self._held, set()
+            self._left.clear()
         for holding in held:
             self._metrics.give_up(holding)
 
@@ -219,6 +233,16 @@ class LoadMetrics:
                 return
             self._held.remove(holding)
         self._metrics.give_up(holding)
+
+    def leave(self, holding: _Holding) -> None:
+        """Its process has ended: it stays, as one with those of the same family that others have left."""
+        with self._lock:
+            if holding not in self._held:
+                return
+            left = self._left.setdefault(holding.family.name, holding)
+            if left is not holding:
+                self._held.remove(holding)
+                self._metrics.merge(holding, into=left)
 
 
 class ProcessMetrics:
@@ -255,6 +279,12 @@ class ProcessMetrics:
         """The process has given families up."""
         for handle in handles:
             self._load.drop(self._families.pop(handle))
+
+    def close(self) -> None:
+        """The process has ended."""
+        for holding in self._families.values():
+            self._load.leave(holding)
+        self._families.clear()
 
 
 def _whole(count: float) -> int:

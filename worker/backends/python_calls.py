@@ -132,6 +132,7 @@ class PythonConnection(asyncio.Protocol):
         for ref in self._lent.values():
             self._inner.release(ref)
         self._lent.clear()
+        self._metrics.close()
         os.close(self._memory_fd)
 
     def data_received(self, data: bytes) -> None:

@@ -73,14 +73,19 @@ class _IsolatedModel:
         self._python = python
         self._inner = inner
         self._model = model
+        self._loaded: list[LoadedModel] = []
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         with _as_told():
-            instance = self._python.load(_outer(self._model, self._inner, device)).create_instance(device)
+            loaded = self._python.load(_outer(self._model, self._inner, device))
+            self._loaded.append(loaded)
+            instance = loaded.create_instance(device)
         return _IsolatedInstance(instance, _states(self._model.config))
 
     def unload(self) -> None:
-        pass  # each instance ends its own process
+        # Each instance has ended its own process; what these have counted goes now.
+        while self._loaded:
+            self._loaded.pop().unload()
 
 
 class _IsolatedInstance:

@@ -170,3 +170,24 @@ def test_scribbled_counts_are_told_as_none(metrics: ModelMetrics, load: LoadMetr
 def test_numbers_outside_of_the_memory(metrics: ModelMetrics) -> None:
     with pytest.raises(ValueError, match="outside"):
         MetricNumbers(metrics.fd).add(1 << 20, 1, [(0, 1.0)])
+
+
+def test_what_processes_leave_behind_does_not_grow(metrics: ModelMetrics, load: LoadMetrics) -> None:
+    for number in range(20):
+        process = load.process()
+        for handle in (1, 2):  # one that is made anew for each batch may be there twice when its process dies
+            process.family(handle, "f", "", COUNTER)
+            first, _ = process.metric(handle, {"all": "1"}, None)
+            process.metric(handle, {"of": str(number % 3)}, None)
+        MetricNumbers(metrics.fd).add(first, 1, [(0, 1.0)])
+        process.close()
+    assert len(load._held) == 1
+    series = told(metrics)["f"]
+    assert [row["labels"] for row in series] == [{"all": "1"}, {"of": "0"}, {"of": "1"}, {"of": "2"}]
+    assert series[0]["value"] == 20.0
+    living = load.process()
+    living.family(1, "f", "", COUNTER)
+    load.close()
+    living.close()
+    assert told(metrics) == {}
+    assert metrics._size_bytes == 0
