@@ -63,13 +63,16 @@ def forget_versions(families: list[FamilyCounters], versions: Iterable[tuple[str
 
 def with_families(page: Iterable[Family], custom: Iterable[Family]) -> Iterator[Family]:
     """The page and models' own metrics; those of a name that the page has already are samples of its family, as in Triton,
-    where they are of its kind, and left out where not.
+    where they are of its kind, and left out where not. So is a sample of labels that are there: none comes twice.
     """
     added = {family.name: family for family in custom}
     for family in page:
         more = added.pop(family.name, None)
         if more is not None and more.kind == family.kind:
-            family = family._replace(samples=[*family.samples, *more.samples])
+            samples = list(family.samples)
+            own = {(frozenset(sample.labels.items()), sample.suffix) for sample in samples}
+            samples += [one for one in more.samples if (frozenset(one.labels.items()), one.suffix) not in own]
+            family = family._replace(samples=samples)
         yield family
     yield from added.values()
 

@@ -50,7 +50,8 @@ def histogram_samples(labels: Labels, bounds: Sequence[float], counts: Sequence[
     yield Sample(labels, total, "_sum")
     for bound, count in zip(bounds, counts, strict=False):
         reached += count
-        yield Sample({**labels, "le": _number(bound)}, reached, "_bucket")
+        if bound != math.inf:  # the last one stands for that, whether or not somebody named it
+            yield Sample({**labels, "le": _number(bound)}, reached, "_bucket")
     yield Sample({**labels, "le": "+Inf"}, sum(counts), "_bucket")
 
 

@@ -76,10 +76,17 @@ def test_versions_that_are_unloaded_are_forgotten() -> None:
     assert families[0].series == [shared]
 
 
+def test_a_last_bucket_that_a_model_names_is_told_once() -> None:
+    told = page(family("histogram", observed(2.0, [1.0, math.inf], [1, 2, 0])))
+    assert [line for line in told if "+Inf" in line] == ['f_bucket{le="+Inf"} 3']
+
+
 def test_a_name_of_the_page_is_joined_where_the_kind_is_the_same() -> None:
     own = counter("nv_x", "the server's", [Sample({}, 1)])
     joined = list(with_families([own], [counter("nv_x", "a model's", [Sample({"a": "b"}, 2)])]))
     assert [(f.help, len(f.samples)) for f in joined] == [("the server's", 2)]
+    (twice,) = with_families([own], [counter("nv_x", "a model's", [Sample({}, 2), Sample({"a": "b"}, 3)])])
+    assert list(twice.samples) == [Sample({}, 1), Sample({"a": "b"}, 3)]
     other = own._replace(kind="gauge")
     assert list(with_families([own], [other])) == [own]
 
