@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,8 @@ CACHE_SETTING = "environment-cache"
 INSTALL_TIMEOUT_S = 1800.0
 """How long an installation of requirements may take."""
 
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*([<>=!~][^/@\\]*)?(;[^/@\\]*)?", re.ASCII)
+_ARCHIVES = (".whl", ".zip", ".tar", ".gz", ".tgz", ".bz2", ".tbz", ".xz", ".txz", ".lz", ".tlz", ".lzma")
 _LAST_LINES = 12
 _MARK = ".complete"
 
@@ -70,14 +73,18 @@ class EnvironmentCache:
     def installed(self, requirements: Path, folder: Path) -> Path:
         """The interpreter of an environment with the worker's own packages and those that `requirements` names.
 
-        What the file says of relative paths is relative to `folder`. Raises WeirError (INTERNAL) with the last lines of the
+        What the file says of relative paths is relative to `folder`; models whose files name packages alone, and the same
+        ones, share an environment. Raises WeirError (INTERNAL) with the last lines of the
         tool that failed.
         """
-        key = _key("requirements", requirements.read_text(errors="replace"), sys.version, sys.prefix, str(folder))
+        text = requirements.read_text(errors="replace")
+        key = _key("requirements", text, sys.version, sys.prefix, "" if _names_packages_alone(text) else str(folder))
 
         def install(environment: Path) -> None:
             logger.info("installing %s", requirements)
             python = str(environment / "bin" / "python")
+            temporary = environment / ".tmp"
+            temporary.mkdir()
             uv = shutil.which("uv")
             if uv is not None:
                 make = [uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(environment)]
@@ -86,9 +93,10 @@ class EnvironmentCache:
                 make = [sys.executable, "-m", "venv", "--without-pip", str(environment)]
                 add = [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check"]
                 add += ["--no-input", "-r", str(requirements)]
-            _run(make, folder, requirements)
+            _run(make, folder, requirements, temporary)
             self._lend_own_packages(environment)
-            _run(add, folder, requirements)
+            _run(add, folder, requirements, temporary)
+            shutil.rmtree(temporary, ignore_errors=True)
 
         return self._made(key, install) / "bin" / "python"
 
@@ -128,12 +136,19 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _names_packages_alone(text: str) -> bool:
+    """Whether requirements mean the same wherever they lie: no option, no path, no file."""
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return all(_PACKAGE.fullmatch(line) and not line.lower().endswith(_ARCHIVES) for line in lines if line)
+
+
 def _key(*facts: str) -> str:
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
 
 
-def _run(command: list[str], folder: Path, requirements: Path) -> None:
+def _run(command: list[str], folder: Path, requirements: Path, temporary: Path) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("WEIR_", "NATS_"))}
+    variables["TMPDIR"] = str(temporary)  # what is killed leaves nothing where nobody looks for it
     with closing(GroupTie()) as tie:
         try:
             process = subprocess.Popen(

@@ -19,7 +19,9 @@ from python_models import Models, execute_body, only
 from repository.config_text import config_from_dict
 from schemas.errors import WeirError
 from worker.backend import ModelVersion
+from worker.backends import python_environment_cache
 from worker.backends.python_environment import PythonEnvironment, check_parameters, environment_of
+from worker.backends.python_environment_cache import EnvironmentCache
 from worker.backends.python_process import PythonProcess, PythonRequest
 
 TELL = execute_body(
@@ -159,6 +161,28 @@ class TestRequirements:
         assert len(made) == 3
         assert ask(model, made[0])["word"] == "installed"
         assert len(list((tmp_path / "cache").glob("*.lock"))) == 1
+
+    @pytest.mark.parametrize(
+        ("text", "environments"),
+        [
+            ("# two\nnumpy >= 2, <3 ; python_version > '3'\nmsgpack[a,b]~=1.0\n", 1),
+            ("--no-index\nnumpy", 2),
+            ("numpy @ file:numpy.whl", 2),
+            ("./numpy", 2),
+            ("numpy-2.0.tar.gz", 2),
+        ],
+    )
+    def test_models_share_what_means_the_same_for_all(
+        self, text: str, environments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = EnvironmentCache(tmp_path / "cache")
+        monkeypatch.setattr(python_environment_cache, "_run", lambda *arguments: None)
+        monkeypatch.setattr(EnvironmentCache, "_lend_own_packages", staticmethod(lambda folder: None))
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "needs.txt").write_text(text)
+        interpreters = {made.installed(tmp_path / name / "needs.txt", tmp_path / name) for name in ("one", "other")}
+        assert len(interpreters) == environments
 
     def test_that_can_not_be_installed(self, version: Version, tmp_path: Path) -> None:
         model = version(requirements="needs.txt")
