@@ -16,10 +16,20 @@ class Batch:
     `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
     each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `has_deadlines`: some
     requests may have one. `released`: the instance has taken on another since, while answers of this batch are still to
-    come.
+    come. `is_series`: they are executed one after another, each alone.
     """
 
-    __slots__ = ("has_deadlines", "id", "instance", "null_rows", "places", "released", "requests", "version")
+    __slots__ = (
+        "has_deadlines",
+        "id",
+        "instance",
+        "is_series",
+        "null_rows",
+        "places",
+        "released",
+        "requests",
+        "version",
+    )
 
     def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
         self.id = id
@@ -30,6 +40,7 @@ class Batch:
         self.places: Sequence[SequencePlace] = ()
         self.has_deadlines = True
         self.released = False
+        self.is_series = False
 
 
 class BatchesInFlight:

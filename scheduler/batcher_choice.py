@@ -7,6 +7,7 @@ from scheduler.batcher import Batcher, DefaultBatcher
 from scheduler.dynamic_batcher import DynamicBatcher
 from scheduler.ensemble_batcher import EnsembleBatcher
 from scheduler.queue_rules import QueueRules
+from scheduler.series import SeriesBatcher, forms_series
 from schemas.model_config import ModelConfig
 
 
@@ -17,7 +18,7 @@ def batcher_for(config: ModelConfig, strategy: GuardedStrategy | None = None) ->
         return EnsembleBatcher()
     dynamic = config.dynamic_batching
     if dynamic is None:
-        return DefaultBatcher()
+        return SeriesBatcher() if forms_series(config) else DefaultBatcher()
     return DynamicBatcher(
         max_batch_size=config.max_batch_size,
         preferred_batch_sizes=dynamic.preferred_batch_size,

@@ -77,6 +77,12 @@ class Placement:
             return next(iter(idle))
         return next(iter(executing)) if executing else None
 
+    @property
+    def free_places(self) -> int:
+        """How many batches could be sent now."""
+        idle, executing, _ = self._by_held
+        return SLOTS * len(idle) + len(executing)
+
     def next_idle(self) -> Instance | None:
         """The instance that the next batch goes to where none may wait behind another."""
         idle = self._by_held[0]

@@ -353,10 +353,13 @@ class SchedulerService:
             for request in requests:
                 log_request(logger, step, owned.name, request.gateway, request.key)
         self._batches[batch.id] = owned
-        owned.counters.batch_requests.add(len(requests))
+        for executed in (1,) * len(requests) if batch.is_series else (len(requests),):
+            owned.counters.batch_requests.add(executed)
         self._bus.publish(
             subjects.work(instance.worker),
-            pack_batch_rows(self._id, batch.id, owned.name, batch.version, instance.number, rows, acks),
+            pack_batch_rows(
+                self._id, batch.id, owned.name, batch.version, instance.number, rows, acks, batch.is_series
+            ),
             subjects.lost(self._id, instance.worker),
         )
 

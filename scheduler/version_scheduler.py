@@ -18,6 +18,7 @@ from scheduler.patience import Patience
 from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
+from scheduler.series import SeriesBatcher
 from schemas.errors import WeirError, internal, unavailable
 from schemas.messages import BatchOutcome
 
@@ -101,6 +102,8 @@ class VersionScheduler:
                 continue
             if batch.instance in executing:
                 staged += len(batch.requests)
+            elif batch.is_series:
+                staged += len(batch.requests) - 1
             executing.add(batch.instance)
         return staged
 
@@ -158,6 +161,7 @@ class VersionScheduler:
         batches: list[Batch] = []
         placement, batcher = self._placement, self._batcher
         may_stage = batcher.rules.may_stage
+        series = batcher if isinstance(batcher, SeriesBatcher) and len(batcher) > placement.free_places else None
         ready_us = NEVER_US
         while batcher:
             instance = placement.next_slot() if may_stage else placement.next_idle()
@@ -176,6 +180,9 @@ class VersionScheduler:
                 break
             batch = Batch(self._next_batch_id(), self.version, instance, requests)
             batch.has_deadlines = batcher.is_timed
+            if series is not None and (more := series.more(requests[0], placement.free_places)):
+                requests += more
+                batch.is_series = True
             rows = 0
             for request in requests:
                 request.place = batch.id
@@ -190,9 +197,12 @@ class VersionScheduler:
         return batches, None if ready_us == NEVER_US else ready_us
 
     def complete(
-        self, now_us: int, batch_id: int, outcome: int, busy_us: int, _rescheduled: Sequence[int] = ()
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
     ) -> Ended | None:
-        """A batch has ended, or its instance is free; None if it is none of this version's."""
+        """A batch has ended, or its instance is free; None if it is none of this version's.
+
+        Where not all requests of a series were answered, `rescheduled` are the positions of the others.
+        """
         is_released = outcome == BatchOutcome.RELEASED
         batch = self._in_flight.get(batch_id) if is_released else self._in_flight.pop(batch_id)
         if batch is None:
@@ -202,7 +212,14 @@ class VersionScheduler:
             return NOTHING_ENDED
         if outcome == BatchOutcome.ANSWERED:
             return batch.requests, ()
-        return self._do_again([batch], was_begun=outcome != BatchOutcome.NOT_RUN)
+        was_begun = outcome != BatchOutcome.NOT_RUN
+        if not (rescheduled and batch.is_series):
+            return self._do_again(batch.requests, was_begun)
+        again = frozenset(rescheduled)
+        answered = [request for at, request in enumerate(batch.requests) if at not in again]
+        lost = [request for at, request in enumerate(batch.requests) if at in again]
+        cancelled, failures = self._do_again(lost, was_begun)
+        return [*answered, *cancelled], failures
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches will never end (their messages were lost): they are done again, unless decoupled."""
@@ -212,7 +229,8 @@ class VersionScheduler:
             if batch is not None:
                 self._release(batch, now_us, 0)
                 lost.append(batch)
-        return self._end_streams(lost) if self.is_decoupled else self._do_again(lost)
+        requests = [request for batch in lost for request in batch.requests]
+        return self._end_streams(requests) if self.is_decoupled else self._do_again(requests)
 
     def set_instances(self, worker: str, instances: int, _numbers: Sequence[int] | None = None) -> list[Failure]:
         """`worker` holds so many instances now; returns requests that can't be run any more.
@@ -250,14 +268,14 @@ class VersionScheduler:
             self._placement.free(batch.instance, now_us, busy_us)
             if batch.requests[0].runs_alone:
                 self._placement.free(batch.instance, now_us, 0)
+            if busy_us > 0 and isinstance(self._batcher, SeriesBatcher):
+                self._batcher.has_run(len(batch.requests), busy_us)
 
-    def _end_streams(self, batches: list[Batch]) -> Ended:
-        requests = [request for batch in batches for request in batch.requests]
+    def _end_streams(self, requests: list[QueuedRequest]) -> Ended:
         cancelled = self._cancelled(requests)
         return cancelled, [Failure(request, unavailable(LOST_STREAM)) for request in requests if not request.cancelled]
 
-    def _do_again(self, batches: list[Batch], was_begun: bool = True) -> Ended:
-        requests = [request for batch in batches for request in batch.requests]
+    def _do_again(self, requests: list[QueuedRequest], was_begun: bool = True) -> Ended:
         uncertain: list[QueuedRequest] = []
         if self._batcher.has_steps and was_begun:
             # A step's model may have taken it into its sequence's state: what it has seen it must not see twice.

@@ -37,10 +37,18 @@ def unpack_frame_rows(data: bytes) -> tuple[str, list[Row]]:
 
 
 def pack_batch_rows(
-    scheduler: str, batch_id: int, model: str, version: int, instance: int, rows: Sequence[Row], acks: Sequence[str]
+    scheduler: str,
+    batch_id: int,
+    model: str,
+    version: int,
+    instance: int,
+    rows: Sequence[Row],
+    acks: Sequence[str],
+    is_series: bool = False,
 ) -> bytes:
     """A batch message; each row holds the fields of a `schemas.messages.BatchEntry`, of which the last two may lack."""
-    return bytes(_pack((WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)))
+    message = (WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)
+    return bytes(_pack((*message, True) if is_series else message))
 
 
 def unpack_done_rows(data: bytes) -> list[Row]:

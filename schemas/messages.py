@@ -29,6 +29,7 @@ from schemas.wire import (
     unpack_tensors,
 )
 
+_ONE_ROW, _ROWS_16 = b"\x91", b"\xdc"  # how msgpack begins an array of one element, and of so many as two bytes say
 _ALL_FLAGS = SEQUENCE_START | SEQUENCE_END
 _MAX_QUEUED_US = 1 << 40  # twelve days: sums of it stay far within 64 bits
 
@@ -99,7 +100,8 @@ class BatchEntry(NamedTuple):
 class BatchMessage(NamedTuple):
     """One batch for one instance of one worker.
 
-    `acks` are the ack subjects of frames that end with this batch: the worker acknowledges them with its answers.
+    `acks` are the ack subjects of frames that end with this batch: the worker acknowledges them with its answers. The
+    requests of a series are executed one after another, each alone, whatever the model's configuration is by then.
     """
 
     scheduler: str
@@ -109,6 +111,7 @@ class BatchMessage(NamedTuple):
     instance: int
     entries: list[BatchEntry]
     acks: list[str]
+    is_series: bool = False
 
 
 class BatchOutcome(IntEnum):
@@ -127,7 +130,8 @@ class BatchOutcome(IntEnum):
 class Done(NamedTuple):
     """The end of one batch, or of its execution; `busy_us` is the time its instance was executing it.
 
-    `rescheduled` are the positions of requests that have no answer yet and are to run again: an iterative sequence's.
+    `rescheduled` are the positions of requests that have no answer yet and are to run again: an iterative sequence's, or
+    where a series ended otherwise than ANSWERED those that did; none there means all.
     """
 
     batch_id: int
@@ -148,7 +152,7 @@ def pack_batch(batch: BatchMessage) -> bytes:
 
 def unpack_batch(data: bytes) -> BatchMessage:
     """The batch in a message. Raises MalformedMessage."""
-    scheduler, batch_id, model, version, instance, rows, acks = unpack(data, 7)
+    scheduler, batch_id, model, version, instance, rows, acks, *is_series = unpack(data, 7, optional=1)
     try:
         if not type(rows) is type(acks) is list:
             raise TypeError("expected lists")
@@ -157,7 +161,9 @@ def unpack_batch(data: bytes) -> BatchMessage:
             raise TypeError("names that can't be part of a subject")
         if not type(batch_id) is type(version) is type(instance) is int:
             raise TypeError("expected integers")
-        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks)
+        if batch_id < 0 or (is_series and type(is_series[0]) is not bool):
+            raise TypeError("not the number of a batch, or not whether it is a series")
+        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks, *is_series)
     except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
 
@@ -244,6 +250,15 @@ def _with_ending(row: tuple[Any, ...], is_final: bool, moments: Moments | None, 
 def pack_answers(version: int, answers: Sequence[tuple[Any, ...]]) -> bytes:
     """The message that brings one gateway its answers from `version` of a model (0 where no version ran)."""
     return bytes(pack((WIRE_VERSION, version, answers)))
+
+
+def join_answers(version: int, messages: Sequence[bytes]) -> bytes:
+    """One message of several, each of which `pack_answers` made of one answer from `version` of a model."""
+    head = pack((WIRE_VERSION, version, ()))[:-1]
+    if not all(message.startswith(head + _ONE_ROW) for message in messages):
+        raise ValueError("not messages of one answer each")
+    rows = len(messages).to_bytes(2, "big")
+    return b"".join((head, _ROWS_16, rows, *(message[len(head) + 1 :] for message in messages)))
 
 
 def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:

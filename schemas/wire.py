@@ -26,8 +26,11 @@ class MalformedMessage(ValueError):
     """Bytes on a subject that are not the message the subject carries."""
 
 
-def unpack(data: bytes, fields: int) -> list[Any]:
-    """The first `fields` fields of a message, without its version; later ones are of a newer Weir."""
+def unpack(data: bytes, fields: int, optional: int = 0) -> list[Any]:
+    """The first `fields` fields of a message, without its version; later ones are of a newer Weir.
+
+    Up to `optional` more are returned where they are there.
+    """
     try:
         message = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException) as error:
@@ -36,7 +39,7 @@ def unpack(data: bytes, fields: int) -> list[Any]:
         raise MalformedMessage("not one of our messages")
     if message[0] != WIRE_VERSION:
         raise MalformedMessage(f"wire version {message[0]!r} is not {WIRE_VERSION}")
-    return message[1 : fields + 1]
+    return message[1 : fields + optional + 1]
 
 
 def unpack_tensors(rows: Any, reference: Callable[..., Reference]) -> list[Tensor]:

@@ -193,6 +193,12 @@ class ServedVersion:
             asks=self.model.health.asks,
         )
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether each request is to be an execution of its own, whatever its message holds besides."""
+        config = self.model.config
+        return config.dynamic_batching is None and config.sequence_batching is None and not config.is_ensemble
+
     def instance(self, number: int) -> AnyInstance | None:
         """The instance that a scheduler means by `number`; None where the state it counts on went with another one."""
         if self._numbered:

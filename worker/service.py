@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from bus import subjects
@@ -42,6 +43,7 @@ from worker.device_metrics import DevicePoller
 from worker.ensembles.instance import EnsembleInstance
 from worker.model_loader import LoadedResult
 from worker.running_batch import RunningBatch
+from worker.series import MAX_HELD_S, Series
 from worker.served_version import AnyInstance, ServedVersion
 
 logger = logging.getLogger("weir.worker")
@@ -81,7 +83,9 @@ class WorkerService:
         self.models: dict[str, LoadedResult] = {}
         self._arenas: dict[str, AnyInstance] = {}
         # (scheduler, batch id) of what instances have been given: put in by the loop, taken out by their threads.
-        self._held: dict[tuple[str, int], RunningBatch] = {}
+        self._held: dict[tuple[str, int], RunningBatch | Series] = {}
+        self._series: dict[int, Series] = {}  # by the ids of their parts that have not ended
+        self._part_ids = count(-1, -1)
         self._publisher = publisher
         self._draining = False
         self._beats: asyncio.Task[None] | None = None
@@ -169,6 +173,11 @@ class WorkerService:
 
     def finished(self, batch: FinishedBatch) -> None:
         """An instance has ended a batch, or something of it is to leave at once; called in any thread."""
+        if batch.done is not None and batch.done.batch_id < 0:
+            is_released = batch.done.outcome == BatchOutcome.RELEASED
+            ids, part = self._series, batch.done.batch_id
+            (ids[part] if is_released else ids.pop(part)).ended(batch)
+            return
         # Answers before the end of the batch: a scheduler that hears of the end forgets the requests. And both before
         # the batch leaves the heartbeats: a scheduler takes one that is in neither for lost.
         messages = [*batch.first]
@@ -212,8 +221,19 @@ class WorkerService:
         if instance is None:
             self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, 0), []))
             return
+        if len(batch.entries) > 1 and (batch.is_series or served.runs_alone):
+            self._submit_series(batch, instance)
+            return
         running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
         instance.submit(running)
+
+    def _submit_series(self, batch: BatchMessage, instance: AnyInstance) -> None:
+        series = self._held[batch.scheduler, batch.batch_id] = Series(batch, self._part_ids, self.finished)
+        for part in series.parts:
+            self._series[part.message.batch_id] = series
+        for part in series.parts:
+            instance.submit(part)
+        self._loop.call_later(MAX_HELD_S, series.flush)
 
     def _refuse(self, batch: BatchMessage) -> None:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
