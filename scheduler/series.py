@@ -26,7 +26,9 @@ SLOW_US = 20_000
 DOUBTED_BATCHES = 100
 """So many batches after one that was slow are of one request each."""
 
-_SMOOTHING = 0.2
+# Where the machine is short of processors, most executions take far longer than their model needs; and then it matters most
+# that little else is done for each. So the estimate follows the quick ones, and the others only step by step.
+_FALL, _RISE = 0.2, 0.05
 
 
 def forms_series(config: ModelConfig) -> bool:
@@ -47,7 +49,10 @@ class SeriesBatcher(DefaultBatcher):
     def has_run(self, requests: int, busy_us: int) -> None:
         """So many requests together kept their instance busy for so long."""
         each_us, known = busy_us / requests, self._us_each
-        self._us_each = known + _SMOOTHING * (each_us - known) if known else each_us
+        if not known or each_us < known:
+            self._us_each = known + _FALL * (each_us - known) if known else each_us
+        else:
+            self._us_each = known + _RISE * min(each_us - known, known)
         if busy_us >= SLOW_US:
             self._doubted = DOUBTED_BATCHES
         elif self._doubted:
