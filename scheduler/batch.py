@@ -42,6 +42,13 @@ class Batch:
         self.released = False
         self.is_series = False
 
+    @property
+    def still_in(self) -> list[QueuedRequest]:
+        """Its requests, less those of a series that were handed back."""
+        if not self.is_series:
+            return self.requests
+        return [request for request in self.requests if request.place == self.id]
+
 
 class BatchesInFlight:
     """Batches that workers have been sent and have not ended; in the order in which they were sent."""

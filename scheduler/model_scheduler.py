@@ -284,7 +284,7 @@ class ModelScheduler:
             ended = version.complete(now_us, batch_id, outcome, busy_us, rescheduled)
             if ended is not None:
                 self._forget(ended)
-                is_back = outcome in (BatchOutcome.UNANSWERED, BatchOutcome.NOT_RUN)
+                is_back = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.RELEASED) or bool(rescheduled)
                 is_stranded = is_back and _is_stranded(version)
                 return _joined([ended, self._route()]) if is_stranded else ended
         return NOTHING_ENDED

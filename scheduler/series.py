@@ -23,7 +23,7 @@ MAX_SERIES_US = 2_000
 SLOW_US = 20_000
 """A batch that took so long tells of a model whose requests are not all alike: a quick one must not wait for such a one."""
 
-DOUBTED_BATCHES = 100
+DOUBTED_BATCHES = 50
 """So many batches after one that was slow are of one request each."""
 
 # Where the machine is short of processors, most executions take far longer than their model needs; and then it matters most
@@ -54,9 +54,13 @@ class SeriesBatcher(DefaultBatcher):
         else:
             self._us_each = known + _RISE * min(each_us - known, known)
         if busy_us >= SLOW_US:
-            self._doubted = DOUBTED_BATCHES
+            self.doubt()
         elif self._doubted:
             self._doubted -= 1
+
+    def doubt(self) -> None:
+        """Requests of a series came back, for one before them takes its time or asks other models."""
+        self._doubted = DOUBTED_BATCHES
 
     @property
     def longest(self) -> int:

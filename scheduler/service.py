@@ -175,12 +175,13 @@ class SchedulerService:
         for batch_id, outcome, busy_us, rescheduled in dones:
             owned = self._batches.get(batch_id)
             if owned is not None:
-                if outcome != BatchOutcome.RELEASED:
+                if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
                     del self._batches[batch_id]
                 ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled)
                 if outcome == BatchOutcome.UNANSWERED:
                     owned.counters.redone_batches += 1
-                self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED else 0)
+                # Its worker has acknowledged frames where it has answered all.
+                self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED and not rescheduled else 0)
                 if owned.scheduler.waiting:
                     self._touch(owned)
 

@@ -204,22 +204,20 @@ class VersionScheduler:
         Where not all requests of a series were answered, `rescheduled` are the positions of the others.
         """
         is_released = outcome == BatchOutcome.RELEASED
-        batch = self._in_flight.get(batch_id) if is_released else self._in_flight.pop(batch_id)
+        goes_on = is_released or outcome == BatchOutcome.HANDED_BACK
+        batch = self._in_flight.get(batch_id) if goes_on else self._in_flight.pop(batch_id)
         if batch is None:
             return None
+        if outcome == BatchOutcome.HANDED_BACK:
+            return self._take_back(batch, rescheduled)
         self._release(batch, now_us, busy_us)
         if is_released:
             return NOTHING_ENDED
+        if batch.is_series and rescheduled:
+            return self._end_in_part(batch, outcome, rescheduled)
         if outcome == BatchOutcome.ANSWERED:
-            return batch.requests, ()
-        was_begun = outcome != BatchOutcome.NOT_RUN
-        if not (rescheduled and batch.is_series):
-            return self._do_again(batch.requests, was_begun)
-        again = frozenset(rescheduled)
-        answered = [request for at, request in enumerate(batch.requests) if at not in again]
-        lost = [request for at, request in enumerate(batch.requests) if at in again]
-        cancelled, failures = self._do_again(lost, was_begun)
-        return [*answered, *cancelled], failures
+            return batch.still_in, ()
+        return self._do_again(batch.still_in, was_begun=outcome != BatchOutcome.NOT_RUN)
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches will never end (their messages were lost): they are done again, unless decoupled."""
@@ -229,7 +227,7 @@ class VersionScheduler:
             if batch is not None:
                 self._release(batch, now_us, 0)
                 lost.append(batch)
-        requests = [request for batch in lost for request in batch.requests]
+        requests = [request for batch in lost for request in batch.still_in]
         return self._end_streams(requests) if self.is_decoupled else self._do_again(requests)
 
     def set_instances(self, worker: str, instances: int, _numbers: Sequence[int] | None = None) -> list[Failure]:
@@ -270,6 +268,27 @@ class VersionScheduler:
                 self._placement.free(batch.instance, now_us, 0)
             if busy_us > 0 and isinstance(self._batcher, SeriesBatcher):
                 self._batcher.has_run(len(batch.requests), busy_us)
+
+    def _end_in_part(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:
+        again = frozenset(unanswered)
+        still_in = batch.still_in
+        lost = [request for at, request in enumerate(batch.requests) if at in again and request.place == batch.id]
+        answered = [request for request in still_in if request not in lost]
+        was_begun = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.NOT_RUN)
+        cancelled, failures = self._do_again(lost, was_begun)
+        return [*answered, *cancelled], failures
+
+    def _take_back(self, batch: Batch, positions: Sequence[int]) -> Ended:
+        """These of a series have not begun: another instance may be free for them."""
+        if not batch.is_series:
+            return NOTHING_ENDED
+        back = [batch.requests[at] for at in sorted({*positions}) if 0 <= at < len(batch.requests)]
+        back = [request for request in back if request.place == batch.id]
+        for request in back:
+            request.place = self
+        if isinstance(self._batcher, SeriesBatcher):
+            self._batcher.doubt()
+        return self._do_again(back, was_begun=False)
 
     def _end_streams(self, requests: list[QueuedRequest]) -> Ended:
         cancelled = self._cancelled(requests)

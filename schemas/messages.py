@@ -125,13 +125,15 @@ class BatchOutcome(IntEnum):
     """The instance takes the next batch, while responses of this one are still to come; it ends later."""
     NOT_RUN = 3
     """The instance can't run for the time being, and has not begun: the batch goes back to the queue as it was."""
+    HANDED_BACK = 4
+    """Some of a series have not begun, and go back to the queue as they were: what is before them takes its time."""
 
 
 class Done(NamedTuple):
     """The end of one batch, or of its execution; `busy_us` is the time its instance was executing it.
 
     `rescheduled` are the positions of requests that have no answer yet and are to run again: an iterative sequence's, or
-    where a series ended otherwise than ANSWERED those that did; none there means all.
+    those of a series that were not answered. None, where it ended otherwise than ANSWERED, means all.
     """
 
     batch_id: int
@@ -147,7 +149,7 @@ def pack_frame(gateway: str, parts: Sequence[Part]) -> bytes:
 
 def pack_batch(batch: BatchMessage) -> bytes:
     """The message that hands `batch` to its worker."""
-    return bytes(pack((WIRE_VERSION, *batch)))
+    return bytes(pack((WIRE_VERSION, *(batch if batch.is_series else batch[:-1]))))
 
 
 def unpack_batch(data: bytes) -> BatchMessage:

@@ -129,6 +129,8 @@ async def _work(
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
     operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), settings.model_control_mode)
+    process_calls = PythonCalls(inner_calls, operations, model_metrics)
+    process_calls.on_asking = service.asks
     health = HealthReports()
     environment = ModelEnvironment(
         arena_prefix=worker_id,
@@ -138,7 +140,7 @@ async def _work(
         turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
         checkpoints=SequenceStates(bus),
         ensembles=ensembles,
-        process_calls=PythonCalls(inner_calls, operations, model_metrics),
+        process_calls=process_calls,
         devices=own_devices,
         gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
         on_device_lost=partial(_end_for_another, service),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from schemas.errors import WeirError, internal, unavailable
@@ -68,6 +68,7 @@ class ModelInstance:
         self._environment = environment
         self._on_finished = environment.on_finished
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox_lock = threading.Lock()  # whoever puts something in, or looks through what is there
         self._packer = AnswerPacker(arena_name)
         self._client_memory = ClientMemory(environment.client_memory)
         model_run = ModelRun(device.name, self._reshaper, kept, is_stateful=config.sequence_batching is not None)
@@ -102,7 +103,20 @@ class ModelInstance:
 
     def submit(self, batch: RunningBatch) -> None:
         """Runs the batch after those submitted before."""
-        self._inbox.put(batch)
+        with self._inbox_lock:
+            self._inbox.put(batch)
+
+    def withdraw(self, ids: Container[int]) -> list[RunningBatch]:
+        """Takes batches of these ids back that it has not begun with."""
+        withdrawn: list[RunningBatch] = []
+        with self._inbox_lock:
+            others: list[Any] = []
+            while (batch := self._next(is_busy=True)) is not None:
+                is_wanted = batch is not _STOP and batch.message.batch_id in ids
+                (withdrawn if is_wanted else others).append(batch)
+            for batch in others:
+                self._inbox.put(batch)
+        return withdrawn
 
     def release(self, segment: str, slot: int, generation: int) -> None:
         """A gateway has read an answer that lay in shared memory."""
@@ -116,7 +130,8 @@ class ModelInstance:
     def ask_to_stop(self, wait_for_readers: bool = False) -> None:
         """Begins what `stop` waits for."""
         self._waits_for_readers = wait_for_readers
-        self._inbox.put(_STOP)
+        with self._inbox_lock:
+            self._inbox.put(_STOP)
 
     def stop(self, wait_for_readers: bool = False) -> None:
         """Runs what was submitted to its last answer, closes the instance, and returns when its thread has ended.

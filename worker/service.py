@@ -41,6 +41,7 @@ from worker.batch_execution import FinishedBatch
 from worker.cuda.pinned import PINNED
 from worker.device_metrics import DevicePoller
 from worker.ensembles.instance import EnsembleInstance
+from worker.model_instance import ModelInstance
 from worker.model_loader import LoadedResult
 from worker.running_batch import RunningBatch
 from worker.series import MAX_HELD_S, Series
@@ -186,7 +187,7 @@ class WorkerService:
             messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
             messages += [(ack, _ACK) for ack in batch.acks]
         self._publisher.publish(messages)
-        if batch.done is None or batch.done.outcome == BatchOutcome.RELEASED:
+        if batch.done is None or batch.done.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
             return
         self._held.pop((batch.scheduler, batch.done.batch_id), None)
         if self._draining and not self._held:
@@ -221,19 +222,38 @@ class WorkerService:
         if instance is None:
             self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, 0), []))
             return
-        if len(batch.entries) > 1 and (batch.is_series or served.runs_alone):
+        # What was sent while the model had another configuration runs by the one it has.
+        if len(batch.entries) > 1 and (batch.is_series or served.runs_alone) and isinstance(instance, ModelInstance):
             self._submit_series(batch, instance)
             return
         running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
         instance.submit(running)
 
-    def _submit_series(self, batch: BatchMessage, instance: AnyInstance) -> None:
-        series = self._held[batch.scheduler, batch.batch_id] = Series(batch, self._part_ids, self.finished)
+    def _submit_series(self, batch: BatchMessage, instance: ModelInstance) -> None:
+        series = self._held[batch.scheduler, batch.batch_id] = Series(batch, instance, self._part_ids, self.finished)
         for part in series.parts:
             self._series[part.message.batch_id] = series
-        for part in series.parts:
-            instance.submit(part)
-        self._loop.call_later(MAX_HELD_S, series.flush)
+        series.submit()
+        self._loop.call_later(MAX_HELD_S, self._look_after, series)
+
+    def _look_after(self, series: Series) -> None:
+        if series.is_over:
+            return
+        if series.is_stuck:
+            self._make_haste(series)
+        else:
+            series.flush()
+            self._loop.call_later(MAX_HELD_S, self._look_after, series)
+
+    def _make_haste(self, series: Series) -> None:
+        for part in series.make_haste():
+            del self._series[part]
+
+    def asks(self, key: str) -> None:
+        """The process of the instance of this key waits for other models. In the event loop."""
+        for held in list(self._held.values()):
+            if isinstance(held, Series) and held.instance.key == key:
+                self._make_haste(held)
 
     def _refuse(self, batch: BatchMessage) -> None:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)

@@ -47,6 +47,8 @@ class PythonCalls:
         self.metrics = metrics or ModelMetrics()
         self.under_way: Counter[str] = Counter()
         """Requests of instances, by their keys, that have no last response yet; where there are none, no entry."""
+        self.on_asking: Callable[[str], None] = lambda key: None
+        """Called in the event loop with the key of an instance that asks while it does not wait for others yet."""
 
     def connect(
         self, end: socket.socket, memory_fd: int, name: str, metrics: LoadMetrics | None = None, key: str = ""
@@ -91,6 +93,7 @@ class PythonConnection(asyncio.Protocol):
         self._key = key
         self._metrics = metrics
         self._inner = calls.inner
+        self._calls = calls
         self._under_way = calls.under_way
         self._operations = calls.operations
         self._loop = loop
@@ -222,6 +225,8 @@ class PythonConnection(asyncio.Protocol):
             check_call(self._inner.catalog, request, is_decoupled)
             self._pending[number] = self._inner.submit(request, partial(self._answered, number))
             self._under_way[self._key] += 1
+            if self._under_way[self._key] == 1:
+                self._calls.on_asking(self._key)
         except WeirError as error:
             self._send(Kind.ANSWER, number, pack_error(refused(request.model_name, error)), True)
         if lies_in_memory:
