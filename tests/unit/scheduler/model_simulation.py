@@ -21,6 +21,7 @@ from scheduler.placement import SLOTS
 from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
 from scheduler.queued_request import QueuedRequest, requests_of
 from scheduler.retry import MAX_ATTEMPTS
+from scheduler.series import MAX_SERIES_REQUESTS
 from scheduler.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
@@ -41,6 +42,8 @@ class Simulation:
         self.frames: list[CountingFrame] = []
         self.live: dict[tuple[str, int], QueuedRequest] = {}
         self.batches: dict[int, Batch] = {}
+        self.handed_back: dict[int, list[QueuedRequest]] = defaultdict(list)  # of those batches, by their ids
+        self.series_sent = 0
         self.released: set[int] = set()  # of those batches, the ones that hold no slot any more
         self.lost_streams: set[QueuedRequest] = set()  # answers of which may have been seen
         self.abandoned: list[int] = []  # ids of batches that ended otherwise, whose end may still come
@@ -131,9 +134,40 @@ class Simulation:
             batch = self.batches.pop(batch_id)
             answered, failures = self.model.complete(self.now_us, batch_id, outcome, busy_us)
             if outcome == BatchOutcome.ANSWERED:
-                assert list(answered) == batch.requests
+                assert list(answered) == self._members(batch)
                 assert not failures
             self._ended((answered, failures), batch_id)
+
+    def hand_back(self, number: int, positions: list[int]) -> None:
+        """Some of a series have not begun, and are to run elsewhere; said of what is none, or twice, it changes nothing."""
+        if self.batches:
+            batch = list(self.batches.values())[number % len(self.batches)]
+            back = [r for at, r in enumerate(batch.requests) if at in positions and r in self._members(batch)]
+            ended = self.model.complete(self.now_us, batch.id, BatchOutcome.HANDED_BACK, 0, positions)
+            if not batch.is_series:
+                assert not any(ended)
+                return
+            assert not ended[1]
+            assert list(ended[0]) == [request for request in back if request.cancelled]
+            assert not any(request.attempts for request in back), "nobody is to blame"
+            self.handed_back[batch.id] += back
+            self._ended(ended)
+
+    def end_in_part(self, number: int, outcome: int, positions: list[int]) -> None:
+        """A series ends, but for those at these positions, which were lost or handed back."""
+        series = [batch for batch in self.batches.values() if batch.is_series]
+        if series:
+            batch = series[number % len(series)]
+            members, attempts = self._members(batch), {r: r.attempts for r in batch.requests}
+            del self.batches[batch.id]
+            answered, failures = self.model.complete(self.now_us, batch.id, outcome, 5, positions)
+            others = [r for at, r in enumerate(batch.requests) if at not in positions and r in members]
+            assert list(answered)[: len(others)] == others
+            lost = [r for r in members if r not in others]
+            assert {r for r in lost if r.cancelled} == set(answered) - set(others)
+            is_blamed = outcome == BatchOutcome.UNANSWERED
+            assert all(r.attempts == attempts[r] + is_blamed for r in lost if not r.cancelled)
+            self._ended((answered, failures), batch.id)
 
     def release(self, number: int) -> None:
         """An instance is free while its batch goes on; said twice, it changes nothing."""
@@ -176,7 +210,7 @@ class Simulation:
             assert {(batch.id, key) for batch, of_batch in told for key in of_batch} == {
                 (batch.id, request.key)
                 for batch in self.batches.values()
-                for request in batch.requests
+                for request in self._members(batch)
                 if request.gateway == gateway and request.key in keys
             }
 
@@ -208,7 +242,7 @@ class Simulation:
             batch = self.batches.pop(batch_id)
             self.abandoned.append(batch_id)
             if self.configs[batch.version].is_decoupled:
-                self.lost_streams.update(batch.requests)
+                self.lost_streams.update(self._members(batch))
 
     def _ended(self, ended: Ended, batch_id: int = 0) -> None:
         answered, failures = ended
@@ -226,12 +260,17 @@ class Simulation:
     def _pump(self) -> None:
         self._ended(self.model.overdue(self.now_us))
         batches, self.wake_at_us = self.model.dispatch(self.now_us)
-        for batch in batches:
+        for at, batch in enumerate(batches):
             self._check_batch(batch)
+            if self.configs[batch.version].dynamic_batching is None:
+                self._check_series(batch, [later for later in batches[at:] if later.version == batch.version])
             self.batches[batch.id] = batch
 
+    def _members(self, batch: Batch) -> list[QueuedRequest]:
+        return [request for request in batch.requests if request not in self.handed_back[batch.id]]
+
     def _running(self) -> set[QueuedRequest]:
-        return {request for batch in self.batches.values() for request in batch.requests}
+        return {request for batch in self.batches.values() for request in self._members(batch)}
 
     def _holding(self) -> list[Batch]:
         """Batches that hold a slot of their instance."""
@@ -250,10 +289,9 @@ class Simulation:
         assert not self._running() & set(requests), "sent twice"
         assert all(self.live[r.gateway, r.key] is r and not r.cancelled for r in requests)
         assert all(request.version in (LATEST, batch.version) for request in requests)
-        assert len({request.shape_key for request in requests}) == 1
-        if self.configs[batch.version].dynamic_batching is None:
-            assert len(requests) == 1
-        else:
+        if self.configs[batch.version].dynamic_batching is not None:
+            assert len({request.shape_key for request in requests}) == 1
+            assert not batch.is_series
             assert len(requests) == 1 or sum(request.batch_size for request in requests) <= MAX_BATCH_SIZE
         assert all(request.attempts < 2 for request in requests) or len(requests) == 1
         assert instance.number < self.instances[instance.worker].get(batch.version, 0)
@@ -271,6 +309,25 @@ class Simulation:
             and _home(r) == batch.version
             and self.rules.turn(r, batch.version, self.now_us) < turns[-1]
         ], "one that should have run before waits"
+
+    def _check_series(self, batch: Batch, unsent: list[Batch]) -> None:
+        """It takes nothing that another instance could begin with; `unsent` are the batches from it on."""
+        size = len(batch.requests)
+        assert batch.is_series == (size > 1)
+        if size == 1:
+            return
+        self.series_sent += 1
+        assert not self.configs[batch.version].is_decoupled
+        assert size <= MAX_SERIES_REQUESTS
+        assert not any(r.attempts or r.terms.deadline_us for r in batch.requests)
+        held = sum(1 for b in self._holding() if b.version == batch.version and self._is_present(b))
+        places = SLOTS * sum(counts.get(batch.version, 0) for counts in self.instances.values()) - held
+        gone = {r for b in unsent for r in b.requests}
+        waiting = len(gone) + sum(r not in gone and _home(r) == batch.version for r in self._waiting())
+        assert size <= -(-waiting // places)
+
+    def _is_present(self, batch: Batch) -> bool:
+        return batch.instance.number < self.instances[batch.instance.worker].get(batch.version, 0)
 
     def _check_sizes(
         self, sizes: Counter[tuple[int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]

@@ -31,7 +31,7 @@ policies = st.builds(
     st.sampled_from(["REJECT", "DELAY"]),
     st.booleans(),
 )
-configs = st.builds(
+dynamic = st.builds(
     config,
     st.sampled_from([0, 0, 100]),
     st.sampled_from([(), (2, 4)]),
@@ -42,8 +42,14 @@ configs = st.builds(
 )
 
 
-def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Event]]:
-    """Lists of events for a model of these versions, of which requests ask for the wanted ones."""
+configs = st.one_of(st.integers(0, len(CONFIGS) - 1), dynamic)
+ALONE = next(number for number, one in enumerate(CONFIGS) if one.dynamic_batching is None)
+
+
+def lives(
+    versions: list[int], wanted: list[int], configs: st.SearchStrategy[object] = configs, most: int = 8
+) -> st.SearchStrategy[list[Event]]:
+    """Lists of events for a model of these versions, of which requests ask for the wanted ones, `most` in a frame."""
     wants = st.sampled_from(wanted)
     size, shape = st.integers(1, 5), st.sampled_from(["", "", "x"])
     priorities = st.sampled_from([0, 1, 2, 3, 4, 2**63, 2**64 - 1, -1])
@@ -51,11 +57,18 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
         wants, size, shape, priorities, st.sampled_from([0, 0, 500, 5_000]), st.sampled_from([0, 0, 1, 2, 9])
     )
     plain = st.tuples(wants, size, shape)
-    requests = st.one_of(st.lists(plain, min_size=1, max_size=8), st.lists(demanding, min_size=1, max_size=8))
+    plains = st.lists(plain, min_size=1, max_size=most)
+    requests = (
+        st.one_of(plains, plains, st.lists(demanding, min_size=1, max_size=8))
+        if most > 8
+        else st.one_of(plains, st.lists(demanding, min_size=1, max_size=8))
+    )
     version = st.sampled_from(versions)
-    configure = st.tuples(st.just("configure"), version, st.one_of(st.integers(0, len(CONFIGS) - 1), configs))
+    configure = st.tuples(st.just("configure"), version, configs)
     arrive = st.tuples(st.just("arrive"), gateways, requests)
-    complete = st.tuples(st.just("complete"), numbers, st.sampled_from([0, 0, 0, 1, 3]), st.sampled_from([0, 5, 4000]))
+    complete = st.tuples(
+        st.just("complete"), numbers, st.sampled_from([0, 0, 0, 1, 3]), st.sampled_from([0, 5, 5, 4000])
+    )
     serve = st.tuples(st.just("serve"), workers, version, st.integers(0, 2))
     event = st.one_of(
         arrive,
@@ -68,6 +81,8 @@ def lives(versions: list[int], wanted: list[int]) -> st.SearchStrategy[list[Even
         st.tuples(st.just("advance"), st.sampled_from([1, 40, 100, 900, 4000])),
         st.tuples(st.just("wake")),
         st.tuples(st.just("release"), numbers),
+        st.tuples(st.just("hand_back"), numbers, few),
+        st.tuples(st.just("end_in_part"), numbers, st.sampled_from([0, 1, 3]), few),
         st.tuples(st.just("complete_abandoned"), numbers),
         st.tuples(st.just("miss"), few),
         st.tuples(st.just("lose"), workers),
@@ -88,10 +103,19 @@ def events_played() -> Iterator[list[int]]:
     print(f"\n{sum(played)} events in {len(played)} lives")
 
 
-def live(events: list[Event], events_played: list[int]) -> None:
+def live(events: list[Event], events_played: list[int]) -> Simulation:
     simulation = Simulation()
     simulation.replay(events)
     events_played.append(simulation.events_played)
+    return simulation
+
+
+@pytest.fixture(scope="module")
+def series_sent() -> Iterator[list[int]]:
+    """How many series each life had."""
+    sent: list[int] = []
+    yield sent
+    print(f"\n{sum(sent)} series")
 
 
 thorough = settings(max_examples=LIVES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -107,3 +131,18 @@ def test_a_model_of_one_version(events_played: list[int], events: list[Event]):
 @given(events=lives([1, 2], [LATEST, LATEST, 1, 2, 7]))
 def test_a_model_of_several_versions(events_played: list[int], events: list[Event]):
     live(events, events_played)
+
+
+# One that has run tells that the model is quick.
+QUICK: list[Event] = [
+    ("configure", 1, ALONE),
+    ("serve", "a", 1, 2),
+    ("arrive", "g1", [(LATEST, 1, "")]),
+    ("complete", 0, 0, 5),
+]
+
+
+@thorough
+@given(events=lives([1], [LATEST, 1], st.sampled_from([ALONE] * 9 + [0]), most=40))
+def test_a_model_whose_requests_run_alone(events_played: list[int], series_sent: list[int], events: list[Event]):
+    series_sent.append(live(QUICK + events, events_played).series_sent)
