@@ -57,7 +57,11 @@ class OwnBackend:
             if not hasattr(backend, "availability"):
                 return Availability(("KIND_CPU",))
             with _told(self._name, self._file):
-                return Availability(*backend.availability(devices))
+                available = Availability(*backend.availability(devices))
+            lists = (available.runs_on, available.formats, available.problems)
+            if not all(map(_are_texts, lists)) or not isinstance(available.version, str):
+                raise internal(f"backend '{self._name}': 'availability' must return an Availability, all of it text")
+            return available
         except WeirError as error:
             return Availability((), problems=(error.message,))
 
@@ -120,6 +124,10 @@ class _OwnModel:
             self._loaded.unload()
         except BaseException:  # the model goes all the same, and nobody waits for what its backend says of that
             logger.exception("backend '%s': unloading a model failed", self._name)
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, (list, tuple)) and all(isinstance(value, str) for value in values)
 
 
 def _check_methods(backend: str, method: str, made: object, what: str, names: Sequence[str]) -> None:

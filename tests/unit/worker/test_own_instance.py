@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from schemas.errors import WeirError
 from schemas.messages import BatchOutcome
 from schemas.tensors import Tensor, pack_bytes
 from worker.backend import RESCHEDULED, Execution, Pending, Result
+from worker.devices import CPU_ONLY
+from worker.own_backend import BackendFiles, OwnBackend
 from worker.own_instance import OwnInstance
 
 GOOD = Result([Tensor.from_numpy("OUT", np.ones((1, 1), np.float32), "FP32")], {"a": 1})
@@ -139,3 +142,15 @@ def test_an_instance_that_panics_while_it_is_made_is_told() -> None:
 
     with pytest.raises(WeirError, match=r"^Panic: oh$"):
         Served(make)
+
+
+@pytest.mark.parametrize(
+    "told", ["5", '("KIND_CPU", "a.bin")', '(["KIND_CPU"], [1])', "((), (), None)", '((), (), "", [3])']
+)
+def test_an_availability_that_makes_no_sense_is_a_problem(tmp_path: Path, told: str) -> None:
+    file = tmp_path / "backend.py"
+    file.write_text(f"class Backend:\n  def load(self, m): pass\n  def availability(self, d): return {told}\n")
+    available = OwnBackend("mine", file, BackendFiles()).availability(CPU_ONLY)
+    assert available.runs_on == ()
+    assert len(available.problems) == 1
+    assert available.problems[0].startswith("backend 'mine': ")
