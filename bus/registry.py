@@ -92,8 +92,10 @@ class RegistryWriter:
 
     async def _write_all(self) -> None:
         bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
-        for key, value in self._records.items():
-            await bucket.put(key, value)
+        for key in list(self._records):
+            # Meanwhile models come and go.
+            if key in self._records:
+                await bucket.put(key, self._records[key])
 
 
 class WorkerView:
