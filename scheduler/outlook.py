@@ -1,8 +1,8 @@
 """`Outlook`: what the registry's records of one model, taken together, mean for its queue.
 
 Versions that are being unloaded still run what is queued for them, until their worker is let go; a version that no
-worker has or will have is given up, and what waits for it fails at once. A worker that has died tells nothing: what waits
-for it waits on.
+worker has or will have is given up, and what waits for it fails at once. A worker that has died tells nothing, and one that
+the model is not for gives nothing up: what waits for it waits on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def outlook(records: Mapping[str, ModelRecord], released: Released) -> Outlook:
         for number, version in record.versions.items():
             if type(version.instances) is not int or not 0 <= version.instances <= MAX_INSTANCES:
                 raise ValueError(f"{version.instances!r} instances")
-            known.add(number)
+            if not record.elsewhere:
+                known.add(number)
             if version.state == ModelState.READY:
                 ready.add(number)
             elif version.state == ModelState.LOADING:
@@ -71,7 +72,7 @@ def outlook(records: Mapping[str, ModelRecord], released: Released) -> Outlook:
         worker: {number: records[worker].versions[number].instance_numbers for number in counts}
         for worker, counts in instances.items()
     }
-    is_told_of = any(record.versions or record.reason for record in records.values())
+    is_told_of = any((record.versions or record.reason) and not record.elsewhere for record in records.values())
     return Outlook(instances, numbers, frozenset(retiring), frozenset(known - alive), is_told_of and not alive)
 
 

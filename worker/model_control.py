@@ -310,6 +310,7 @@ class ModelControl:
     async def _unload(self, model: ControlledModel, revision: int) -> None:
         model.revision = max(model.revision, revision)
         model.error = None
+        model.is_moving = False
         model.seen = None
         self._ensembles.forget(model.name)
         model.retire()

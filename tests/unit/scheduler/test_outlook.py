@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,16 @@ def test_a_model_is_given_up_when_all_who_tell_of_it_have_it_no_longer():
     assert outlook({"a": ModelRecord("m", reason="why")}, ()).is_given_up
     assert not outlook({}, ()).is_given_up, "a worker that died tells nothing, and its successor may come"
     assert not outlook({"a": ModelRecord("m")}, ()).is_given_up, "nor does one who never had it"
+
+
+def test_who_leaves_a_model_to_others_does_not_give_it_up():
+    """They may have died just now: the model comes back with them, or where it came from."""
+    for state in (UNAVAILABLE, UNLOADING):
+        others = replace(record(v1=state), elsewhere=True)
+        seen = outlook({"a": others}, {("a", 1)})
+        assert (seen.given_up, seen.is_given_up) == (frozenset(), False)
+        seen = outlook({"a": others, "b": record(v1=UNAVAILABLE)}, {("a", 1)})
+        assert (seen.given_up, seen.is_given_up) == (frozenset({1}), True)
 
 
 @pytest.mark.parametrize("instances", [-1, MAX_INSTANCES + 1, 1.5, "2", None])
