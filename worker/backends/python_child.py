@@ -88,6 +88,8 @@ class PythonChild:
             theirs.callback(other_call_end.close)
             self.calls_fd = create_memory("weir-python-calls")
             ours.callback(os.close, self.calls_fd)
+            tie = GroupTie()
+            ours.callback(tie.close)
             fds = (
                 other_end.fileno(),
                 other_lifeline.fileno(),
@@ -98,11 +100,11 @@ class PythonChild:
                 other_call_end.fileno(),
                 self.calls_fd,
                 self.calls_fd if metrics_fd is None else metrics_fd,
+                tie.fd,
             )
-            tie = GroupTie()
-            ours.callback(tie.close)
             where = (str(model_dir.resolve()), "" if version is None else str(version), model_filename)
-            self._process = _spawner.submit(_spawn, fds, where, environment, HostPolicy.current(), tie).result()
+            self._process = _spawner.submit(_spawn, fds, where, environment, HostPolicy.current()).result()
+            tie.tie(self._process.pid)
             self._channel = Channel(end)
             self.response_channel = Channel(response_end)
             self._resources = ours.pop_all()
@@ -183,15 +185,13 @@ class PythonChild:
 
 
 def _spawn(
-    fds: tuple[int, ...], where: tuple[str, ...], environment: PythonEnvironment, policy: HostPolicy, tie: GroupTie
+    fds: tuple[int, ...], where: tuple[str, ...], environment: PythonEnvironment, policy: HostPolicy
 ) -> subprocess.Popen[bytes]:
     policy.bind()  # a process begins where the thread that starts it runs
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [environment.interpreter, str(_STUB), *map(str, fds), *where],
         stdin=subprocess.DEVNULL,
-        pass_fds=(*fds, tie.fd),
+        pass_fds=fds,
         env=environment.variables(),
         start_new_session=True,
     )
-    tie.tie(process.pid)
-    return process

@@ -1,8 +1,9 @@
 """Runs one instance of a Python model.
 
-    stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
-            <call channel fd> <call memory fd> <metrics fd> <model folder> <version> <model file name>
+    stub.py <channel fd> <lifeline fd> <inputs fd> <outputs fd> <response channel fd> <responses fd> <call channel fd>
+            <call memory fd> <metrics fd> <group tie fd> <model folder> <version> <model file name>
 
+The tie is only kept open: the kernel sees to it that what the model starts ends with the worker.
 The version is empty where the file lies in the folder itself: the code of a backend that many models share.
 
 It promises that a model finds its own modules before anybody else's, that nothing a model prints or raises disturbs the
@@ -290,9 +291,9 @@ def _close(requests: list[pb_utils.InferenceRequest]) -> None:
 
 def main() -> None:
     """Serves one model until told to stop."""
-    fds = [int(argument) for argument in sys.argv[1:10]]
+    fds = [int(argument) for argument in sys.argv[1:11]]
     channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, *memories = fds
-    calls_fd, metrics_fd = memories
+    calls_fd, metrics_fd, _ = memories
     lifeline = Lifeline(socket.socket(fileno=lifeline_fd))
     faulthandler.enable()
     for fd in fds:
@@ -312,7 +313,7 @@ def main() -> None:
     calls = Calls.current = Calls(call_channel, MemoryWriter(calls_fd))
     metrics = Metrics.current = Metrics(calls, metrics_fd)
     Stub(
-        sys.argv[10:13], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, metrics, lifeline
+        sys.argv[11:14], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, metrics, lifeline
     ).serve()
 
 

@@ -95,10 +95,10 @@ def test_a_stream_without_a_sign_of_life_ends(tmp_path: Path) -> None:
             def stream(self, sender):
                 for _ in range(10):
                     sender.send(pb_utils.InferenceResponse())
-                    time.sleep(0.1)
+                    time.sleep(0.05)
                 time.sleep(60)
     """
-    parameters = {"weir_execution_timeout_ms": ModelParameter(string_value="500")}
+    parameters = {"weir_execution_timeout_ms": ModelParameter(string_value="300")}
     policy = TransactionPolicy(decoupled=True)
     health = VersionHealth()
     instance = instance_of(tmp_path, source, health, model_transaction_policy=policy, parameters=parameters)
