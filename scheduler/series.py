@@ -20,10 +20,10 @@ MAX_SERIES_REQUESTS = 16
 MAX_SERIES_US = 2_000
 """How long all executions of a series take together, as far as can be told: the first answer waits for the last."""
 
-SLOW_US = 20_000
+SLOW_US = 50_000
 """A batch that took so long tells of a model whose requests are not all alike: a quick one must not wait for such a one."""
 
-DOUBTED_BATCHES = 50
+DOUBTED_BATCHES = 20
 """So many batches after one that was slow are of one request each."""
 
 # Where the machine is short of processors, most executions take far longer than their model needs; and then it matters most
@@ -72,19 +72,21 @@ class SeriesBatcher(DefaultBatcher):
     def more(self, first: QueuedRequest, free_places: int) -> list[QueuedRequest]:
         """What goes with `first`, which has just been taken out, while so many batches could be sent, its own included."""
         taken: list[QueuedRequest] = []
-        if first.attempts or self.is_timed:
+        if first.attempts:
             return taken
         most = min(self.longest, -(-(len(self) + 1) // free_places)) - 1
-        queue, size_bytes = self._fifo, len(first.body)
+        queue, size_bytes = self._queue, len(first.body)
         while queue and len(taken) < most:
-            request = queue[0]
+            request = queue.popleft()
             if request.cancelled:
-                queue.popleft()
                 self._gone -= 1
                 continue
             size_bytes += len(request.body)
             # What was lost before may be what kills workers: it runs alone.
             if request.attempts or size_bytes > MAX_BATCH_BYTES:
+                queue.extendleft((request,))
                 break
-            taken.append(queue.popleft())
+            taken.append(request)
+        if taken and queue is self._ordered:
+            self._ordered.leave(taken)
         return taken

@@ -21,7 +21,7 @@ from worker.running_batch import RunningBatch
 MAX_HELD_S = 0.005
 """How long answers of a series wait for those after them."""
 
-MAX_STUCK_S = 0.02
+MAX_STUCK_S = 0.05
 """How long those of a series that have not begun wait while none before them ends."""
 
 

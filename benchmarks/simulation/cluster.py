@@ -169,7 +169,8 @@ class Cluster:
         rows = len(batch.null_rows)
         for request in batch.requests:
             rows += request.batch_size
-        mean_us = scenario.service_us + scenario.service_row_us * rows
+        executions = len(batch.requests) if batch.is_series else 1
+        mean_us = scenario.service_us * executions + scenario.service_row_us * rows
         begin_us = max(now_us + scenario.hop_us, self._free_at.get(instance, 0))
         if scenario.shared_devices:
             device = instance.worker, instance.number % scenario.shared_devices

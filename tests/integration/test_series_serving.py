@@ -56,12 +56,21 @@ def batches_of(server: Server, model: str) -> Counter[int]:
 
 
 def answers(
-    server: Server, model: str, asked: Sequence[dict[str, np.ndarray]], meanwhile: Callable[[], None] = lambda: None
+    server: Server,
+    model: str,
+    asked: Sequence[dict[str, np.ndarray]],
+    meanwhile: Callable[[], None] = lambda: None,
+    after: int = IN_FLIGHT,
 ) -> list[Any]:
-    """What came of each, an output's value or an error's text, with `IN_FLIGHT` of them in flight."""
+    """What came of each, an output's value or an error's text, with `IN_FLIGHT` of them in flight.
+
+    The first of them wait together in the scheduler, for the worker is held until they are there. `meanwhile` is called
+    when so many were sent.
+    """
     came: dict[int, Any] = {}
     free = threading.Semaphore(IN_FLIGHT)
     done = threading.Event()
+    worker = psutil.Process(server.pids()["worker"])
 
     def answered(number: int, result: Any, error: Any) -> None:
         came[number] = error.message() if error is not None else result.as_numpy(result.get_response().outputs[0].name)
@@ -70,11 +79,18 @@ def answers(
             done.set()
 
     with server.grpc() as client:
-        for number, arrays in enumerate(asked):
-            assert free.acquire(timeout=30)
-            client.async_infer(model, grpc_inputs(arrays), partial(answered, number), client_timeout=30)
-            if number == len(asked) // 2:
-                meanwhile()
+        worker.suspend()
+        try:
+            for number, arrays in enumerate(asked):
+                if number == IN_FLIGHT:
+                    worker.resume()
+                assert free.acquire(timeout=30)
+                client.async_infer(model, grpc_inputs(arrays), partial(answered, number), client_timeout=30)
+                if number == after:
+                    meanwhile()
+        finally:
+            if worker.is_running():
+                worker.resume()
         assert done.wait(30)
     return [said if isinstance(said, str) else said.item() for _, said in sorted(came.items())]
 
@@ -83,30 +99,42 @@ def words(*said: bytes) -> list[dict[str, np.ndarray]]:
     return [{"WHAT": np.array([word], np.object_)} for word in said]
 
 
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
 def test_each_is_answered_and_counted_as_an_execution_of_its_own(server: Server):
-    asked = [b"%d" % number for number in range(1500)]
-    assert answers(server, "words", words(*asked)) == asked
+    asked = numbered(500)
+    sent = 0
+
+    def come_together() -> bool:
+        nonlocal sent
+        sent += len(asked)
+        assert answers(server, "words", words(*asked)) == asked
+        return max(batches_of(server, "words"), default=0) > 1
+
+    wait_until(come_together)
     with server.http() as client:
         (counted,) = client.get_inference_statistics("words")["model_stats"]
-    assert (counted["inference_count"], counted["execution_count"]) == (1500, 1500)
-    assert counted["inference_stats"]["success"]["count"] == 1500
-    assert counted["inference_stats"]["queue"]["count"] == 1500
-    assert [(row["batch_size"], row["compute_infer"]["count"]) for row in counted["batch_stats"]] == [(1, 1500)]
-    assert max(batches_of(server, "words")) > 1, "none came with another"
+    assert (counted["inference_count"], counted["execution_count"]) == (sent, sent)
+    assert counted["inference_stats"]["success"]["count"] == sent
+    assert counted["inference_stats"]["queue"]["count"] == sent
+    assert [(row["batch_size"], row["compute_infer"]["count"]) for row in counted["batch_stats"]] == [(1, sent)]
 
 
 def test_one_that_fails_or_kills_takes_nobody_along(server: Server):
-    asked = [b"%d" % number for number in range(600)]
-    asked[200], asked[250], asked[400] = b"raise", b"error", b"kill"
+    assert answers(server, "hurt", words(*numbered(10))) == numbered(10)  # from now on it is known to be quick
+    asked = numbered(IN_FLIGHT)
+    asked[20], asked[25], asked[40] = b"raise", b"error", b"kill"
     said = answers(server, "hurt", words(*asked))
-    assert "asked to raise" in said[200]
-    assert said[250] == "as you asked"
-    assert "died 4 times while running this request" in said[400]
+    assert "asked to raise" in said[20]
+    assert said[25] == "as you asked"
+    assert "died 4 times while running this request" in said[40]
     assert [one for one in said if isinstance(one, bytes)] == [one for one in asked if one.isdigit()]
 
 
 def test_a_killed_process_costs_no_request(server: Server):
-    asked = [b"%d" % number for number in range(800)]
+    asked = numbered(300)
 
     def kill_children() -> None:
         for pid in server.python_children():
@@ -118,31 +146,19 @@ def test_a_killed_process_costs_no_request(server: Server):
 
 def test_a_model_may_ask_itself_while_others_come_in_series(server: Server):
     server.wait_ready("asking")
-    asked = list(range(1, 1201))
-    stop = threading.Event()
-    from_itself: list[Any] = []
 
-    def ask_itself() -> None:
-        with server.grpc() as client:
-            while not stop.is_set():
-                number = -len(from_itself) - 1
-                result = client.infer("asking", grpc_inputs({"IN": np.array([number], np.int64)}), client_timeout=30)
-                from_itself.append((number, result.as_numpy("OUT").item()))
+    def said(numbers: Sequence[int]) -> list[Any]:
+        return answers(server, "asking", [{"IN": np.array([number], np.int64)} for number in numbers])
 
-    thread = threading.Thread(target=ask_itself)
-    thread.start()
-    try:
-        said = answers(server, "asking", [{"IN": np.array([number], np.int64)} for number in asked])
-    finally:
-        stop.set()
-        thread.join()
-    assert said == [number + 1 for number in asked]
-    assert len(from_itself) > 1
-    assert all(answer == 1 - number for number, answer in from_itself)
+    assert said(range(10)) == list(range(1, 11))
+    for at in (5, 30, 60):
+        # It has two instances: one that asks, and one that answers.
+        asked = [-number if number == at else number for number in range(IN_FLIGHT)]
+        assert said(asked) == [abs(number) + 1 for number in asked]
 
 
 @pytest.mark.slow
 def test_a_killed_worker_costs_no_request(server: Server):
-    asked = [b"%d" % number for number in range(800)]
+    asked = numbered(300)
     assert answers(server, "hurt", words(*asked), lambda: server.kill("worker") and None) == asked
     wait_until(lambda: server.in_flight() == 0)

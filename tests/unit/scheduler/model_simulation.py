@@ -14,6 +14,7 @@ from typing import Any
 from model_configs import CONFIGS, MAX_BATCH_SIZE
 from queue_oracle import QueueOracle
 from queued import LATEST, CountingFrame, part
+from series_life import SeriesLife
 
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
@@ -21,7 +22,6 @@ from scheduler.placement import SLOTS
 from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
 from scheduler.queued_request import QueuedRequest, requests_of
 from scheduler.retry import MAX_ATTEMPTS
-from scheduler.series import MAX_SERIES_REQUESTS
 from scheduler.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
 from schemas.errors import ErrorCode
 from schemas.messages import BatchOutcome
@@ -32,18 +32,17 @@ Event = tuple[Any, ...]
 UNAVAILABLE_TIMEOUT_US = 1_000
 
 
-class Simulation:
+class Simulation(SeriesLife):
     """See the module. `events_played` counts what was replayed."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.model = ModelScheduler("model", unavailable_timeout_us=UNAVAILABLE_TIMEOUT_US)
         self.now_us = 1_000_000
         self.events_played = 0
         self.frames: list[CountingFrame] = []
         self.live: dict[tuple[str, int], QueuedRequest] = {}
         self.batches: dict[int, Batch] = {}
-        self.handed_back: dict[int, list[QueuedRequest]] = defaultdict(list)  # of those batches, by their ids
-        self.series_sent = 0
         self.released: set[int] = set()  # of those batches, the ones that hold no slot any more
         self.lost_streams: set[QueuedRequest] = set()  # answers of which may have been seen
         self.abandoned: list[int] = []  # ids of batches that ended otherwise, whose end may still come
@@ -137,37 +136,6 @@ class Simulation:
                 assert list(answered) == self._members(batch)
                 assert not failures
             self._ended((answered, failures), batch_id)
-
-    def hand_back(self, number: int, positions: list[int]) -> None:
-        """Some of a series have not begun, and are to run elsewhere; said of what is none, or twice, it changes nothing."""
-        if self.batches:
-            batch = list(self.batches.values())[number % len(self.batches)]
-            back = [r for at, r in enumerate(batch.requests) if at in positions and r in self._members(batch)]
-            ended = self.model.complete(self.now_us, batch.id, BatchOutcome.HANDED_BACK, 0, positions)
-            if not batch.is_series:
-                assert not any(ended)
-                return
-            assert not ended[1]
-            assert list(ended[0]) == [request for request in back if request.cancelled]
-            assert not any(request.attempts for request in back), "nobody is to blame"
-            self.handed_back[batch.id] += back
-            self._ended(ended)
-
-    def end_in_part(self, number: int, outcome: int, positions: list[int]) -> None:
-        """A series ends, but for those at these positions, which were lost or handed back."""
-        series = [batch for batch in self.batches.values() if batch.is_series]
-        if series:
-            batch = series[number % len(series)]
-            members, attempts = self._members(batch), {r: r.attempts for r in batch.requests}
-            del self.batches[batch.id]
-            answered, failures = self.model.complete(self.now_us, batch.id, outcome, 5, positions)
-            others = [r for at, r in enumerate(batch.requests) if at not in positions and r in members]
-            assert list(answered)[: len(others)] == others
-            lost = [r for r in members if r not in others]
-            assert {r for r in lost if r.cancelled} == set(answered) - set(others)
-            is_blamed = outcome == BatchOutcome.UNANSWERED
-            assert all(r.attempts == attempts[r] + is_blamed for r in lost if not r.cancelled)
-            self._ended((answered, failures), batch.id)
 
     def release(self, number: int) -> None:
         """An instance is free while its batch goes on; said twice, it changes nothing."""
@@ -266,9 +234,6 @@ class Simulation:
                 self._check_series(batch, [later for later in batches[at:] if later.version == batch.version])
             self.batches[batch.id] = batch
 
-    def _members(self, batch: Batch) -> list[QueuedRequest]:
-        return [request for request in batch.requests if request not in self.handed_back[batch.id]]
-
     def _running(self) -> set[QueuedRequest]:
         return {request for batch in self.batches.values() for request in self._members(batch)}
 
@@ -309,25 +274,6 @@ class Simulation:
             and _home(r) == batch.version
             and self.rules.turn(r, batch.version, self.now_us) < turns[-1]
         ], "one that should have run before waits"
-
-    def _check_series(self, batch: Batch, unsent: list[Batch]) -> None:
-        """It takes nothing that another instance could begin with; `unsent` are the batches from it on."""
-        size = len(batch.requests)
-        assert batch.is_series == (size > 1)
-        if size == 1:
-            return
-        self.series_sent += 1
-        assert not self.configs[batch.version].is_decoupled
-        assert size <= MAX_SERIES_REQUESTS
-        assert not any(r.attempts or r.terms.deadline_us for r in batch.requests)
-        held = sum(1 for b in self._holding() if b.version == batch.version and self._is_present(b))
-        places = SLOTS * sum(counts.get(batch.version, 0) for counts in self.instances.values()) - held
-        gone = {r for b in unsent for r in b.requests}
-        waiting = len(gone) + sum(r not in gone and _home(r) == batch.version for r in self._waiting())
-        assert size <= -(-waiting // places)
-
-    def _is_present(self, batch: Batch) -> bool:
-        return batch.instance.number < self.instances[batch.instance.worker].get(batch.version, 0)
 
     def _check_sizes(
         self, sizes: Counter[tuple[int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]

@@ -118,10 +118,13 @@ def test_what_was_lost_before_runs_alone():
     assert [keys(batch.requests) for batch in version.dispatch(30)[0]] == [[2]]
 
 
-def test_with_a_deadline_among_them_each_goes_alone():
+def test_deadlines_go_along():
     version = known_to_take(100)
     version.enqueue([request(key=1), request(key=2, deadline_ms=1_000), *(request(key=key) for key in range(3, 40))])
-    assert [keys(batch.requests) for batch in version.dispatch(0)[0]] == [[1], [2]]
+    first, second = version.dispatch(0)[0]
+    assert keys([*first.requests, *second.requests]) == list(range(1, 2 * MAX_SERIES_REQUESTS + 1))
+    assert first.has_deadlines
+    assert keys([failure.request for failure in version.overdue(1_000_000)]) == [], "what has been sent is its worker's"
 
 
 def test_bodies_of_a_series_are_bounded():
