@@ -275,6 +275,8 @@ class VersionScheduler:
         lost = [request for at, request in enumerate(batch.requests) if at in again and request.place == batch.id]
         answered = [request for request in still_in if request not in lost]
         was_begun = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.NOT_RUN)
+        if lost and isinstance(self._batcher, SeriesBatcher):
+            self._batcher.doubt()
         cancelled, failures = self._do_again(lost, was_begun)
         return [*answered, *cancelled], failures
 

@@ -224,12 +224,16 @@ class WorkerService:
             return
         # What was sent while the model had another configuration runs by the one it has.
         if len(batch.entries) > 1 and (batch.is_series or served.runs_alone) and isinstance(instance, ModelInstance):
-            self._submit_series(batch, instance)
+            self._submit_series(batch, instance, served.model.config.is_decoupled)
             return
         running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
         instance.submit(running)
 
-    def _submit_series(self, batch: BatchMessage, instance: ModelInstance) -> None:
+    def _submit_series(self, batch: BatchMessage, instance: ModelInstance, is_decoupled: bool) -> None:
+        if is_decoupled:
+            # Streams are told apart by their batches, which parts have none of: its scheduler sends them one by one.
+            self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.NOT_RUN, 0), []))
+            return
         series = self._held[batch.scheduler, batch.batch_id] = Series(batch, instance, self._part_ids, self.finished)
         for part in series.parts:
             self._series[part.message.batch_id] = series
