@@ -28,7 +28,7 @@ DOUBTED_BATCHES = 20
 
 # Where the machine is short of processors, most executions take far longer than their model needs; and then it matters most
 # that little else is done for each. So the estimate follows the quick ones, and the others only step by step.
-_FALL, _RISE = 0.2, 0.05
+_FALL, _RISE = 0.2, 0.1
 
 
 def forms_series(config: ModelConfig) -> bool:
