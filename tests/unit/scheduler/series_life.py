@@ -71,8 +71,10 @@ class SeriesLife:
         assert not self.configs[batch.version].is_decoupled
         assert size <= MAX_SERIES_REQUESTS
         assert not any(r.attempts for r in batch.requests)
-        held = sum(1 for b in self._holding() if b.version == batch.version and self._is_present(b))
-        places = SLOTS * sum(counts.get(batch.version, 0) for counts in self.instances.values()) - held
+        held = [b for b in self._holding() if b.version == batch.version and self._is_present(b)]
+        # Nobody waits behind a request that may be what kills workers.
+        taken = sum(SLOTS if b.requests[0].runs_alone else 1 for b in held)
+        places = SLOTS * sum(counts.get(batch.version, 0) for counts in self.instances.values()) - taken
         gone = {r for b in unsent for r in b.requests}
         waiting = len(gone) + sum(
             r not in gone and getattr(r.place, "version", None) == batch.version for r in self._waiting()
