@@ -203,6 +203,12 @@ class VersionScheduler:
 
         Where not all requests of a series were answered, `rescheduled` are the positions of the others.
         """
+        if outcome == BatchOutcome.ANSWERED and not rescheduled:  # as nearly all do
+            batch = self._in_flight.pop(batch_id)
+            if batch is None:
+                return None
+            self._release(batch, now_us, busy_us)
+            return (batch.still_in if batch.is_series else batch.requests), ()
         is_released = outcome == BatchOutcome.RELEASED
         goes_on = is_released or outcome == BatchOutcome.HANDED_BACK
         batch = self._in_flight.get(batch_id) if goes_on else self._in_flight.pop(batch_id)
