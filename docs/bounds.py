@@ -134,6 +134,12 @@ BOUNDS = [
     ),
     ("worker.python_stub._weir_call_limits", "MAX_FILES_BYTES", "files of a Python model's load_model", "it raises"),
     ("worker.answer_packer", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
+    (
+        "worker.python_stub._weir_channel",
+        "MAX_MESSAGE_BYTES",
+        "a message of a Python model's process",
+        "the process is ended",
+    ),
     ("worker.model_metrics", "MAX_METRICS_BYTES", "metrics that a worker's models make", "making one raises"),
     (
         "worker.backends.python_environment_cache",
