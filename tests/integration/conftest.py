@@ -10,6 +10,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 from model_zoo import write_small_zoo, write_zoo
+from role_starter import Start
 from serving import Server
 
 Serve = Callable[..., Server]
@@ -86,3 +87,14 @@ def grpc(server: Server) -> Iterator[tritonclient.grpc.InferenceServerClient]:
     """A stock gRPC client of the shared server."""
     with server.grpc() as client:
         yield client
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts roles against a nats-server of the test's own."""
+    starting = Start(tmp_path)
+    try:
+        yield starting
+        starting.end_all()
+    finally:
+        starting.close()

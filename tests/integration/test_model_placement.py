@@ -16,22 +16,12 @@ import pytest
 from asking import http_inputs
 from endpoints import Endpoints
 from model_zoo import write_identity, write_versions
+from role_starter import Start
 from serving import wait_until
 from test_reload import write_plus
-from test_separate_roles import Start
 from tritonclient.utils import InferenceServerException
 
 EXPLICIT = "--model-control-mode=explicit"
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    starting = Start(tmp_path)
-    try:
-        yield starting
-        starting.end_all()
-    finally:
-        starting.close()
 
 
 def declares(**parameters: str) -> str:

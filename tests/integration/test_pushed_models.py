@@ -6,17 +6,17 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from asking import http_inputs
 from model_zoo import write_identity, write_model, write_python_model
+from role_starter import Start
 from serving import clean_environment, wait_until
 from test_model_placement import EXPLICIT, opened
 from test_reload import write_plus
-from test_separate_roles import Start
 from tritonclient.utils import InferenceServerException
 
 from bus.connection import Bus
@@ -25,17 +25,6 @@ from schemas.pushed_model import PushedFile, PushedModel
 from weir import pushing
 from weir.options import UsageError
 from weir.start_error import StartError
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    starting = Start(tmp_path)
-    try:
-        yield starting
-        starting.end_all()
-    finally:
-        starting.close()
-
 
 Push = Callable[..., str]
 

@@ -6,71 +6,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import nats
 import numpy as np
 import pytest
 from asking import http_inputs
-from endpoints import Endpoints
 from ensembles import Step, write_ensemble, write_ledger_ensembles
 from ledger import Ledger
 from model_zoo import write_identity, write_slow, write_small_zoo
-from role_process import RoleProcess
-from serving import clean_environment, segments_of, wait_until
+from role_starter import Start
+from serving import clean_environment, wait_until
 
-from bus.embedded import EmbeddedNats
 from schemas.statistics import WorkerCounters, unpack_counters
-
-
-class Start:
-    """Starts roles against one nats-server, and ends them."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "logs").mkdir()
-        self._folder = folder
-        self._roles: list[RoleProcess] = []
-        self.nats = EmbeddedNats(folder / "nats")
-        self.nats.start()
-
-    def __call__(self, role: str, *options: str) -> RoleProcess:
-        self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={self.nats.url}", *options))
-        return self._roles[-1]
-
-    def worker(self) -> RoleProcess:
-        """A worker of the test's models."""
-        return self("worker", f"--model-repository={self._folder / 'models'}")
-
-    def gateway(self) -> Endpoints:
-        """Where a new gateway listens."""
-        ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0").facts
-        return Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
-
-    def end_all(self) -> None:
-        """Ends what still runs, those that ask before those that answer; nothing may be left of it."""
-        running = [role for role in self._roles if role.process.poll() is None]
-        segments = segments_of([role.process.pid for role in running])
-        for role in reversed(running):
-            assert role.end() == 0, role.log()
-        assert not {name for name in segments if Path("/dev/shm", name).exists()}
-
-    def close(self) -> None:
-        """Kills what still runs."""
-        for role in self._roles:
-            role.process.kill()
-            role.process.wait()
-        self.nats.stop()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    starting = Start(tmp_path)
-    try:
-        yield starting
-        starting.end_all()
-    finally:
-        starting.close()
 
 
 @pytest.mark.timeout(120)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 from asking import http_inputs
 from endpoints import Endpoints
 from model_zoo import write_python_model
+from role_starter import Start
 from serving import wait_until
 from test_reload import reload_under_load, write_plus
-from test_separate_roles import Start
 from tritonclient.utils import InferenceServerException
 
 SLOW_TO_LOAD = """
@@ -33,16 +32,6 @@ class TritonPythonModel:
 def write_slow_to_load(root: Path, name: str) -> None:
     folder = write_python_model(root, name, "identity", {"IN": ("FP32", [1])}, {"OUT": ("FP32", [1])})
     (folder / "1" / "model.py").write_text(SLOW_TO_LOAD)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    starting = Start(tmp_path)
-    try:
-        yield starting
-        starting.end_all()
-    finally:
-        starting.close()
 
 
 def test_models_are_loaded_by_the_workers_that_have_them(start: Start, tmp_path: Path) -> None:
