@@ -204,6 +204,7 @@ class Inference:
             request.sequence_flags,
             request.traceparent,
             body,
+            request.lane,
         )
         pending = Pending(key, model, request, part, on_answer, slots, trace)
         if model.preserves_ordering:

@@ -149,7 +149,7 @@ class Outbox:
             return
         refs, slot = placed
         for position, (part, ref) in enumerate(zip(frame, refs, strict=True)):
-            frame[position] = Part(*part[:-1], ref)
+            frame[position] = part._replace(body=ref)
             pending = self._in_flight.find(part.key)
             if pending is not None:
                 self._in_flight.replace_part(pending, frame[position])

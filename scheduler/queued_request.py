@@ -169,7 +169,20 @@ def requests_of(
     requests: list[QueuedRequest] = []
     for row in rows:
         try:
-            key, version, batch_size, shape_key, priority, timeout_us, deadline_ms, correlation_id, flags, _, body = row
+            (
+                key,
+                version,
+                batch_size,
+                shape_key,
+                priority,
+                timeout_us,
+                deadline_ms,
+                correlation_id,
+                flags,
+                _,
+                body,
+                _lane,
+            ) = row
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"not a request: {error}") from error
         if (type(key), type(version), type(batch_size), type(shape_key), type(body)) != _TYPES or batch_size < 1:

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
     `key` is unique within the sending gateway. `version` is -1 for the latest. `batch_size`, `shape_key`, `priority`,
     `timeout_us`, `correlation_id` and `sequence_flags` are those of `InferRequest`; `deadline_ms` is unix time, 0 for
-    none; `traceparent` is W3C's; `body` is what `pack_body` or `pack_body_ref` made.
+    none; `traceparent` is W3C's; `body` is what `pack_body` or `pack_body_ref` made; `lane` is a `schemas.lanes.Lane`.
     """
 
     key: int
@@ -56,6 +56,7 @@ class Part(NamedTuple):
     sequence_flags: int
     traceparent: str
     body: bytes
+    lane: int = 0
 
 
 NOBODY = ""

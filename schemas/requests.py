@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas.lanes import Lane
 from schemas.tensors import ClientRef, Tensor
 
 SEQUENCE_START = 1
@@ -44,7 +45,8 @@ class InferRequest:
     request's own trace, if it is traced. `arrival` is what a door notes for a trace of when the request came: two of
     Triton's timestamps, each (name, unix nanoseconds). `deadline_ms` is unix time, 0 for none: nobody waits for the answer
     after it. `regions` names the shared-memory regions that its tensors lie in. `wants_moments` asks the worker to tell
-    with the answer when the request passed the points of its way, which it does for traced requests anyway.
+    with the answer when the request passed the points of its way, which it does for traced requests anyway. `lane` says
+    how it came, and so who goes first.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -58,6 +60,7 @@ class InferRequest:
         "deadline_ms",
         "id",
         "inputs",
+        "lane",
         "model_name",
         "model_version",
         "outputs",
@@ -100,6 +103,7 @@ class InferRequest:
         self.wants_empty_final = False
         self.wants_moments = False
         self.regions: tuple[str, ...] = ()
+        self.lane = Lane.LIVE
         self.batch_size = 1
         self.shape_key = ""
 

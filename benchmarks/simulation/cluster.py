@@ -146,6 +146,7 @@ class Cluster:
             work.flags[number],
             "",
             _BODY,
+            0,
         )
         self._in_system += 1
         refused = model.scheduler.enqueue(requests_of(_GATEWAY, (row,), now_us, NO_FRAME))

@@ -144,7 +144,7 @@ def test_arrivals_are_taken_from_an_event_log(tmp_path: Path):
     model = log.model("model", count(1).__next__)
     model.configure(1, Scenario(max_batch_size=4, max_queue_delay_microseconds=300).config("model"))
     for number in range(20):
-        row = (number, -1, 1 + number % 2, "shape", 0, 0, 0, 0, 0, "", b"12345")
+        row = (number, -1, 1 + number % 2, "shape", 0, 0, 0, 0, 0, "", b"12345", 0)
         model.enqueue(requests_of("gateway", [row], 5_000_000 + 100 * number, NO_FRAME))
     log.close()
     (path,) = tmp_path.iterdir()

@@ -191,6 +191,7 @@ def doors(catalog: Models, inference: Calculator) -> Doors:
         server_id="test-server",
         statistics=None,  # type: ignore[arg-type]
         settings=None,  # type: ignore[arg-type]
+        durable=None,  # type: ignore[arg-type]
         repository=None,  # type: ignore[arg-type]
         regions=SharedMemoryRegions(None, "gateway", None, False),  # type: ignore[arg-type]
     )

@@ -96,6 +96,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
             server_id="triton",
             statistics=None,  # type: ignore[arg-type]
             settings=None,  # type: ignore[arg-type]
+            durable=None,  # type: ignore[arg-type]
             repository=None,  # type: ignore[arg-type]
             regions=None,  # type: ignore[arg-type]
         )
