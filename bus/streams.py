@@ -36,7 +36,7 @@ _ACK_WAIT_S = 600.0
 
 async def ensure_streams(bus: Bus) -> None:
     """Makes stream LIVE and the buckets that all roles know unless they exist. Safe to call from several at once."""
-    await _ensure_stream(
+    await ensure_stream(
         bus,
         StreamConfig(
             name=subjects.LIVE_STREAM,
@@ -49,12 +49,12 @@ async def ensure_streams(bus: Bus) -> None:
         ),
     )
     for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
-        await _ensure_bucket(bus, bucket)
+        await ensure_bucket(bus, bucket)
 
 
 async def ensure_regions_bucket(bus: Bus) -> None:
     """Makes the bucket of clients' shared-memory regions unless it exists. Safe to call from several gateways at once."""
-    await _ensure_bucket(bus, subjects.REGIONS_BUCKET)
+    await ensure_bucket(bus, subjects.REGIONS_BUCKET)
 
 
 async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None:
@@ -78,7 +78,7 @@ async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None
         num_replicas=1,
     )
     try:
-        await _ensure_stream(bus, config)
+        await ensure_stream(bus, config)
     except ServerError as error:
         raise _no_room("a response cache", error) from error
     found = (await bus.jetstream.stream_info(subjects.CACHE_STREAM)).config
@@ -97,7 +97,7 @@ async def ensure_states_bucket(bus: Bus) -> None:
     Raises WeirError (UNAVAILABLE) when the broker has no room for it.
     """
     try:
-        await _ensure_bucket(bus, subjects.STATES_BUCKET, STATES_TTL_S, STATES_MAX_BYTES)
+        await ensure_bucket(bus, subjects.STATES_BUCKET, STATES_TTL_S, STATES_MAX_BYTES)
     except ServerError as error:
         raise _no_room("the states of sequences", error) from error
 
@@ -106,7 +106,8 @@ def _no_room(what: str, error: ServerError) -> WeirError:
     return unavailable(f"the message broker has no room for {what}: {error.description}")
 
 
-async def _ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_bytes: int | None = None) -> None:
+async def ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_bytes: int | None = None) -> None:
+    """Makes a bucket in memory unless it exists. Safe to call from several at once."""
     try:
         await bus.jetstream.stream_info(f"KV_{bucket}")
     except NotFoundError:
@@ -115,7 +116,8 @@ async def _ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_
         )
 
 
-async def _ensure_stream(bus: Bus, config: StreamConfig) -> None:
+async def ensure_stream(bus: Bus, config: StreamConfig) -> None:
+    """Makes a stream unless it exists. Safe to call from several at once."""
     assert config.name is not None  # noqa: S101 - a constant of the caller
     try:
         await bus.jetstream.stream_info(config.name)

@@ -1,4 +1,5 @@
-"""Every subject, stream, bucket, consumer and header name of Weir: the only place they are spelled.
+"""Every subject, stream, bucket and consumer name of Weir, but for durable requests (`bus.durable_subjects`): the only
+place they are spelled.
 
 Subjects under `live.`, `event.`, `batch.`, `result.`, `dead.` and `infer.` and the `Weir-*` headers are a public
 contract (producers use them); the others are between roles.
@@ -293,10 +294,15 @@ def live_consumer(model: str) -> str:
 
     nats-server takes 255 bytes at most, which a model's namespace may exceed: a digest stands for the rest then.
     """
-    name = f"live-{token(model)}"
+    return consumer_of("live", model)
+
+
+def consumer_of(lane: str, model: str) -> str:
+    """Name of the durable consumer of one lane of `model`."""
+    name = f"{lane}-{token(model)}"
     if len(name) <= _MAX_CONSUMER_NAME:
         return name
-    return f"live-{hashlib.blake2b(model.encode(), digest_size=32).hexdigest()}"
+    return f"{lane}-{hashlib.blake2b(model.encode(), digest_size=32).hexdigest()}"
 
 
 def repository_bucket(name: str) -> str:

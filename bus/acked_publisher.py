@@ -1,0 +1,154 @@
+"""`AckedPublisher`: stores messages in streams, many at once, and tells what became of each.
+
+Each publish is acknowledged on a subject of its own; nobody waits for one before the next leaves. What has no
+acknowledgement when the broker comes back, or for long, is published again: so a message may be stored twice unless it
+carries `Nats-Msg-Id` or expects a sequence (`Nats-Expected-Last-Subject-Sequence`), which then refuses the second copy.
+Source: JetStream's publish acknowledgement (ADR-1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+import orjson
+
+from bus import durable_subjects as subjects
+from bus.connection import Bus, Message
+
+WRONG_LAST_SEQUENCE = (10071, 10164)
+"""JetStream's error codes when the sequence was not the expected one: there is such a message already."""
+
+NO_ROOM = (10077,)
+"""Its code when a stream's limits are reached."""
+
+_RETRY_S = 0.1  # no stream answers: it is being made, or its server restarts
+_PATIENCE_S = 5.0
+
+
+class StoreAck(NamedTuple):
+    """What JetStream said: the message's `sequence` in the stream, or an error (`error_code` is not 0)."""
+
+    sequence: int = 0
+    is_duplicate: bool = False
+    error_code: int = 0
+    description: str = ""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it lies in the stream, from this publish or from one before."""
+        return not self.error_code
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether another message stands where this one was to be."""
+        return self.error_code in WRONG_LAST_SEQUENCE
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room."""
+        return self.error_code in NO_ROOM
+
+
+OnStored = Callable[[StoreAck], None]
+
+
+class _Unacked:
+    __slots__ = ("data", "header_block", "on_stored", "sent_s", "subject")
+
+    def __init__(self, subject: str, data: bytes, header_block: bytes, on_stored: OnStored) -> None:
+        self.subject = subject
+        self.data = data
+        self.header_block = header_block
+        self.on_stored = on_stored
+        self.sent_s = 0.0
+
+
+class AckedPublisher:
+    """See the module. One of a role: `role_id` names it. Whoever publishes bounds how much is under way."""
+
+    def __init__(self, bus: Bus, role_id: str) -> None:
+        self._bus = bus
+        self._acks = subjects.stored(role_id)
+        self._numbers = count(1)
+        self._unacked: dict[int, _Unacked] = {}
+        self._losses = bus.losses
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Listens for acknowledgements. Register it with the bus after whoever makes the streams anew."""
+        await self._bus.subscribe(f"{self._acks}.*", self._on_ack)
+        self._bus.on_reconnect(self._resend_all)
+        self._watcher = background.create_task(self._watch())
+
+    def stop(self) -> None:
+        """Publishes nothing again any more."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def __len__(self) -> int:
+        """Messages without an acknowledgement."""
+        return len(self._unacked)
+
+    def publish(self, subject: str, data: bytes, header_block: bytes, on_stored: OnStored) -> None:
+        """Stores a message; `on_stored` is called, from the event loop, once the broker has said what became of it."""
+        number = next(self._numbers)
+        unacked = _Unacked(subject, data, header_block, on_stored)
+        self._unacked[number] = unacked
+        self._send(number, unacked)
+
+    async def store(self, subject: str, data: bytes, header_block: bytes = b"") -> StoreAck:
+        """The same for who waits."""
+        done: asyncio.Future[StoreAck] = asyncio.get_running_loop().create_future()
+        self.publish(subject, data, header_block, lambda ack: None if done.done() else done.set_result(ack))
+        return await done
+
+    def _send(self, number: int, unacked: _Unacked) -> None:
+        unacked.sent_s = time.monotonic()
+        if self._bus.is_connected and self._losses == self._bus.losses:  # else it leaves when the broker is back
+            self._bus.publish(unacked.subject, unacked.data, f"{self._acks}.{number}", unacked.header_block)
+
+    def _on_ack(self, message: Message) -> None:
+        number = int(message.subject.rpartition(".")[2])
+        unacked = self._unacked.get(number)
+        if unacked is None:
+            return
+        if message.status:
+            asyncio.get_running_loop().call_later(_RETRY_S, self._again, number)
+            return
+        del self._unacked[number]
+        unacked.on_stored(_ack_of(message.data))
+
+    def _again(self, number: int) -> None:
+        unacked = self._unacked.get(number)
+        if unacked is not None:
+            self._send(number, unacked)
+
+    async def _resend_all(self) -> None:
+        if self._bus.is_connected:
+            self._losses = self._bus.losses
+        for number, unacked in list(self._unacked.items()):
+            self._send(number, unacked)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            late_s = time.monotonic() - _PATIENCE_S
+            for number, unacked in list(self._unacked.items()):
+                if unacked.sent_s > late_s:
+                    break  # they are sent in order, but for what was sent again
+                self._send(number, unacked)
+
+
+def _ack_of(data: bytes) -> StoreAck:
+    try:
+        said = orjson.loads(data)
+        error = said.get("error")
+        if error is not None:
+            return StoreAck(0, False, int(error.get("err_code", 0)) or int(error["code"]), str(error["description"]))
+        return StoreAck(int(said["seq"]), bool(said.get("duplicate", False)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return StoreAck(error_code=1, description="not an acknowledgement")
