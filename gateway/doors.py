@@ -9,6 +9,7 @@ from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from calls.readiness import Readiness
 from gateway.access import OPEN, Access
+from gateway.durable.store import DurableStore
 from gateway.live_settings import LiveSettings
 from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
@@ -18,7 +19,7 @@ from schemas.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What a gateway has: models, the way to them, memory, limits, counters; what clients registered, and may ask."""
+    """What a gateway has: models, the way to them, memory, limits, counters, streams; what clients may ask."""
 
     catalog: Catalog
     readiness: Readiness
@@ -30,4 +31,5 @@ class Doors:
     regions: SharedMemoryRegions
     repository: RepositoryControl
     settings: LiveSettings
+    durable: DurableStore
     access: Access = OPEN

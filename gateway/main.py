@@ -26,6 +26,7 @@ from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
 from gateway.access import Access
 from gateway.doors import Doors
+from gateway.durable.store import DurableStore
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
@@ -108,6 +109,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     )
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     readiness = Readiness(bus, gateway_id, catalog)
+    durable = DurableStore(bus, gateway_id, settings)
     doors = Doors(
         catalog=catalog,
         readiness=readiness,
@@ -119,6 +121,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         regions=regions,
         repository=repository,
         settings=live_settings,
+        durable=durable,
         access=access,
     )
     if cache is not None:
@@ -131,6 +134,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await inference.start(background)
     await live_settings.start()
     await readiness.start()
+    await durable.start(background)
     await registry.start(background)
     await regions.start(background)
     await statistics.start()
@@ -171,6 +175,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
     await nats_door.close(max(0.0, deadline_s - loop.time()))
     await tracing.stop()
+    durable.stop()
     listeners.stop("metrics")
     expiry.cancel()
     if own_counters is not None:

@@ -61,6 +61,18 @@ class GatewaySettings:
 
     cache_config: tuple[str, ...] = ()
 
+    queue_max_messages: int = 1_000_000
+    queue_max_bytes: int = 8 << 30
+    queue_max_age_secs: float = 7 * 86400.0
+    result_ttl_secs: float = 86400.0
+    result_max_bytes: int = 8 << 30
+    durable_attempts: int = 5
+    tenant_weight: tuple[str, ...] = ()
+    tenant_limit: tuple[str, ...] = ()
+    callback_allow: tuple[str, ...] = ()
+    batch_roots: tuple[str, ...] = ()
+    nats_monitor: str = ""
+
     model_control_mode: str = "none"
     allow_client_shm: bool = False
 

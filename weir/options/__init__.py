@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from weir.options.deprecated import DEPRECATED
 from weir.options.door_options import DOOR_OPTIONS
+from weir.options.durable_options import DURABLE_OPTIONS
 from weir.options.ineffective import INEFFECTIVE
 from weir.options.model_options import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.refused import REFUSED
 from weir.options.server_options import SERVER_OPTIONS
 
-OPTIONS: tuple[Option, ...] = (*MODEL_OPTIONS, *DOOR_OPTIONS, *SERVER_OPTIONS, *INEFFECTIVE, *REFUSED, *DEPRECATED)
+OPTIONS: tuple[Option, ...] = (
+    *MODEL_OPTIONS,
+    *DOOR_OPTIONS,
+    *DURABLE_OPTIONS,
+    *SERVER_OPTIONS,
+    *INEFFECTIVE,
+    *REFUSED,
+    *DEPRECATED,
+)
 """Every option there is."""
 
 

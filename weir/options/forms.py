@@ -6,6 +6,7 @@ Source: `command_line_parser.cc` of Triton's server. The text itself is passed o
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from schemas.placement import read_resource
 from weir.options.values import BadValue, Integer, Number
@@ -83,3 +84,24 @@ def worker_resource(text: str) -> None:
         read_resource(text)
     except ValueError as error:
         raise BadValue(f"--worker-resource option format is '<name>=<count>'. Got {text}: {error}") from error
+
+
+def tenant_weight(text: str) -> None:
+    """`<tenant>=<weight>`, a number above 0."""
+    tenant, equals, weight = text.rpartition("=")
+    if not (tenant and equals and Number().read(weight) > 0):
+        raise BadValue(f"--tenant-weight option format is '<tenant>=<weight>'. Got {text}")
+
+
+def tenant_limit(text: str) -> None:
+    """`<tenant>=<count>`, at least 1."""
+    tenant, equals, count = text.rpartition("=")
+    if not (tenant and equals and Integer().read(count) > 0):
+        raise BadValue(f"--tenant-limit option format is '<tenant>=<count>'. Got {text}")
+
+
+def callback_prefix(text: str) -> None:
+    """The beginning of an HTTP URL, with the host and a path."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.startswith("/"):
+        raise BadValue(f"--callback-allow option format is 'http[s]://<host>[:<port>]/<path>'. Got {text}")

@@ -1,0 +1,1 @@
+"""Durable requests: taken from stream QUEUE, run as any other, recorded in stream RESULT."""
