@@ -1,7 +1,8 @@
 """The one error type of Weir, and the table that maps each code to HTTP and gRPC.
 
 Source: Triton's eight error codes and their mapping (TRITONSERVER_Error_Code in Triton's C API; its HTTP and gRPC
-front ends). RFC 9110 for the meaning of the HTTP statuses.
+front ends). RFC 9110 for the meaning of the HTTP statuses, RFC 6585 for 429. The ninth code is ours: only what Triton lacks
+(queues on disk) answers with it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from enum import Enum
 
 
 class ErrorCode(Enum):
-    """Triton's error codes: (number on the bus, HTTP status, gRPC status number, whether a retry may succeed)."""
+    """Triton's error codes and one more: (number on the bus, HTTP status, gRPC status, whether a retry may succeed)."""
 
     UNKNOWN = (1, 400, 2, False)
     INTERNAL = (2, 500, 13, False)
@@ -20,6 +21,7 @@ class ErrorCode(Enum):
     UNSUPPORTED = (6, 501, 12, False)
     ALREADY_EXISTS = (7, 400, 6, False)
     CANCELLED = (8, 400, 1, False)
+    RESOURCE_EXHAUSTED = (9, 429, 8, True)
 
     def __init__(self, number: int, http_status: int, grpc_status: int, retryable: bool) -> None:
         self.number = number
@@ -89,3 +91,8 @@ def not_found(message: str) -> WeirError:
 def unavailable(message: str) -> WeirError:
     """An UNAVAILABLE error (HTTP 503), which the caller may retry."""
     return WeirError(ErrorCode.UNAVAILABLE, message)
+
+
+def queue_full(model: str, reason: str) -> WeirError:
+    """A RESOURCE_EXHAUSTED error (HTTP 429): the durable queue of `model` takes no more for now."""
+    return WeirError(ErrorCode.RESOURCE_EXHAUSTED, f"the queue of model '{model}' is full: {reason}")
