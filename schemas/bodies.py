@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import msgpack
@@ -12,6 +11,7 @@ from schemas.tensors import ClientRef, PayloadRef
 from schemas.wire import (
     MalformedMessage,
     any_ref,
+    bin_header,
     pack,
     packer,
     parameters_or_none,
@@ -64,7 +64,7 @@ def body_template(request: InferRequest) -> list[bytes]:
     piece += packer.pack_array_header(len(request.inputs))
     for tensor in request.inputs:
         piece += packer.pack_array_header(4) + pack(tensor.name) + pack(tensor.datatype) + pack(tensor.shape)
-        pieces.append(piece + _bin_header(tensor.size_bytes))
+        pieces.append(piece + bin_header(tensor.size_bytes))
         piece = b""
     piece += pack([_output_row(output) for output in request.outputs])
     piece += pack(request.correlation_id) + pack(request.sequence_flags) + pack(request.timeout_us)
@@ -137,12 +137,3 @@ def _requested_output(row: Any) -> RequestedOutput:
         raise TypeError("outputs are not put into payload slots")
     output.region = region
     return output
-
-
-def _bin_header(size: int) -> bytes:
-    # msgpack's "bin" formats; the packer offers no call for the header alone.
-    if size < 1 << 8:
-        return struct.pack(">BB", 0xC4, size)
-    if size < 1 << 16:
-        return struct.pack(">BH", 0xC5, size)
-    return struct.pack(">BI", 0xC6, size)

@@ -135,7 +135,7 @@ def _check_types(datatype: str, types: set[type]) -> None:
 
 def _pack_strings(data: list[Any]) -> bytes:
     strings, types = _flatten(data)
-    if not types <= {str}:
+    if not types <= {str, bytes}:  # bytes are of msgpack, which tells them from text
         raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
     return pack_bytes(strings)
 

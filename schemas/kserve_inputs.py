@@ -116,6 +116,8 @@ def _check_size(name: str, datatype: str, shape: list[int]) -> None:
 def _json_content(
     name: str, datatype: str, shape: list[int], members: Mapping[str, Any], limits: RequestLimits
 ) -> bytes:
+    if type(members["data"]) is bytes:
+        return members["data"]  # no JSON has bytes: it is msgpack, where they are the content itself
     # Triton counts no dimensions as no elements, and does not look at `data` when there are none.
     count = math.prod(shape) if shape else 0
     if count == 0:

@@ -1,6 +1,7 @@
 """The request half of the KServe v2 HTTP protocol: from a body to an `InferRequest`.
 
-A body is JSON, or JSON followed by the content of binary tensors, or (`kserve_raw`) the content of a tensor alone.
+A body is JSON, or JSON followed by the content of binary tensors, or (`kserve_raw`) the content of a tensor alone, or
+(`kserve_msgpack`) the same document in msgpack.
 
 Texts, codes and the order of checks are Triton's, compared with a running Triton 2.51: a malformed document and a
 wrong JSON type are INTERNAL there, so they are here. Limits that Triton lacks answer INVALID_ARG.
@@ -62,6 +63,18 @@ def parse_infer_request(
     if header_length > limits.input_size or header_length > limits.json_values:
         _check_size(bytes(view[:header_length]), limits)
     document = load_json(view[:header_length])
+    return read_document(model_name, model_version, document, view[header_length:], limits, find_region)
+
+
+def read_document(
+    model_name: str,
+    model_version: str,
+    document: Any,
+    content: memoryview,
+    limits: RequestLimits,
+    find_region: FindRegion,
+) -> InferRequest:
+    """The request that a parsed `document` describes; `content` is what follows it in the body. Raises WeirError."""
     if type(document) is not dict:
         document = NO_MEMBERS
     request = InferRequest(model_name, model_version)
@@ -69,7 +82,7 @@ def parse_infer_request(
         request.id = _short_text(document["id"], "id", limits)
     if "parameters" in document:
         _read_parameters(request, document["parameters"], limits)
-    read_inputs(request, array_member(document, "inputs"), view[header_length:], limits, find_region)
+    read_inputs(request, array_member(document, "inputs"), content, limits, find_region)
     if "outputs" in document:
         _read_outputs(request, array_member(document, "outputs"), limits, find_region)
     return request

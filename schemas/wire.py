@@ -6,6 +6,7 @@ Everything that arrives is untrusted: what is not as it must be raises `Malforme
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -92,3 +93,12 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise MalformedMessage(f"expected text, got {type(value).__name__}")
     return value
+
+
+def bin_header(size_bytes: int) -> bytes:
+    """What stands before `size_bytes` bytes of content in msgpack's "bin" formats: packers offer no call for it alone."""
+    if size_bytes < 1 << 8:
+        return struct.pack(">BB", 0xC4, size_bytes)
+    if size_bytes < 1 << 16:
+        return struct.pack(">BH", 0xC5, size_bytes)
+    return struct.pack(">BI", 0xC6, size_bytes)

@@ -1,0 +1,173 @@
+"""The KServe v2 protocol in msgpack, ours: the same document as in JSON, with tensors as bytes in place.
+
+A request is one map, with the fields of the JSON document: `id`, `parameters`, `inputs`, `outputs`. Keys are strings
+(msgpack `str`). An input is a map of `name`, `datatype`, `shape`, `parameters` and `data`, which is one of:
+
+- `bin`: the content itself, row-major and little-endian; BOOL has one byte for each element, FP16 and BF16 two, and each
+  element of BYTES is its length in four bytes, little-endian, and that many bytes: as a binary tensor of the HTTP protocol;
+- an array of values, flat or nested, by the rules of JSON: integers are taken for floats and never floats for integers;
+  BYTES takes `str` and `bin`; FP16 and BF16 can't travel so.
+
+An answer is a map of `id` (where the request has one), `model_name`, `model_version`, `parameters` (where there are any)
+and `outputs`: maps of `name`, `datatype`, `shape` and `data`, which is always `bin`. An error is `{"error": message}`.
+
+All checks, texts and limits are those of JSON. Besides, a body that is not msgpack is INVALID_ARG, and what is not the
+content of `bin` tensors may be `RequestLimits.json_values` bytes at most: so it can't hold more values than JSON may.
+
+Source: the msgpack specification; extension types and timestamps mean nothing here, and are refused where a value is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from schemas.classification import classify
+from schemas.errors import WeirError, invalid
+from schemas.kserve_request import read_document
+from schemas.kserve_response import Labels
+from schemas.regions import FindRegion, no_regions
+from schemas.request_errors import too_large
+from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
+from schemas.requests import InferRequest, InferResponse
+from schemas.wire import bin_header
+
+_BIN_HEADER_SIZES = {0xC4: 2, 0xC5: 3, 0xC6: 5}
+_NOTHING = memoryview(b"")
+
+_pack = msgpack.Packer(unicode_errors="replace").pack
+
+
+def parse_msgpack_request(
+    model_name: str,
+    model_version: str,
+    body: bytes | bytearray | memoryview,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    find_region: FindRegion = no_regions,
+) -> InferRequest:
+    """The request in `body`. Raises WeirError: INVALID_ARG for what is not msgpack, else as `parse_infer_request`."""
+    return read_document(model_name, model_version, _document(body, limits), _NOTHING, limits, find_region)
+
+
+def build_msgpack_response(
+    request: InferRequest, response: InferResponse, labels: Labels | None = None, batching: bool = False
+) -> list[bytes | memoryview]:
+    """The chunks of the body that answers `request`: the content of outputs is not copied.
+
+    Which outputs, and what of them, is as in `build_infer_response`, but that all come as bytes. Raises WeirError for an
+    output that can't be written as asked, TypeError for content that is still a reference.
+    """
+    requested = {output.name: output for output in request.outputs}
+    outputs = [tensor for tensor in response.outputs if not requested or tensor.name in requested]
+    head: dict[str, Any] = {"id": request.id} if request.id else {}
+    head["model_name"] = response.model_name
+    head["model_version"] = response.model_version
+    if response.parameters:
+        head["parameters"] = response.parameters
+    packer = msgpack.Packer()
+    piece = packer.pack_map_header(len(head) + 1) + b"".join(_pack(item) for pair in head.items() for item in pair)
+    piece += _pack("outputs") + packer.pack_array_header(len(outputs))
+    chunks: list[bytes | memoryview] = []
+    for tensor in outputs:
+        wish = requested.get(tensor.name)
+        if wish is not None and wish.class_count:
+            tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+        is_elsewhere = wish is not None and wish.region is not None  # the caller finds the content there
+        piece += packer.pack_map_header(3 if is_elsewhere else 4) + _pack("name") + _pack(tensor.name)
+        piece += _pack("datatype") + _pack(tensor.datatype) + _pack("shape") + _pack(list(tensor.shape))
+        if is_elsewhere:
+            continue
+        data = tensor.data
+        if isinstance(data, tuple):
+            raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
+        chunks += (piece + _pack("data") + bin_header(len(data)), data)
+        piece = b""
+    return [*chunks, piece] if piece else chunks
+
+
+def msgpack_error_body(message: str) -> bytes:
+    """The body of an error."""
+    return bytes(_pack({"error": message}))
+
+
+def _document(body: bytes | bytearray | memoryview, limits: RequestLimits) -> Any:
+    size_bytes = len(body)
+    try:
+        # An array of a million elements is nine bytes, unless they follow: nothing is made before all of it is there.
+        _skip(body, size_bytes)
+        if size_bytes > limits.json_values:
+            _check_size(body, size_bytes, limits)
+        return msgpack.unpackb(body)
+    except WeirError:
+        raise
+    except (ValueError, msgpack.UnpackException) as error:
+        raise invalid(f"failed to parse the request msgpack: {_reason(error)}") from None
+
+
+def _skip(body: bytes | bytearray | memoryview, size_bytes: int) -> None:
+    """Raises for what is not exactly one value."""
+    unpacker = _fed(body, size_bytes)
+    unpacker.skip()
+    if unpacker.tell() != size_bytes:
+        raise ValueError("unpack(b) received extra data.")
+
+
+def _check_size(body: bytes | bytearray | memoryview, size_bytes: int, limits: RequestLimits) -> None:
+    """Refuses a body, which is one value, that is too large without the content of its tensors."""
+    view = memoryview(body)
+    envelope_bytes = size_bytes
+    unpacker = _fed(body, size_bytes)
+    if not _is_map(view[0]):
+        raise too_large("request msgpack size", size_bytes, limits.json_values)
+    for _ in range(unpacker.read_map_header()):
+        start = unpacker.tell()
+        unpacker.skip()
+        is_inputs = bytes(view[start : unpacker.tell()]) == b"\xa6inputs"
+        if not is_inputs or not _is_array(view[unpacker.tell()]):
+            unpacker.skip()
+            continue
+        for _ in range(unpacker.read_array_header()):
+            envelope_bytes -= _bin_bytes(unpacker, view)
+    if envelope_bytes > limits.json_values:
+        raise invalid(f"request msgpack holds more than {limits.json_values} bytes besides the content of its tensors")
+
+
+def _bin_bytes(unpacker: msgpack.Unpacker, view: memoryview) -> int:
+    """Bytes of `bin` among the values of the map that comes next."""
+    if not _is_map(view[unpacker.tell()]):
+        unpacker.skip()
+        return 0
+    found = 0
+    for _ in range(unpacker.read_map_header()):
+        unpacker.skip()
+        start = unpacker.tell()
+        unpacker.skip()
+        header_bytes = _BIN_HEADER_SIZES.get(view[start])
+        if header_bytes:
+            found += unpacker.tell() - start - header_bytes
+    return found
+
+
+def _fed(body: bytes | bytearray | memoryview, size_bytes: int) -> msgpack.Unpacker:
+    unpacker = msgpack.Unpacker(max_buffer_size=max(1, size_bytes))
+    unpacker.feed(body)
+    return unpacker
+
+
+def _is_map(first: int) -> bool:
+    return 0x80 <= first <= 0x8F or first in (0xDE, 0xDF)
+
+
+def _is_array(first: int) -> bool:
+    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, msgpack.OutOfData):
+        return "incomplete input"
+    if isinstance(error, msgpack.StackError):
+        return "too deeply nested"
+    if isinstance(error, UnicodeDecodeError):
+        return "Invalid encoding in string."
+    return str(error) or "not msgpack"
