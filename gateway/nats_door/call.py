@@ -17,8 +17,8 @@ from collections.abc import Callable
 from bus.connection import Bus
 from bus.headers import pack_headers
 from calls.catalog import ServedModel
+from gateway.durable.bodies import BodyFormat, encode_error, encode_response
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
-from schemas.kserve_response import build_infer_response, error_body
 from schemas.requests import InferRequest, InferResponse
 
 MAX_UNREAD_BYTES = 16 << 20
@@ -34,7 +34,6 @@ STOPPING_PATIENCE_S = 5.0
 """The same while the gateway stops, which one caller that has gone is not to hold up any longer."""
 
 _HEADERS_BYTES = 512  # more than the headers of an answer take
-_MAX_ERROR_LENGTH = 8192  # characters: a message that is larger than the broker takes would cost the connection
 _MAX_HEADER_LENGTH = 1024
 _FALLEN_BEHIND = "the caller has fallen behind: too many answers wait for acknowledgements"
 _SILENT = "the caller has acknowledged no answer for too long"
@@ -68,6 +67,7 @@ class NatsCall:
         "_unsent_bytes",
         "_window",
         "error",
+        "format",
         "give_up",
         "heard_s",
     )
@@ -87,6 +87,8 @@ class NatsCall:
         self._started_ns = time.monotonic_ns()
         self.heard_s = 0.0
         """When, by the monotonic clock, its caller acknowledged an answer last; 0 before the first."""
+        self.format = BodyFormat.JSON
+        """The form that it is answered in."""
         self.error = ""
         self.give_up: Callable[[], None] = lambda: None
         """Abandons the request; set by whoever submits it."""
@@ -184,25 +186,20 @@ class NatsCall:
             if not served.config.is_decoupled:
                 raise internal("expected a single response, got 0")
             return [_SUCCEEDED, _IS_FINAL[True]], b""
-        batching = served.config.max_batch_size > 0
-        chunks, header_length = build_infer_response(request, outcome, served.labels.get, batching)
-        headers = [("Content-Type", "application/json" if header_length is None else "application/octet-stream")]
-        if header_length is not None:
-            headers.append(("Inference-Header-Content-Length", str(header_length)))
-        size_bytes = sum(map(len, chunks))
-        if size_bytes + _HEADERS_BYTES > self._bus.max_payload_bytes:
-            raise unavailable(f"the response of {size_bytes} bytes is larger than the message broker takes")
-        return [*headers, _SUCCEEDED, _IS_FINAL[is_final]], b"".join(chunks)
+        headers, body = encode_response(request, outcome, served, self.format)
+        if len(body) + _HEADERS_BYTES > self._bus.max_payload_bytes:
+            raise unavailable(f"the response of {len(body)} bytes is larger than the message broker takes")
+        return [*headers, _SUCCEEDED, _IS_FINAL[is_final]], body
 
     def _error(self, error: WeirError, is_final: bool) -> tuple[list[tuple[str, str]], bytes]:
-        message = error.message[:_MAX_ERROR_LENGTH]
-        self.error = f"{error.http_status}:{message[:_MAX_HEADER_LENGTH]}"
+        message = error.message[:_MAX_HEADER_LENGTH]
+        self.error = f"{error.http_status}:{message}"
         outcome = "cancelled" if error.code is ErrorCode.CANCELLED else "failed"
-        headers = [
-            ("Content-Type", "application/json"),
+        headers, body = encode_error(error, self.format)
+        headers += [
             ("Nats-Service-Error-Code", str(error.http_status)),
-            ("Nats-Service-Error", message[:_MAX_HEADER_LENGTH]),
+            ("Nats-Service-Error", message),
             ("Weir-Outcome", outcome),
             _IS_FINAL[is_final],
         ]
-        return headers, error_body(message)
+        return headers, body

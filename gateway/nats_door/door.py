@@ -1,8 +1,8 @@
 """`NatsDoor`: a model is asked by a NATS request, and answers on its reply subject.
 
 `infer.<model>` and `infer.<model>.v<version>` take what `POST …/infer` takes: KServe v2 JSON, or with header
-`Inference-Header-Content-Length` JSON and binary tensors behind it. Models with any number of responses send them all,
-the last one flagged. Gateways share the subject as a queue group.
+`Inference-Header-Content-Length` JSON and binary tensors behind it; and msgpack (`gateway.durable.bodies`). Models with any
+number of responses send them all, the last one flagged. Gateways share the subject as a queue group.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.headers import parse_headers
 from gateway.doors import Doors
+from gateway.durable.bodies import format_of, parse_body
 from gateway.nats_door import call as nats_call
 from gateway.nats_door.call import NatsCall, Unread
 from gateway.nats_door.discovery import Endpoint, MicroService
-from gateway.nats_door.request_headers import read_headers, window_of
+from gateway.nats_door.window import window_of
+from gateway.request_headers import read_headers
 from gateway.server_info import server_version
 from schemas.errors import WeirError, internal, unavailable
-from schemas.kserve_raw import parse_raw_request
-from schemas.kserve_request import parse_header_length, parse_infer_request
-from schemas.requests import InferRequest
 
 logger = logging.getLogger("weir.gateway")
 
@@ -104,22 +103,15 @@ class NatsDoor:
     def _submit(self, call: NatsCall, message: Message) -> None:
         model, version = subjects.infer_target(message.subject)
         version = version.lstrip("0") or version[:1]  # 01 is 1, as over HTTP
-        served = self._doors.catalog.resolve(model, version)
-        headers = parse_headers(message.header_block)
-        request = self._parsed(model, version, message.data, headers)
-        read_headers(request, headers, self._doors.limits)
-        call.begin(request, served, window_of(headers))
-        inference = self._doors.inference
-        pending = inference.submit(request, call.answer)
-        call.give_up = partial(inference.abandon, pending)
-
-    def _parsed(self, model: str, version: str, data: bytes, headers: dict[str, str]) -> InferRequest:
         doors = self._doors
-        length = headers.get("inference-header-content-length")
-        header_length = None if length is None else parse_header_length(length)
-        if header_length == 0:
-            return parse_raw_request(model, version, data, doors.catalog.resolve(model, version).config, doors.limits)
-        return parse_infer_request(model, version, data, header_length, doors.limits, doors.regions.find)
+        served = doors.catalog.resolve(model, version)
+        headers = parse_headers(message.header_block)
+        call.format = format_of(headers)  # an error is told in it, too
+        request, _ = parse_body(model, version, message.data, headers, served.config, doors.limits, doors.regions.find)
+        read_headers(headers, doors.limits).apply(request)
+        call.begin(request, served, window_of(headers))
+        pending = doors.inference.submit(request, call.answer)
+        call.give_up = partial(doors.inference.abandon, pending)
 
     def _on_flow(self, message: Message) -> None:
         number = message.subject.rpartition(".")[2]

@@ -16,7 +16,8 @@ from gateway.nats_door import call as nats_call
 from gateway.nats_door.call import NatsCall, Unread
 from gateway.nats_door.discovery import Endpoint
 from gateway.nats_door.door import NatsDoor
-from gateway.nats_door.request_headers import read_headers, window_of
+from gateway.nats_door.window import window_of
+from gateway.request_headers import read_headers
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits
@@ -124,7 +125,7 @@ async def test_an_error_of_any_length_and_text_fits_into_a_message() -> None:
 )
 def test_a_header_that_makes_no_sense_is_refused(name: str, value: str) -> None:
     def read() -> None:
-        read_headers(InferRequest("m"), {name: value}, RequestLimits())
+        read_headers({name: value}, RequestLimits())
         window_of({name: value})
 
     with pytest.raises(WeirError) as raised:

@@ -1,0 +1,112 @@
+"""Bodies of messages, both ways: KServe v2 as JSON, as JSON and binary tensors, and as msgpack.
+
+What a body is, its headers say (names without regard to case):
+
+| headers | body |
+|---|---|
+| none | JSON |
+| `Inference-Header-Content-Length: <n>` | n bytes of JSON, then binary tensors; 0: the content of the only input |
+| `Content-Type: application/msgpack` (or `application/x-msgpack`, `application/vnd.msgpack`) | msgpack |
+
+An answer comes in the form of its request: msgpack to msgpack, else JSON, with binary tensors where it asks for such.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from enum import Enum
+
+from calls.catalog import ServedModel
+from schemas.errors import WeirError, invalid
+from schemas.kserve_msgpack import build_msgpack_response, msgpack_error_body, parse_msgpack_request
+from schemas.kserve_raw import parse_raw_request
+from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.kserve_response import build_infer_response, error_body
+from schemas.model_config import ModelConfig
+from schemas.regions import FindRegion, no_regions
+from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
+from schemas.requests import InferRequest, InferResponse
+
+CONTENT_TYPE = "content-type"
+HEADER_LENGTH = "inference-header-content-length"
+
+MAX_ERROR_LENGTH = 8192
+"""Characters of an error's message: an error larger than the broker takes would cost the connection."""
+
+_MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+_DIGEST_BYTES = 16
+
+Headers = list[tuple[str, str]]
+
+
+class BodyFormat(Enum):
+    """The forms of a body; the value is the media type of its answer, where that has no binary tensors."""
+
+    JSON = "application/json"
+    BINARY = "application/octet-stream"
+    MSGPACK = "application/msgpack"
+
+
+def format_of(headers: Mapping[str, str]) -> BodyFormat:
+    """The form of the body that comes with `headers` (names in lower case)."""
+    content_type = headers.get(CONTENT_TYPE)
+    if content_type and content_type.partition(";")[0].strip().lower() in _MSGPACK_TYPES:
+        return BodyFormat.MSGPACK
+    return BodyFormat.BINARY if HEADER_LENGTH in headers else BodyFormat.JSON
+
+
+def parse_body(
+    model: str,
+    version: str,
+    data: bytes,
+    headers: Mapping[str, str],
+    config: ModelConfig,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    find_region: FindRegion = no_regions,
+) -> tuple[InferRequest, BodyFormat]:
+    """The request in `data`, and its form. Binary tensors are views over `data`. Raises WeirError, as the HTTP door."""
+    body_format = format_of(headers)
+    length = headers.get(HEADER_LENGTH)
+    if body_format is BodyFormat.MSGPACK:
+        if length is not None:
+            raise invalid("a msgpack body has no Inference-Header-Content-Length: its tensors are in it")
+        return parse_msgpack_request(model, version, data, limits, find_region), body_format
+    header_length = None if length is None else parse_header_length(length)
+    if header_length == 0:
+        return parse_raw_request(model, version, data, config, limits), body_format
+    return parse_infer_request(model, version, data, header_length, limits, find_region), body_format
+
+
+def encode_response(
+    request: InferRequest, response: InferResponse, served: ServedModel, body_format: BodyFormat
+) -> tuple[Headers, bytes]:
+    """The headers and the body that answer `request`, of any size: what a message can't hold is for the caller to place.
+
+    Raises WeirError for an output that can't be written as asked.
+    """
+    batching = served.config.max_batch_size > 0
+    if body_format is BodyFormat.MSGPACK:
+        chunks = build_msgpack_response(request, response, served.labels.get, batching)
+        return [("Content-Type", BodyFormat.MSGPACK.value)], b"".join(chunks)
+    chunks, header_length = build_infer_response(request, response, served.labels.get, batching)
+    if header_length is None:
+        return [("Content-Type", BodyFormat.JSON.value)], b"".join(chunks)
+    headers = [
+        ("Content-Type", BodyFormat.BINARY.value),
+        ("Inference-Header-Content-Length", str(header_length)),
+    ]
+    return headers, b"".join(chunks)
+
+
+def encode_error(error: WeirError, body_format: BodyFormat) -> tuple[Headers, bytes]:
+    """The headers and the body of an error: never larger than a message may be."""
+    message = error.message[:MAX_ERROR_LENGTH]
+    if body_format is BodyFormat.MSGPACK:
+        return [("Content-Type", BodyFormat.MSGPACK.value)], msgpack_error_body(message)
+    return [("Content-Type", BodyFormat.JSON.value)], error_body(message)
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """What tells a body from another: 32 hexadecimal digits of its BLAKE2b hash."""
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
