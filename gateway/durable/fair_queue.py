@@ -1,0 +1,157 @@
+"""`FairQueue`: what waits for one model, by tenant: who has more waiting doesn't get more done.
+
+Deficit round robin: tenants that have something waiting stand in a ring. The first one may take rows up to its credit,
+then the next one comes; each time a tenant's turn comes its credit grows by its quantum, which is as its weight. A tenant
+that has nothing left leaves the ring and its credit is gone: so absence earns nothing, and names that come and go leave
+nothing behind. What is left of a credit that doesn't suffice for the next item is kept for the next turn.
+
+While two tenants have something waiting all the time, their shares of the rows are as their weights, but for one turn of
+each: a quantum and the rows of an item.
+
+`pop` takes constant time where items cost less than the least quantum, as requests of one row do. Where a whole round has
+served nobody the turns until somebody can go are granted at once, so a costly item costs no more than a round either.
+
+Source: M. Shreedhar, G. Varghese, "Efficient fair queuing using deficit round-robin" (1996).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+DEFAULT_WEIGHT = 1.0
+
+ANY_TENANT = "*"
+"""In limits and weights: each tenant that is not named."""
+
+
+class FairQueue(Generic[Item]):
+    """See the module.
+
+    `weights` are by tenant, above 0, 1 for those not named (or that of `*`). `limits` is how many items of a tenant may
+    wait, `*` for each of those not named; without one, any number.
+    """
+
+    def __init__(self, weights: Mapping[str, float] | None = None, limits: Mapping[str, int] | None = None) -> None:
+        weights = weights or {}
+        least = min([*weights.values(), weights.get(ANY_TENANT, DEFAULT_WEIGHT)])
+        if not 0 < least < math.inf:
+            raise ValueError("weights of tenants must be above 0")
+        # The least weight may take a row a turn, so no turn of a row is in vain.
+        self._quanta = {tenant: weight / least for tenant, weight in weights.items()}
+        self._quantum = weights.get(ANY_TENANT, DEFAULT_WEIGHT) / least
+        self._limits = dict(limits or {})
+        self._limit = self._limits.get(ANY_TENANT)
+        self._ring: OrderedDict[str, _Tenant[Item]] = OrderedDict()
+        self._owners: dict[Item, _Tenant[Item]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._owners
+
+    @property
+    def tenants(self) -> int:
+        """How many tenants have something waiting."""
+        return len(self._ring)
+
+    def waiting(self, tenant: str) -> int:
+        """Items of `tenant` that wait."""
+        found = self._ring.get(tenant)
+        return 0 if found is None else len(found.items)
+
+    def has_room(self, tenant: str) -> bool:
+        """Whether one more item of `tenant` may wait."""
+        limit = self._limits.get(tenant, self._limit)
+        return limit is None or self.waiting(tenant) < limit
+
+    def add(self, tenant: str, item: Item, cost: int = 1) -> bool:
+        """`item` waits behind those of its tenant; False where these are as many as may wait.
+
+        `cost` is in rows, at least 1. Raises ValueError for an item that waits already.
+        """
+        if item in self._owners:
+            raise ValueError("the item waits already")
+        found = self._ring.get(tenant)
+        limit = self._limits.get(tenant, self._limit)
+        if limit is not None and (0 if found is None else len(found.items)) >= limit:
+            return False
+        if found is None:
+            found = self._ring[tenant] = _Tenant(tenant, self._quanta.get(tenant, self._quantum))
+        found.items[item] = max(1, cost)
+        self._owners[item] = found
+        return True
+
+    def pop(self) -> Item | None:
+        """Takes out the item that is next; None when nothing waits."""
+        ring = self._ring
+        turned = 0
+        while ring:
+            tenant = next(iter(ring.values()))
+            if not tenant.has_turn:
+                tenant.has_turn = True
+                tenant.credit += tenant.quantum
+            item, cost = tenant.first()
+            if cost <= tenant.credit:
+                tenant.credit -= cost
+                self._take(tenant, item)
+                return item
+            tenant.has_turn = False
+            ring.move_to_end(tenant.name)
+            turned += 1
+            if turned == len(ring):
+                self._grant_rounds()
+                turned = 0
+        return None
+
+    def remove(self, item: Item) -> bool:
+        """Takes out an item that need not be done any more; False when it doesn't wait."""
+        tenant = self._owners.get(item)
+        if tenant is None:
+            return False
+        self._take(tenant, item)
+        return True
+
+    def _take(self, tenant: _Tenant[Item], item: Item) -> None:
+        del self._owners[item]
+        del tenant.items[item]
+        if not tenant.items:
+            del self._ring[tenant.name]
+
+    def _grant_rounds(self) -> None:
+        """Gives everybody the turns that would pass before somebody's credit suffices, but for the last one."""
+        rounds = min(math.ceil((tenant.first()[1] - tenant.credit) / tenant.quantum) for tenant in self._ring.values())
+        if rounds > 1:
+            for tenant in self._ring.values():
+                tenant.credit += tenant.quantum * (rounds - 1)
+
+
+class _Tenant(Generic[Item]):
+    """One tenant that has something waiting: its items and what they cost, in order."""
+
+    __slots__ = ("credit", "has_turn", "items", "name", "quantum")
+
+    def __init__(self, name: str, quantum: float) -> None:
+        self.name = name
+        self.quantum = quantum
+        self.credit = 0.0
+        self.has_turn = False
+        self.items: OrderedDict[Item, int] = OrderedDict()
+
+    def first(self) -> tuple[Item, int]:
+        return next(iter(self.items.items()))
+
+
+def tenant_weights(options: Iterable[str]) -> dict[str, float]:
+    """The weights in the texts of `--tenant-weight`, `<tenant>=<weight>` each."""
+    return {tenant: float(weight) for tenant, _, weight in (text.rpartition("=") for text in options)}
+
+
+def tenant_limits(options: Iterable[str]) -> dict[str, int]:
+    """The limits in the texts of `--tenant-limit`, `<tenant>=<count>` each."""
+    return {tenant: int(count) for tenant, _, count in (text.rpartition("=") for text in options)}
