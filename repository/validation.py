@@ -16,6 +16,7 @@ from repository.problem import ConfigProblem
 from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
 from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from schemas.placement import BadDeclaration, needs_of
+from schemas.queue_bounds import queue_bounds_problem
 
 _USABLE = "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: "
 
@@ -194,6 +195,10 @@ def _check_needs(config: ModelConfig) -> None:
         needs_of(config)
     except BadDeclaration as problem:
         raise ConfigProblem(f'parameters["{problem.parameter}"]', f"model '{config.name}': {problem}") from problem
+    problem_of_queue = queue_bounds_problem(config)
+    if problem_of_queue is not None:
+        name, reason = problem_of_queue
+        raise ConfigProblem(f'parameters["{name}"]', f"model '{config.name}': parameter '{name}' {reason}")
 
 
 def _check_response_cache(config: ModelConfig) -> None:

@@ -24,11 +24,10 @@ from typing import Any
 import msgpack
 
 from schemas.classification import classify
-from schemas.errors import WeirError, invalid
+from schemas.errors import invalid
 from schemas.kserve_request import read_document
 from schemas.kserve_response import Labels
 from schemas.regions import FindRegion, no_regions
-from schemas.request_errors import too_large
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest, InferResponse
 from schemas.wire import bin_header
@@ -92,39 +91,28 @@ def msgpack_error_body(message: str) -> bytes:
 
 
 def _document(body: bytes | bytearray | memoryview, limits: RequestLimits) -> Any:
-    size_bytes = len(body)
     try:
         # An array of a million elements is nine bytes, unless they follow: nothing is made before all of it is there.
-        _skip(body, size_bytes)
-        if size_bytes > limits.json_values:
-            _check_size(body, size_bytes, limits)
+        unpacker = _fed(body)
+        unpacker.skip()
+        if unpacker.tell() != len(body):
+            raise invalid("failed to parse the request msgpack: more than one value")
+        if len(body) > limits.json_values:
+            _check_size(body, limits)
         return msgpack.unpackb(body)
-    except WeirError:
-        raise
     except (ValueError, msgpack.UnpackException) as error:
         raise invalid(f"failed to parse the request msgpack: {_reason(error)}") from None
 
 
-def _skip(body: bytes | bytearray | memoryview, size_bytes: int) -> None:
-    """Raises for what is not exactly one value."""
-    unpacker = _fed(body, size_bytes)
-    unpacker.skip()
-    if unpacker.tell() != size_bytes:
-        raise ValueError("unpack(b) received extra data.")
-
-
-def _check_size(body: bytes | bytearray | memoryview, size_bytes: int, limits: RequestLimits) -> None:
+def _check_size(body: bytes | bytearray | memoryview, limits: RequestLimits) -> None:
     """Refuses a body, which is one value, that is too large without the content of its tensors."""
     view = memoryview(body)
-    envelope_bytes = size_bytes
-    unpacker = _fed(body, size_bytes)
-    if not _is_map(view[0]):
-        raise too_large("request msgpack size", size_bytes, limits.json_values)
-    for _ in range(unpacker.read_map_header()):
-        start = unpacker.tell()
+    envelope_bytes = len(view)
+    unpacker = _fed(body)
+    for _ in range(unpacker.read_map_header() if _is_map(view[0]) else 0):
         unpacker.skip()
-        is_inputs = bytes(view[start : unpacker.tell()]) == b"\xa6inputs"
-        if not is_inputs or not _is_array(view[unpacker.tell()]):
+        end = unpacker.tell()
+        if view[end - 6 : end] != b"inputs" or not _is_array(view[end]):
             unpacker.skip()
             continue
         for _ in range(unpacker.read_array_header()):
@@ -149,8 +137,8 @@ def _bin_bytes(unpacker: msgpack.Unpacker, view: memoryview) -> int:
     return found
 
 
-def _fed(body: bytes | bytearray | memoryview, size_bytes: int) -> msgpack.Unpacker:
-    unpacker = msgpack.Unpacker(max_buffer_size=max(1, size_bytes))
+def _fed(body: bytes | bytearray | memoryview) -> msgpack.Unpacker:
+    unpacker = msgpack.Unpacker(max_buffer_size=max(1, len(body)))
     unpacker.feed(body)
     return unpacker
 

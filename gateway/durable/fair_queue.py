@@ -38,9 +38,9 @@ class FairQueue(Generic[Item]):
 
     def __init__(self, weights: Mapping[str, float] | None = None, limits: Mapping[str, int] | None = None) -> None:
         weights = weights or {}
-        least = min([*weights.values(), weights.get(ANY_TENANT, DEFAULT_WEIGHT)])
-        if not 0 < least < math.inf:
+        if not all(0 < weight < math.inf for weight in weights.values()):
             raise ValueError("weights of tenants must be above 0")
+        least = min([*weights.values(), weights.get(ANY_TENANT, DEFAULT_WEIGHT)])
         # The least weight may take a row a turn, so no turn of a row is in vain.
         self._quanta = {tenant: weight / least for tenant, weight in weights.items()}
         self._quantum = weights.get(ANY_TENANT, DEFAULT_WEIGHT) / least

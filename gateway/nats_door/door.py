@@ -103,10 +103,10 @@ class NatsDoor:
     def _submit(self, call: NatsCall, message: Message) -> None:
         model, version = subjects.infer_target(message.subject)
         version = version.lstrip("0") or version[:1]  # 01 is 1, as over HTTP
+        headers = parse_headers(message.header_block)
+        call.format = format_of(headers)  # errors are told in it, too
         doors = self._doors
         served = doors.catalog.resolve(model, version)
-        headers = parse_headers(message.header_block)
-        call.format = format_of(headers)  # an error is told in it, too
         request, _ = parse_body(model, version, message.data, headers, served.config, doors.limits, doors.regions.find)
         read_headers(headers, doors.limits).apply(request)
         call.begin(request, served, window_of(headers))

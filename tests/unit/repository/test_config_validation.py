@@ -254,6 +254,11 @@ INVALID = [
         "in range [1, 1000]",
     ),
     (
+        {"parameters": {"weir_queue_max_age_secs": {"string_value": "0"}}},
+        'parameters["weir_queue_max_age_secs"]',
+        "model 'net': parameter 'weir_queue_max_age_secs' must be a whole number above 0, got '0'",
+    ),
+    (
         {"parameters": {"weir_memory_bytes": {"string_value": "4 GB"}}},
         'parameters["weir_memory_bytes"]',
         "model 'net': parameter 'weir_memory_bytes' must be a whole number, got '4 GB'",

@@ -1,0 +1,82 @@
+"""Which subjects an answer may be sent to."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from bus import durable_subjects, subjects
+from bus.reserved_subjects import MAX_SUBJECT_LENGTH, RESERVED_TOKENS, subject_problem
+
+NOT_SUBJECTS = {
+    "token",
+    "untoken",
+    "infer_target",
+    "durable_target",
+    "durable_filters",
+    "registry_key",
+    "settings_key",
+    "parse_settings_key",
+    "region_key",
+    "sequence_key",
+    "live_consumer",
+    "consumer_of",
+    "durable_consumer",
+    "repository_bucket",
+}
+
+
+def own_subjects() -> set[str]:
+    """The first token of each subject that Weir has."""
+    found: set[str] = set()
+    for module in (subjects, durable_subjects):
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and name not in NOT_SUBJECTS:
+                arguments = [
+                    1 if "int" in str(p.annotation) else "x" for p in inspect.signature(value).parameters.values()
+                ]
+                found.add(value(*arguments).split(".")[0])
+            elif isinstance(value, str) and name.isupper() and "." in value:
+                found.add(value.split(".")[0])
+            elif isinstance(value, tuple) and name.isupper():
+                found.update(subject.split(".")[0] for subject in value)
+    return found
+
+
+def test_all_subjects_of_ours_are_reserved() -> None:
+    plain = {token for token in own_subjects() if token[0] != "$"}
+    assert plain == RESERVED_TOKENS
+
+
+@pytest.mark.parametrize("subject", ["answers", "answers.mine", "_INBOX.abc.1", "ä.b", "replying.to.me", "a" * 1024])
+def test_others_may_be_answered_on(subject: str) -> None:
+    assert subject_problem(subject) == ""
+
+
+@pytest.mark.parametrize(
+    ("subject", "problem"),
+    [
+        ("", "1 to 1024"),
+        ("a" * (MAX_SUBJECT_LENGTH + 1), "1 to 1024"),
+        ("a b", "spaces"),
+        ("a\tb", "control"),
+        ("a\r\nPUB x 0\r\n", "control"),
+        ("a\u00a0b", "control"),
+        ("a\ufffd", "control"),
+        (".a", "empty tokens"),
+        ("a..b", "empty tokens"),
+        ("a.", "empty tokens"),
+        ("a.*", "wildcards"),
+        (">", "wildcards"),
+        ("a>", "wildcards"),
+        ("$JS.API.STREAM.DELETE.QUEUE", "'$JS', which is reserved"),
+        ("$SYS", "reserved"),
+        ("$KV.jobs.x", "reserved"),
+        ("event.model", "'event', which is reserved"),
+        ("reply.gateway", "reserved"),
+        ("live.model", "reserved"),
+    ],
+)
+def test_what_is_no_place_for_an_answer(subject: str, problem: str) -> None:
+    assert problem in subject_problem(subject)
