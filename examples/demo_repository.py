@@ -37,7 +37,8 @@ def _add_classifier(folder: Path) -> None:
     network = package_folder("magika") / "models" / "standard_v3_3"
     shutil.copyfile(network / "model.onnx", folder / "magika" / "1" / "model.onnx")
     labels = json.loads((network / "config.min.json").read_text())["target_labels_space"]
-    (folder / "magika" / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
+    for model in ("magika", "file_kind"):
+        (folder / model / "labels.txt").write_text("".join(f"{label}\n" for label in labels))
 
 
 def _add_speech_detector(folder: Path) -> None:
