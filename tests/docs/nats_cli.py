@@ -1,0 +1,153 @@
+"""What the documented lines of the `nats` command do, by nats-py: the command itself is in none of the registries.
+
+It knows the flags that the documentation uses, by the meaning that the command's own help gives them (nats-io/natscli,
+0.2: `pub`, `sub`, `consumer add`, `consumer next`, `stream get`), and refuses every other. The server is `NATS_URL`, as it
+is for the command. So what a test runs by it shows that these flags say what the page means, and not that the command
+itself does it; what it prints is as the command prints it, but for times and the order of headers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RawStreamMsg, ReplayPolicy
+
+TIMEOUT_S = 30.0
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="nats", allow_abbrev=False)
+    commands = top.add_subparsers(required=True)
+
+    pub = commands.add_parser("pub", aliases=["publish"], allow_abbrev=False)
+    pub.add_argument("subject")
+    pub.add_argument("body", nargs="?")
+    pub.add_argument("-J", "--jetstream", action="store_true")
+    pub.add_argument("-H", "--header", action="append", default=[])
+    pub.add_argument("--force-stdin", action="store_true")
+    pub.add_argument("--no-templates", action="store_true")
+    pub.set_defaults(run=publish)
+
+    sub = commands.add_parser("sub", aliases=["subscribe"], allow_abbrev=False)
+    sub.add_argument("subject")
+    sub.add_argument("--count", type=int, required=True)  # without it, it has no end
+    sub.add_argument("-r", "--raw", action="store_true")
+    sub.add_argument("--last-per-subject", action="store_true")
+    sub.set_defaults(run=subscribe)
+
+    consumer = commands.add_parser("consumer", aliases=["con"]).add_subparsers(required=True)
+    add = consumer.add_parser("add", allow_abbrev=False)
+    add.add_argument("stream")
+    add.add_argument("name")
+    add.add_argument("--filter", required=True)
+    add.add_argument("--pull", action="store_true", required=True)
+    add.add_argument("--deliver", choices=[policy.value for policy in DeliverPolicy], required=True)
+    add.add_argument("--ack", choices=[policy.value for policy in AckPolicy], required=True)
+    add.add_argument("--replay", choices=[policy.value for policy in ReplayPolicy], required=True)
+    add.add_argument("--defaults", action="store_true", required=True)  # else it asks for the rest
+    add.set_defaults(run=add_consumer)
+    following = consumer.add_parser("next", allow_abbrev=False)
+    following.add_argument("stream")
+    following.add_argument("name")
+    following.add_argument("--count", type=int, default=1)
+    following.add_argument("-r", "--raw", action="store_true")
+    following.set_defaults(run=consume)
+
+    get = commands.add_parser("stream", aliases=["str"]).add_subparsers(required=True).add_parser("get")
+    get.add_argument("stream")
+    get.add_argument("-S", "--last-for", required=True)
+    get.set_defaults(run=get_last)
+    return top
+
+
+async def publish(client: Client, options: argparse.Namespace) -> None:
+    body = sys.stdin.buffer.read() if options.force_stdin else (options.body or "").encode()
+    assert options.no_templates or b"{{" not in body, "the command would take this for a template"
+    headers = dict(header.split(":", 1) for header in options.header)
+    if not options.jetstream:
+        await client.publish(options.subject, body, headers=headers)
+        return
+    stored = json.loads((await client.request(options.subject, body, 5, headers=headers or None)).data)
+    if "error" in stored:
+        raise SystemExit(f"nats: error: {stored['error']['description']}")
+    duplicate = " Duplicate: true" if stored.get("duplicate") else ""
+    print(f"Stored in Stream: {stored['stream']} Sequence: {stored['seq']}{duplicate}")
+
+
+async def subscribe(client: Client, options: argparse.Namespace) -> None:
+    if options.last_per_subject:
+        config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT, ack_policy=AckPolicy.NONE)
+        messages = await client.jetstream().subscribe(options.subject, config=config)
+    else:
+        messages = await client.subscribe(options.subject)
+    for number in range(1, options.count + 1):
+        message = await messages.next_msg(TIMEOUT_S)
+        if options.raw:
+            print(message.data.decode())
+            continue
+        if options.last_per_subject:
+            at = f"stream: {message.metadata.stream} seq {message.metadata.sequence.stream}"
+            time = message.metadata.timestamp.isoformat()
+            print(f"[#{number}] Received JetStream message: {at} / subject: {message.subject} / time: {time}")
+        else:
+            print(f'[#{number}] Received on "{message.subject}"')
+        show(message)
+
+
+async def add_consumer(client: Client, options: argparse.Namespace) -> None:
+    config = ConsumerConfig(
+        durable_name=options.name,
+        filter_subject=options.filter,
+        deliver_policy=DeliverPolicy(options.deliver),
+        ack_policy=AckPolicy(options.ack),
+        replay_policy=ReplayPolicy(options.replay),
+    )
+    await client.jetstream().add_consumer(options.stream, config)
+    print(f"Information for Consumer {options.stream} > {options.name}")
+
+
+async def consume(client: Client, options: argparse.Namespace) -> None:
+    consumer = await client.jetstream().pull_subscribe_bind(options.name, options.stream)
+    for _ in range(options.count):
+        (message,) = await consumer.fetch(1, TIMEOUT_S)
+        if options.raw:
+            print(message.data.decode())
+        else:
+            print(f"[{message.metadata.timestamp:%H:%M:%S}] subj: {message.subject}")
+            show(message)
+        await message.ack()
+
+
+async def get_last(client: Client, options: argparse.Namespace) -> None:
+    message = await client.jetstream().get_last_msg(options.stream, options.last_for)
+    print(f"Item: {options.stream}#{message.seq} received {message.time} on Subject {message.subject}\n\nHeaders:")
+    show(message, "  ")
+
+
+def show(message: Msg | RawStreamMsg, indent: str = "") -> None:
+    for name, value in (message.headers or {}).items():
+        print(f"{indent}{name}: {value}")
+    print(f"\n{(message.data or b'').decode()}\n")
+
+
+async def main() -> None:
+    options = parser().parse_args()
+    run: Callable[[Client, argparse.Namespace], Awaitable[None]] = options.run
+    client = await nats.connect(os.environ["NATS_URL"])
+    try:
+        await run(client, options)
+        await client.flush()
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
