@@ -23,28 +23,35 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RawStreamMsg, 
 TIMEOUT_S = 30.0
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="nats", allow_abbrev=False)
-    commands = top.add_subparsers(required=True)
+def parsed(words: list[str]) -> argparse.Namespace:
+    """The options of a command line. Ends the program where there is no such command or flag."""
+    name = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), None)
+    if name is None:
+        raise SystemExit(f"nats: error: {' '.join(words)} is none of the documented commands")
+    parser = argparse.ArgumentParser(prog=f"nats {name}", allow_abbrev=False)
+    add_arguments, run = COMMANDS[name]
+    add_arguments(parser)
+    parser.set_defaults(run=run)
+    return parser.parse_intermixed_args(words[len(name.split()) :])
 
-    pub = commands.add_parser("pub", aliases=["publish"], allow_abbrev=False)
+
+def publish_arguments(pub: argparse.ArgumentParser) -> None:
     pub.add_argument("subject")
     pub.add_argument("body", nargs="?")
     pub.add_argument("-J", "--jetstream", action="store_true")
     pub.add_argument("-H", "--header", action="append", default=[])
     pub.add_argument("--force-stdin", action="store_true")
     pub.add_argument("--no-templates", action="store_true")
-    pub.set_defaults(run=publish)
 
-    sub = commands.add_parser("sub", aliases=["subscribe"], allow_abbrev=False)
+
+def subscribe_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("subject")
     sub.add_argument("--count", type=int, required=True)  # without it, it has no end
     sub.add_argument("-r", "--raw", action="store_true")
     sub.add_argument("--last-per-subject", action="store_true")
-    sub.set_defaults(run=subscribe)
 
-    consumer = commands.add_parser("consumer", aliases=["con"]).add_subparsers(required=True)
-    add = consumer.add_parser("add", allow_abbrev=False)
+
+def add_consumer_arguments(add: argparse.ArgumentParser) -> None:
     add.add_argument("stream")
     add.add_argument("name")
     add.add_argument("--filter", required=True)
@@ -53,19 +60,18 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--ack", choices=[policy.value for policy in AckPolicy], required=True)
     add.add_argument("--replay", choices=[policy.value for policy in ReplayPolicy], required=True)
     add.add_argument("--defaults", action="store_true", required=True)  # else it asks for the rest
-    add.set_defaults(run=add_consumer)
-    following = consumer.add_parser("next", allow_abbrev=False)
+
+
+def consume_arguments(following: argparse.ArgumentParser) -> None:
     following.add_argument("stream")
     following.add_argument("name")
     following.add_argument("--count", type=int, default=1)
     following.add_argument("-r", "--raw", action="store_true")
-    following.set_defaults(run=consume)
 
-    get = commands.add_parser("stream", aliases=["str"]).add_subparsers(required=True).add_parser("get")
+
+def get_last_arguments(get: argparse.ArgumentParser) -> None:
     get.add_argument("stream")
     get.add_argument("-S", "--last-for", required=True)
-    get.set_defaults(run=get_last)
-    return top
 
 
 async def publish(client: Client, options: argparse.Namespace) -> None:
@@ -138,12 +144,22 @@ def show(message: Msg | RawStreamMsg, indent: str = "") -> None:
     print(f"\n{(message.data or b'').decode()}\n")
 
 
+Run = Callable[[Client, argparse.Namespace], Awaitable[None]]
+
+COMMANDS: dict[str, tuple[Callable[[argparse.ArgumentParser], None], Run]] = {
+    "pub": (publish_arguments, publish),
+    "sub": (subscribe_arguments, subscribe),
+    "consumer add": (add_consumer_arguments, add_consumer),
+    "consumer next": (consume_arguments, consume),
+    "stream get": (get_last_arguments, get_last),
+}
+
+
 async def main() -> None:
-    options = parser().parse_args()
-    run: Callable[[Client, argparse.Namespace], Awaitable[None]] = options.run
+    options = parsed(sys.argv[1:])
     client = await nats.connect(os.environ["NATS_URL"])
     try:
-        await run(client, options)
+        await options.run(client, options)
         await client.flush()
     finally:
         await client.close()
