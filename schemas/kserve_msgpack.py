@@ -112,7 +112,7 @@ def _check_size(body: bytes | bytearray | memoryview, limits: RequestLimits) -> 
     for _ in range(unpacker.read_map_header() if _is_map(view[0]) else 0):
         unpacker.skip()
         end = unpacker.tell()
-        if view[end - 6 : end] != b"inputs" or not _is_array(view[end]):
+        if bytes(view[end - 6 : end]) != b"inputs" or not _is_array(view[end]):
             unpacker.skip()
             continue
         for _ in range(unpacker.read_array_header()):

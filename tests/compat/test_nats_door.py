@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import nats
 import numpy as np
 import pytest
@@ -99,6 +100,21 @@ async def test_binary_tensors_both_ways(client: Client) -> None:
     answer = await client.request("infer.identity", header + content, timeout=TIMEOUT_S, headers=headers)
     assert answer.headers["Content-Type"] == "application/octet-stream"
     assert answer.data[int(answer.headers["Inference-Header-Content-Length"]) :] == content
+
+
+async def test_msgpack_both_ways_also_of_errors(client: Client) -> None:
+    content = np.arange(30_000, dtype=np.int32).tobytes()
+    row = {"name": "IN", "datatype": "INT32", "shape": [1, 30_000], "data": content}
+    headers = {"Content-Type": "application/msgpack"}
+    answers = {}
+    for subject in ("infer.identity", "infer.unknown"):
+        body = msgpack.packb({"id": "a", "inputs": [row]})
+        answer = await client.request(subject, body, timeout=TIMEOUT_S, headers=headers)
+        assert answer.headers["Content-Type"] == "application/msgpack"
+        answers[answer.headers["Weir-Outcome"]] = msgpack.unpackb(answer.data)
+    assert answers["succeeded"]["id"] == "a"
+    assert answers["succeeded"]["outputs"] == [row | {"name": "OUT"}]
+    assert answers["failed"] == {"error": "Request for unknown model: 'unknown' is not found"}
 
 
 async def test_names_are_escaped_and_versions_named(client: Client) -> None:

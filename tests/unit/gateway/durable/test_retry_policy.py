@@ -1,0 +1,202 @@
+"""What becomes of durable requests after each try, on a made-up clock; and that errors are told by texts that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from calls import in_flight
+from calls.in_flight import InFlight
+from gateway.durable import retry_policy
+from gateway.durable.retry_policy import (
+    FIRST_DELAY_MS,
+    MAX_DELAY_MS,
+    MAX_HISTORY,
+    UNKNOWN_PATIENCE_MS,
+    ErrorClass,
+    RetryPolicy,
+    Trials,
+    classify_error,
+    delay_ms,
+)
+from schemas.errors import ErrorCode, WeirError, internal, invalid, not_found, queue_full, unavailable
+from schemas.terminal import Outcome
+
+ROOT = Path(__file__).parents[4]
+
+ACCEPTED_MS = 1_800_000_000_000
+NOBODYS = unavailable("Exceeds maximum queue size")
+PASSING = unavailable("CUDA out of memory")
+UNKNOWN = not_found("Request for unknown model: 'm' is not found")
+
+
+def trials(**more: int) -> Trials:
+    return Trials("id", ACCEPTED_MS, **more)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (NOBODYS, ErrorClass.NOBODYS),
+        (unavailable("Request for unknown model: 'm' has no available versions"), ErrorClass.NOBODYS),
+        (not_found("Request for unknown model: 'm' has no available versions"), ErrorClass.NOBODYS),
+        (unavailable("Request for unknown model: 'm' version 2 is not at ready state"), ErrorClass.NOBODYS),
+        (unavailable("the server is stopping"), ErrorClass.NOBODYS),
+        (unavailable("the message broker is not available"), ErrorClass.NOBODYS),
+        (unavailable("the message broker has no room for streams: insufficient storage"), ErrorClass.NOBODYS),
+        (UNKNOWN, ErrorClass.UNKNOWN),
+        (not_found("Request for unknown model: 'm' version 9 is not found"), ErrorClass.UNKNOWN),
+        (not_found("Unable to find shared memory region: 'r'"), ErrorClass.FINAL),
+        (PASSING, ErrorClass.PASSING),
+        (unavailable("Request timeout expired"), ErrorClass.PASSING),
+        (unavailable("the model's worker was lost while it was streaming the response"), ErrorClass.PASSING),
+        (queue_full("other", "it is"), ErrorClass.PASSING),
+        (internal("the model's worker or process died 4 times while running this request"), ErrorClass.POISON),
+        (internal("Traceback"), ErrorClass.FINAL),
+        (invalid("Exceeds maximum queue size"), ErrorClass.FINAL),
+        (unavailable("the state of sequence 7 was lost: start the sequence again"), ErrorClass.FINAL),
+        (unavailable("timeout of the corresponding sequence has been expired"), ErrorClass.FINAL),
+        (WeirError(ErrorCode.CANCELLED, "Request Cancelled"), ErrorClass.CANCELLED),
+        (WeirError(ErrorCode.UNKNOWN, "out of luck"), ErrorClass.FINAL),
+    ],
+)
+def test_classes_of_errors(error: WeirError, kind: ErrorClass) -> None:
+    assert classify_error(ACCEPTED_MS, error, trials()) is kind
+
+
+def test_texts_by_which_errors_are_told_are_those_that_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = ("bus", "calls", "gateway", "scheduler", "worker")
+    here = Path(retry_policy.__file__)
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path != here]
+    # Texts are wrapped where they are long, and some have names in them.
+    source = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in files))
+    told = [*retry_policy.NOBODYS_TEXTS, *retry_policy.POISON_TEXTS, *retry_policy.FINAL_TEXTS]
+    assert [
+        text for text in [*told, retry_policy.TIMEOUT_EXPIRED, retry_policy.UNKNOWN_TEXT] if text not in source
+    ] == []
+    monkeypatch.setattr(in_flight, "MAX_IN_FLIGHT", 0)
+    with pytest.raises(WeirError) as refused:
+        InFlight().check_room()
+    assert classify_error(ACCEPTED_MS, refused.value, trials()) is ErrorClass.NOBODYS
+
+
+def test_an_answer_is_success_also_after_the_deadline() -> None:
+    mine = trials(deadline_ms=ACCEPTED_MS + 5)
+    assert RetryPolicy(3).after(ACCEPTED_MS + 9, None, mine).outcome is Outcome.SUCCEEDED
+    assert mine.attempts == 1
+
+
+def test_what_passes_is_tried_again_a_number_of_times() -> None:
+    policy, mine, now_ms, waited = RetryPolicy(4), trials(), ACCEPTED_MS, []
+    while (decision := policy.after(now_ms, PASSING, mine)).outcome is None:
+        waited.append(decision.at_ms - now_ms)
+        now_ms = decision.at_ms
+    assert (decision.outcome, mine.attempts) == (Outcome.DEAD_LETTERED, 4)
+    assert decision.reason == "gave up after 4 attempts: CUDA out of memory"
+    assert [round(wait / 100 / 2**number) for number, wait in enumerate(waited)] == [1, 1, 1]
+    assert [attempt.reason for attempt in mine.history] == ["CUDA out of memory"] * 4
+
+
+def test_what_is_nobodys_fault_is_tried_again_for_ever_and_does_not_count() -> None:
+    policy, mine, now_ms = RetryPolicy(1), trials(), ACCEPTED_MS
+    for _ in range(1000):
+        decision = policy.after(now_ms, NOBODYS, mine)
+        assert decision.outcome is None
+        assert FIRST_DELAY_MS * 0.75 - 1 <= decision.at_ms - now_ms <= MAX_DELAY_MS
+        now_ms = decision.at_ms
+    assert (mine.attempts, len(mine.history)) == (0, 1)
+    assert mine.history[0].ended_ms > ACCEPTED_MS + 900 * MAX_DELAY_MS * 0.75
+    assert policy.after(now_ms, PASSING, mine).outcome is Outcome.DEAD_LETTERED
+    assert (mine.attempts, mine.waits, len(mine.history)) == (1, 0, 2)
+
+
+def test_a_model_may_be_unknown_for_some_time() -> None:
+    policy, mine, now_ms = RetryPolicy(5), trials(), ACCEPTED_MS
+    while (decision := policy.after(now_ms, UNKNOWN, mine)).outcome is None:
+        assert decision.at_ms <= ACCEPTED_MS + UNKNOWN_PATIENCE_MS + FIRST_DELAY_MS
+        now_ms = decision.at_ms
+    assert (decision.outcome, mine.attempts) == (Outcome.DEAD_LETTERED, 0)
+    assert UNKNOWN_PATIENCE_MS <= now_ms - ACCEPTED_MS <= UNKNOWN_PATIENCE_MS + FIRST_DELAY_MS
+    assert RetryPolicy(5, unknown_patience_ms=0).after(now_ms, UNKNOWN, trials()).outcome is Outcome.DEAD_LETTERED
+
+
+def test_a_model_that_was_there_meanwhile_may_be_unknown_for_as_long_again() -> None:
+    policy, mine = RetryPolicy(5), trials()
+    assert policy.after(ACCEPTED_MS, UNKNOWN, mine).outcome is None
+    assert policy.after(ACCEPTED_MS + UNKNOWN_PATIENCE_MS - 1, NOBODYS, mine).outcome is None
+    assert policy.after(ACCEPTED_MS + UNKNOWN_PATIENCE_MS, UNKNOWN, mine).outcome is None
+
+
+def test_a_deadline_ends_all_that_may_be_tried_again() -> None:
+    policy = RetryPolicy(5)
+    for error in (NOBODYS, PASSING, UNKNOWN, unavailable("Request timeout expired")):
+        mine = trials(deadline_ms=ACCEPTED_MS + 1000)
+        assert policy.before(ACCEPTED_MS + 999, mine) is None
+        assert policy.after(ACCEPTED_MS + 999, error, mine).outcome is None
+        decision = policy.after(ACCEPTED_MS + 1000, error, mine)
+        assert (decision.outcome, decision.reason) == (Outcome.EXPIRED, "Request timeout expired")
+        assert policy.before(ACCEPTED_MS + 1000, mine) == decision
+    assert policy.after(ACCEPTED_MS + 1000, invalid("x"), trials(deadline_ms=1)).outcome is Outcome.FAILED
+
+
+def test_what_has_grown_too_old_says_so() -> None:
+    policy, mine = RetryPolicy(5), trials(max_age_ms=60_000, deadline_ms=ACCEPTED_MS + 90_000)
+    assert policy.before(ACCEPTED_MS + 59_999, mine) is None
+    decision = policy.before(ACCEPTED_MS + 60_000, mine)
+    assert decision is not None
+    assert (decision.outcome, decision.reason) == (Outcome.EXPIRED, "the request has waited for longer than 60 s")
+
+
+def test_a_timeout_of_the_requests_own_is_the_end_of_it() -> None:
+    mine = Trials("id", ACCEPTED_MS, names_timeout=True)
+    assert RetryPolicy(5).after(ACCEPTED_MS, unavailable("Request timeout expired"), mine).outcome is Outcome.EXPIRED
+
+
+def test_delays_follow_from_the_id_and_differ_between_ids() -> None:
+    assert [delay_ms("a", number) for number in range(1, 30)] == [delay_ms("a", number) for number in range(1, 30)]
+    assert len({delay_ms(f"id {number}", 12) for number in range(100)}) > 40
+    assert all(0.75 * MAX_DELAY_MS <= delay_ms("a", number) <= MAX_DELAY_MS for number in (12, 50, 10**9))
+
+
+ERRORS = st.sampled_from(
+    [NOBODYS, PASSING, UNKNOWN, unavailable("Request timeout expired"), queue_full("m", "x"), unavailable("y")]
+)
+
+
+@settings(deadline=None, database=None, max_examples=500, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.text(max_size=5),
+    st.lists(st.tuples(ERRORS, st.integers(0, 40_000)), min_size=1, max_size=60),
+    st.integers(0, 200_000),
+    st.integers(0, 200_000),
+    st.integers(1, 6),
+)
+def test_each_request_ends_once_and_in_time(
+    id: str, answers: list[tuple[WeirError, int]], deadline: int, max_age_ms: int, max_attempts: int
+) -> None:
+    """Whatever comes back: at most so many attempts count, no try begins after the end, and each has a time to come."""
+    policy = RetryPolicy(max_attempts)
+    mine = Trials(id, ACCEPTED_MS, ACCEPTED_MS + deadline if deadline else 0, max_age_ms)
+    now_ms = ACCEPTED_MS
+    for error, took_ms in answers:
+        before = policy.before(now_ms, mine)
+        if before is not None:
+            assert (before.outcome, 0 < mine.ends_ms <= now_ms) == (Outcome.EXPIRED, True)
+            return
+        assert not mine.is_late(now_ms)
+        now_ms += took_ms
+        decision = policy.after(now_ms, error, mine)
+        assert mine.attempts <= max_attempts
+        assert 1 <= len(mine.history) <= MAX_HISTORY
+        if decision.outcome is not None:
+            assert decision.reason
+            late = mine.is_late(now_ms)
+            assert decision.outcome is (Outcome.EXPIRED if late else Outcome.DEAD_LETTERED)
+            return
+        assert now_ms < decision.at_ms <= now_ms + MAX_DELAY_MS
+        assert not mine.ends_ms or decision.at_ms <= mine.ends_ms
+        now_ms = decision.at_ms
