@@ -35,7 +35,9 @@ from schemas.wire import bin_header
 _BIN_HEADER_SIZES = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 _NOTHING = memoryview(b"")
 
-_pack = msgpack.Packer(unicode_errors="replace").pack
+_packer = msgpack.Packer(unicode_errors="replace")
+_pack = _packer.pack
+_OUTPUTS, _NAME, _DATATYPE, _SHAPE, _DATA = map(_pack, ("outputs", "name", "datatype", "shape", "data"))
 
 
 def parse_msgpack_request(
@@ -64,23 +66,22 @@ def build_msgpack_response(
     head["model_version"] = response.model_version
     if response.parameters:
         head["parameters"] = response.parameters
-    packer = msgpack.Packer()
-    piece = packer.pack_map_header(len(head) + 1) + b"".join(_pack(item) for pair in head.items() for item in pair)
-    piece += _pack("outputs") + packer.pack_array_header(len(outputs))
+    piece = _packer.pack_map_header(len(head) + 1) + b"".join(_pack(item) for pair in head.items() for item in pair)
+    piece += _OUTPUTS + _packer.pack_array_header(len(outputs))
     chunks: list[bytes | memoryview] = []
     for tensor in outputs:
         wish = requested.get(tensor.name)
         if wish is not None and wish.class_count:
             tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
         is_elsewhere = wish is not None and wish.region is not None  # the caller finds the content there
-        piece += packer.pack_map_header(3 if is_elsewhere else 4) + _pack("name") + _pack(tensor.name)
-        piece += _pack("datatype") + _pack(tensor.datatype) + _pack("shape") + _pack(list(tensor.shape))
+        piece += _packer.pack_map_header(3 if is_elsewhere else 4) + _NAME + _pack(tensor.name)
+        piece += _DATATYPE + _pack(tensor.datatype) + _SHAPE + _pack(tensor.shape)
         if is_elsewhere:
             continue
         data = tensor.data
         if isinstance(data, tuple):
             raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
-        chunks += (piece + _pack("data") + bin_header(len(data)), data)
+        chunks += (piece + _DATA + bin_header(len(data)), data)
         piece = b""
     return [*chunks, piece] if piece else chunks
 
