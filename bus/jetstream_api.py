@@ -1,0 +1,120 @@
+"""`JetStreamApi`: questions to JetStream over the hot connection: subjects, names of consumers, single messages.
+
+nats-py has no call for some of them, and carries each through a task, a queue and its own parser of headers; there may be
+thousands of questions at once after a takeover.
+Source: the JetStream API (`$JS.API.STREAM.INFO`, `CONSUMER.NAMES`, `DIRECT.GET` of ADR-31).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from itertools import count
+from typing import Any, NamedTuple
+
+import orjson
+from nats.js.errors import APIError
+
+from bus.connection import Bus, Message
+from bus.headers import parse_headers
+
+_TIMEOUT_S = 5.0
+
+
+class StreamState(NamedTuple):
+    """How many messages a stream holds, and the sequence of the last one it ever got."""
+
+    messages: int
+    last_sequence: int
+
+
+class StoredMessage(NamedTuple):
+    """A message as it lies in a stream: its sequence, headers (names in lower case) and data."""
+
+    sequence: int
+    headers: dict[str, str]
+    header_block: bytes
+    data: bytes
+
+
+class JetStreamApi:
+    """See the module. `inbox` is a subject of the role's own, on which answers come with a number as one more token."""
+
+    def __init__(self, bus: Bus, inbox: str) -> None:
+        self._bus = bus
+        self._inbox = inbox
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+
+    async def start(self) -> None:
+        """Listens for answers."""
+        await self._bus.subscribe(f"{self._inbox}.*", self._on_answer)
+
+    async def stream_state(self, stream: str) -> StreamState:
+        """Raises nats.js.errors.NotFoundError where there is no such stream, else as `_ask`."""
+        state = (await self._ask_json(f"$JS.API.STREAM.INFO.{stream}", {}))["state"]
+        return StreamState(int(state["messages"]), int(state["last_seq"]))
+
+    async def subjects(self, stream: str, filter: str) -> dict[str, int]:
+        """How many messages lie on each subject that `filter` matches."""
+        found: dict[str, int] = {}
+        while True:
+            asked = {"subjects_filter": filter, "offset": len(found)}
+            answer = await self._ask_json(f"$JS.API.STREAM.INFO.{stream}", asked)
+            page = answer["state"].get("subjects") or {}
+            found.update(page)
+            if not page or len(found) >= int(answer.get("total", 0)):
+                return found
+
+    async def consumer_names(self, stream: str) -> list[str]:
+        """The names of all consumers of a stream."""
+        names: list[str] = []
+        while True:
+            answer = await self._ask_json(f"$JS.API.CONSUMER.NAMES.{stream}", {"offset": len(names)})
+            page = answer.get("consumers") or []
+            names += page
+            if not page or len(names) >= int(answer.get("total", 0)):
+                return names
+
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
+        """The last message on `subject`, which is one that a message may have; None where there is none."""
+        answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+        if answer.status:
+            if answer.status == "404":
+                return None
+            raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
+        headers = parse_headers(answer.header_block)
+        return StoredMessage(int(headers.get("nats-sequence", "0")), headers, answer.header_block, answer.data)
+
+    async def _ask_json(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._ask(subject, orjson.dumps(question))
+        if answer.status:
+            raise ConnectionError("JetStream does not answer")
+        try:
+            said: dict[str, Any] = orjson.loads(answer.data)
+        except ValueError as error:
+            raise ConnectionError("JetStream's answer can't be read") from error
+        if "error" in said:
+            APIError.from_error(said["error"])
+        return said
+
+    def _ask(self, subject: str, data: bytes) -> Awaitable[Message]:
+        """The answer; raises TimeoutError where none comes, as while the broker is away."""
+        number = next(self._numbers)
+        answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answered
+        self._bus.publish(subject, data, f"{self._inbox}.{number}")
+        return self._answer(number, answered)
+
+    async def _answer(self, number: int, answered: asyncio.Future[Message]) -> Message:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await answered
+        finally:
+            self._asked.pop(number, None)
+
+    def _on_answer(self, message: Message) -> None:
+        number = message.subject.rpartition(".")[2]
+        answered = self._asked.get(int(number)) if number.isascii() and number.isdigit() else None
+        if answered is not None and not answered.done():
+            answered.set_result(message)

@@ -1,0 +1,247 @@
+"""`Recorder`: the end of a durable request: its terminal record, then the answer to who asked, then the acknowledgement.
+
+In this order a death at any point costs a second execution at most. The first record of an id stands for ever: whoever comes
+second finds it, and what it says is the answer. A request that can't be done is copied to stream DEAD before its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from nats.errors import Error as NatsError
+
+from bus import durable_subjects as subjects
+from bus.acked_publisher import AckedPublisher, StoreAck
+from bus.connection import Bus
+from bus.headers import pack_headers
+from bus.jetstream_api import JetStreamApi, StoredMessage
+from bus.subjects import token
+from gateway.durable.bodies import encode_error
+from gateway.durable.counters import DurableCounters
+from gateway.durable.dead_letters import DeadLetters
+from gateway.durable.durable_request import DurableRequest, Stage
+from gateway.durable.objects import ObjectBodies
+from gateway.durable.record_store import RecordStore
+from schemas.errors import ErrorCode, WeirError
+from schemas.terminal import Outcome
+
+logger = logging.getLogger("weir.gateway")
+
+_VERSION_LINE = b"NATS/1.0\r\n"
+_SPARE_BYTES = 1024  # what headers added on the way take
+_RETRY_S = 1.0
+_CONFLICT_STATUS = 409
+_LOOKUPS_AT_A_TIME = 64
+
+Headers = list[tuple[str, str]]
+OnEnded = Callable[[DurableRequest, Outcome], None]
+
+_NOT_RECORDED = (
+    "nats-sequence",
+    "nats-stream",
+    "nats-subject",
+    "nats-time-stamp",
+    "nats-last-sequence",
+    "nats-num-pending",
+    "nats-expected-last-subject-sequence",
+    "nats-batch-id",
+    "nats-batch-sequence",
+    "nats-batch-commit",
+    "nats-ttl",
+)
+
+
+class Recorder:
+    """See the module. `on_ended(request, outcome)` is told when a request is acknowledged: it is out of the world."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        publisher: AckedPublisher,
+        api: JetStreamApi,
+        objects: ObjectBodies,
+        counters: DurableCounters,
+        on_ended: OnEnded,
+    ) -> None:
+        self._bus = bus
+        self._publisher = publisher
+        self._api = api
+        self._objects = objects
+        self._counters = counters
+        self._on_ended = on_ended
+        self._records = RecordStore(bus, publisher)
+        self._dead = DeadLetters(bus, publisher)
+        self._background: asyncio.TaskGroup | None = None
+        self._lookups = asyncio.Semaphore(_LOOKUPS_AT_A_TIME)
+        self._ending = 0
+
+    def start(self, background: asyncio.TaskGroup) -> None:
+        """Looks records up in tasks of `background`."""
+        self._background = background
+
+    def __len__(self) -> int:
+        """Requests whose end is known and not recorded yet."""
+        return self._ending
+
+    def succeed(self, request: DurableRequest, headers: Headers, body: bytes, version: str) -> None:
+        """The request has its answer, the last one if there are several."""
+        self._end(request, Outcome.SUCCEEDED, 200, headers, body, version)
+
+    def fail(self, request: DurableRequest, outcome: Outcome, error: WeirError, status: int = 0) -> None:
+        """The request ends with an error."""
+        headers, body = encode_error(error, request.format)
+        self._end(request, outcome, status or error.http_status, headers, body)
+
+    def bury(self, request: DurableRequest, error: WeirError) -> None:
+        """The request can't be done: it goes to DEAD, and the error is its answer."""
+        self._begin(request)
+        self._dead.add(request, error.message, partial(self._buried, request, error))
+
+    def respond(self, request: DurableRequest, number: int, headers: Headers, body: bytes) -> None:
+        """Publishes a response that is not the last, and stores it under the request's id and this number."""
+        told = [("Weir-Id", request.id), ("Weir-Model", request.model), ("Weir-Response", str(number)), *headers]
+        self._answer(request, pack_headers([*told, ("Weir-Final", "false")]), body)
+        if len(body) + _SPARE_BYTES * 4 <= self._bus.max_payload_bytes:
+            subject = f"{subjects.result(request.model, request.id)}.{number}"
+            lines = pack_headers([*told, *_ttl(request)])[len(_VERSION_LINE) :]
+            self._records.add(subject, lines, body, _ignore)
+
+    def settle(self, request: DurableRequest, on_none: Callable[[], None]) -> None:
+        """Ends the request with the record that its id has; calls `on_none` where there is none."""
+        assert self._background is not None  # noqa: S101 - it was started
+        self._background.create_task(self._settle(request, on_none))
+
+    # How it goes on
+
+    def _begin(self, request: DurableRequest) -> None:
+        if request.stage is not Stage.ENDING:
+            request.stage = Stage.ENDING
+            self._ending += 1
+
+    def _buried(self, request: DurableRequest, error: WeirError) -> None:
+        self.fail(request, Outcome.DEAD_LETTERED, error)
+
+    def _end(
+        self, request: DurableRequest, outcome: Outcome, status: int, headers: Headers, body: bytes, version: str = ""
+    ) -> None:
+        self._begin(request)
+        record = request.record(outcome, status, time.time_ns() // 1_000_000)
+        record.version = version
+        told = record.headers()
+        if request.responses:
+            told.append(("Weir-Responses", str(request.responses + (outcome is Outcome.SUCCEEDED))))
+        told += headers
+        block = pack_headers(told)[len(_VERSION_LINE) :]
+        if len(block) + len(body) + _SPARE_BYTES > self._bus.max_payload_bytes:
+            self._store_large(request, outcome, told, body)
+        else:
+            self._store(request, outcome, block, body)
+
+    def _store_large(self, request: DurableRequest, outcome: Outcome, told: Headers, body: bytes) -> None:
+        # A second execution has an object of its own: the record that stands must not lose what it names.
+        name = f"{token(request.model)}.{token(request.id)}.{request.delivery.sequence}-{time.time_ns():x}"
+
+        def put(error: WeirError | None) -> None:
+            if error is not None:
+                self.fail(request, Outcome.FAILED, error)
+                return
+            block = pack_headers([*told, ("Weir-Object", name)])[len(_VERSION_LINE) :]
+            self._store(request, outcome, block, b"")
+
+        self._objects.put(name, body, put)
+
+    def _store(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes) -> None:
+        stored = partial(self._on_stored, request, outcome, lines, body)
+        subject = subjects.result(request.model, request.id)
+        ttl_s = request.terms.result_ttl_s
+        kept = b"Nats-TTL: %ds\r\n%b" % (ttl_s, lines) if ttl_s else lines
+        self._records.add(subject, kept, body, stored)
+
+    def _on_stored(
+        self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes, ack: StoreAck
+    ) -> None:
+        if ack.is_stored:
+            self._finish(request, outcome, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
+        elif ack.is_conflict:
+            self.settle(request, partial(self._store, request, outcome, lines, body))
+        else:
+            logger.warning("the record of a request to %s is not stored: %s", request.model, ack.description)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._store, request, outcome, lines, body)
+
+    def _finish(self, request: DurableRequest, outcome: Outcome, block: bytes, body: bytes) -> None:
+        self._answer(request, block, body)
+        self._counters.end(request.model, outcome)
+        self._acknowledge(request, outcome)
+
+    def _acknowledge(self, request: DurableRequest, outcome: Outcome) -> None:
+        self._bus.publish(request.ack_subject, b"+ACK")
+        if request.stage is Stage.ENDING:
+            self._ending -= 1
+        request.stage = Stage.ENDED
+        if request.terms.object_name and outcome is not Outcome.DEAD_LETTERED:
+            self._objects.delete(request.terms.object_name)
+        self._on_ended(request, outcome)
+
+    def _answer(self, request: DurableRequest, block: bytes, body: bytes) -> None:
+        if request.terms.reply_to:
+            self._bus.publish(request.terms.reply_to, body, "", block)
+
+    async def _settle(self, request: DurableRequest, on_none: Callable[[], None]) -> None:
+        subject = subjects.result(request.model, request.id)
+        while True:
+            try:
+                async with self._lookups:
+                    found = await self._api.last(subjects.RESULT_STREAM, subject)
+                break
+            except (NatsError, OSError, TimeoutError):
+                await asyncio.sleep(_RETRY_S)
+        if request.stage is Stage.ENDED:
+            return
+        if found is None:
+            on_none()
+        else:
+            self._on_found(request, found)
+
+    def _on_found(self, request: DurableRequest, found: StoredMessage) -> None:
+        self._begin(request)
+        self._counters.conflict(request.model)
+        digest = found.headers.get("weir-digest", "")
+        if digest and digest != request.body_digest():
+            self._refuse_namesake(request)
+            return
+        told = [(name, value) for name, value in found.headers.items() if name not in _NOT_RECORDED]
+        try:
+            outcome = Outcome(found.headers.get("weir-outcome", ""))
+        except ValueError:
+            outcome = Outcome.SUCCEEDED
+        self._answer(request, pack_headers([*_as_written(told), ("Weir-Final", "true")]), found.data)
+        self._acknowledge(request, outcome)
+
+    def _refuse_namesake(self, request: DurableRequest) -> None:
+        """Another request has the same id: this one has no record, and its copy in DEAD tells of it."""
+        error = WeirError(ErrorCode.ALREADY_EXISTS, f"another request with id '{request.id}' was accepted before")
+        headers, body = encode_error(error, request.format)
+        record = request.record(Outcome.DEAD_LETTERED, _CONFLICT_STATUS, time.time_ns() // 1_000_000)
+
+        def buried() -> None:
+            self._answer(request, pack_headers([*record.headers(), *headers, ("Weir-Final", "true")]), body)
+            self._acknowledge(request, Outcome.DEAD_LETTERED)
+
+        self._dead.add(request, error.message, buried, is_namesake=True)
+
+
+def _ttl(request: DurableRequest) -> Headers:
+    return [("Nats-TTL", f"{request.terms.result_ttl_s}s")] if request.terms.result_ttl_s else []
+
+
+def _as_written(headers: Headers) -> Headers:
+    """Names as they are written in the contract: they were read in lower case."""
+    return [("-".join(part.capitalize() for part in name.split("-")), value) for name, value in headers]
+
+
+def _ignore(_ack: StoreAck) -> None:
+    """A response before the last: one of an earlier run stands, and so does the answer to come."""
