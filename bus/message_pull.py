@@ -29,7 +29,7 @@ _GONE = ("consumer deleted", "consumer not found", "consumer is push based")
 
 
 class MessagePull:
-    """See the module. The owner passes every message of `inbox`, which it subscribes to, to `receive`; `now_s` is monotonic.
+    """See the module. The owner passes every message of `inbox`, to which it subscribes, to `receive`. Times are monotonic.
 
     What is delivered is held until `done` is called with its size.
     """

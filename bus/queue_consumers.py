@@ -72,9 +72,7 @@ class QueueConsumers:
             try:
                 await self._add(lane, model, {})
             except BadRequestError:  # its owner has just made it
-                await self._bus.jetstream.consumer_info(
-                    subjects.QUEUE_STREAM, subjects.durable_consumer(lane, model)
-                )
+                await self._bus.jetstream.consumer_info(subjects.QUEUE_STREAM, subjects.durable_consumer(lane, model))
 
     async def drop(self, lane: str, model: str) -> None:
         """Removes the consumer, if it is there."""
@@ -93,7 +91,8 @@ class QueueConsumers:
 
     async def _info(self, name: str) -> ConsumerInfo | None:
         try:
-            return await self._bus.jetstream.consumer_info(subjects.QUEUE_STREAM, name)
+            info: ConsumerInfo = await self._bus.jetstream.consumer_info(subjects.QUEUE_STREAM, name)
+            return info
         except NotFoundError:
             return None
 

@@ -26,6 +26,7 @@ from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
 from gateway.access import Access
 from gateway.doors import Doors
+from gateway.durable.intake import DurableIntake
 from gateway.durable.store import DurableStore
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
@@ -160,6 +161,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         ports["metrics_port"] = listeners.port("metrics")
         endpoint = MetricsEndpoint(statistics, catalog, inference, payloads, metrics_config)
         listeners.serve("metrics", endpoint.app(), "httptools", background)
+    intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
+    await intake.start(background)
     expiry = background.create_task(_expire(registry, bus))
     await listeners.started()
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
@@ -172,7 +175,11 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     listeners.stop("HTTP")
     deadline_s = loop.time() + settings.exit_timeout_secs
     await nats_door.stop()
-    await asyncio.gather(grpc_server.stop(settings.exit_timeout_secs), inference.stop(settings.exit_timeout_secs))
+    await asyncio.gather(
+        grpc_server.stop(settings.exit_timeout_secs),
+        inference.stop(settings.exit_timeout_secs),
+        intake.stop(settings.exit_timeout_secs),
+    )
     await nats_door.close(max(0.0, deadline_s - loop.time()))
     await tracing.stop()
     durable.stop()

@@ -1,4 +1,4 @@
-"""`DeadLetters`: copies in stream DEAD of the requests that can't be done: as they were sent, with the reason and the history.
+"""`DeadLetters`: copies in stream DEAD of requests that can't be done: as they were sent, with the reason and the history.
 
 What lies there can be replayed: its headers and body are the original ones, but for those of NATS itself.
 """
@@ -45,7 +45,7 @@ class DeadLetters:
             ("Weir-Dead-Ms", str(time.time_ns() // 1_000_000)),
             ("Weir-Attempts", str(request.attempts)),
         ]
-        history = [(a.ended_ms, a.reason[:200]) for a in request.history]
+        history = [(a.ended_ms, a.reason[:200]) for a in request.trials.history]
         original = _original_lines(request.message.header_block)
         block = pack_headers([*told, ("Weir-History", orjson.dumps(history).decode())])[:-2] + original
         data = request.message.data

@@ -1,8 +1,8 @@
-"""`DurableRequest`: one message of stream QUEUE, from its delivery until its terminal record is stored and it is acknowledged."""
+"""`DurableRequest`: one message of stream QUEUE, from its delivery until it has its record and is acknowledged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from enum import Enum
 
 from bus.connection import Message
@@ -11,11 +11,10 @@ from calls.catalog import ServedModel
 from calls.pending import Pending
 from gateway.durable.bodies import BodyFormat, digest_of
 from gateway.durable.request_terms import DurableTerms
+from gateway.durable.retry_policy import MAX_HISTORY, Trials
 from schemas.lanes import Lane
 from schemas.requests import InferRequest
 from schemas.terminal import Attempt, Outcome, TerminalRecord
-
-_EMPTY: Mapping[str, str] = {}
 
 
 class Stage(Enum):
@@ -37,14 +36,12 @@ class DurableRequest:
 
     __slots__ = (
         "ack_subject",
-        "attempts",
+        "answered_by",
         "body",
         "delivery",
         "digest",
         "format",
         "has_object",
-        "headers",
-        "history",
         "id",
         "is_named",
         "lane",
@@ -52,6 +49,7 @@ class DurableRequest:
         "maybe_begun",
         "message",
         "model",
+        "on_ended",
         "pending",
         "request",
         "responses",
@@ -59,21 +57,32 @@ class DurableRequest:
         "served",
         "stage",
         "terms",
+        "trials",
         "unsent",
         "version",
     )
 
-    def __init__(self, message: Message, delivery: Delivery, lane: Lane, model: str, version: str) -> None:
+    def __init__(
+        self,
+        message: Message,
+        delivery: Delivery,
+        lane: Lane,
+        model: str,
+        version: str,
+        on_ended: Callable[[DurableRequest], None],
+    ) -> None:
         self.message = message
         self.delivery = delivery
         self.ack_subject = message.reply
         self.lane = lane
         self.model = model
         self.version = version
-        self.headers: Mapping[str, str] = _EMPTY
+        self.on_ended = on_ended
+        """Told when it is acknowledged: it is out of the world."""
         self.terms: DurableTerms = DurableTerms()
         self.id = f"{delivery.stored_ns:x}-{delivery.sequence}"
         self.is_named = False
+        self.trials = Trials(self.id, delivery.stored_ns // 1_000_000)
         self.body = message.data
         """The request's own body: that of the message, or what the object holds that the message names."""
         self.has_object = False
@@ -86,11 +95,11 @@ class DurableRequest:
         """The sequence in whose line it stands, 0 for none."""
         self.maybe_begun = False
         """Whether an owner before may have begun it."""
+        self.answered_by = ""
+        """The version whose responses came."""
         self.pending: Pending | None = None
         self.stage = Stage.WAITING
-        self.attempts = 0
         self.losses = 0
-        self.history: list[Attempt] = []
         self.responses = 0
         """Responses before the last that were published, in the present attempt."""
         self.unsent: tuple[list[tuple[str, str]], bytes] | None = None
@@ -118,17 +127,16 @@ class DurableRequest:
             self.digest = digest_of(self.body)
         return self.digest
 
+    @property
+    def attempts(self) -> int:
+        """How often it was begun, as far as it counts."""
+        return self.trials.attempts + self.losses
+
     def lost(self, now_ms: int, reason: str) -> None:
         """It was lost with a worker or a process, and is done again by the scheduler."""
-        self.attempts += 1
         self.losses += 1
-        self.history.append(Attempt(now_ms, reason))
-        del self.history[:-_MAX_HISTORY]
-
-    def failed(self, now_ms: int, reason: str) -> None:
-        """An attempt came to nothing."""
-        self.history.append(Attempt(now_ms, reason))
-        del self.history[:-_MAX_HISTORY]
+        self.trials.history.append(Attempt(now_ms, reason))
+        del self.trials.history[:-MAX_HISTORY]
 
     def record(self, outcome: Outcome, status: int, ended_ms: int) -> TerminalRecord:
         """What is recorded of it."""
@@ -143,8 +151,5 @@ class DurableRequest:
             status=status,
             tenant=self.terms.tenant,
             digest=self.body_digest(),
-            history=self.history,
+            history=self.trials.history,
         )
-
-
-_MAX_HISTORY = 16

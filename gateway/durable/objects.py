@@ -99,7 +99,7 @@ class ObjectBodies:
                 f"{self._max_bytes} bytes. Use --http-max-input-size to increase the limit."
             )
         content = io.BytesIO()
-        await store.get(name, writeinto=content)  # type: ignore[arg-type]  # any writer will do
+        await store.get(name, writeinto=content)
         return content.getvalue()
 
     async def _put(self, name: str, data: bytes, on_put: Callable[[WeirError | None], None]) -> None:

@@ -1,9 +1,9 @@
 """`RecordStore`: terminal records on their way to stream RESULT, one by one or many together.
 
-A disk that syncs before it acknowledges takes some thousands of messages a second, however many are under way; as an atomic
-batch many cost one sync. So records that come while others are being stored wait for those, and leave together. Where one of
-them is refused the whole batch is; then each is stored alone.
-Source: NATS ADR-50 (atomic batch publishing); measured with nats-server 2.15: 131 us a record alone, 28 us in batches of 100.
+A disk that syncs before it acknowledges takes some thousands of messages a second, however many are under way; as an
+atomic batch many cost one sync. So records that come while others are being stored wait for those, and leave together.
+Where one of them is refused the whole batch is; then each is stored alone.
+Source: NATS ADR-50 (atomic batch publishing). Measured with nats-server 2.15: 131 us alone, 28 us in batches of 100.
 """
 
 from __future__ import annotations

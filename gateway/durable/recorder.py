@@ -1,7 +1,7 @@
 """`Recorder`: the end of a durable request: its terminal record, then the answer to who asked, then the acknowledgement.
 
-In this order a death at any point costs a second execution at most. The first record of an id stands for ever: whoever comes
-second finds it, and what it says is the answer. A request that can't be done is copied to stream DEAD before its record.
+In this order a death at any point costs a second execution at most. The first record of an id stands: whoever comes second
+finds it, and what it says is the answer. A request that can't be done is copied to stream DEAD before its record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _CONFLICT_STATUS = 409
 _LOOKUPS_AT_A_TIME = 64
 
 Headers = list[tuple[str, str]]
-OnEnded = Callable[[DurableRequest, Outcome], None]
 
 _NOT_RECORDED = (
     "nats-sequence",
@@ -56,7 +55,7 @@ _NOT_RECORDED = (
 
 
 class Recorder:
-    """See the module. `on_ended(request, outcome)` is told when a request is acknowledged: it is out of the world."""
+    """See the module. `request.on_ended` is called when all is done."""
 
     def __init__(
         self,
@@ -65,23 +64,27 @@ class Recorder:
         api: JetStreamApi,
         objects: ObjectBodies,
         counters: DurableCounters,
-        on_ended: OnEnded,
     ) -> None:
         self._bus = bus
         self._publisher = publisher
         self._api = api
         self._objects = objects
         self._counters = counters
-        self._on_ended = on_ended
         self._records = RecordStore(bus, publisher)
         self._dead = DeadLetters(bus, publisher)
         self._background: asyncio.TaskGroup | None = None
         self._lookups = asyncio.Semaphore(_LOOKUPS_AT_A_TIME)
         self._ending = 0
+        self._lookup_tasks: set[asyncio.Task[None]] = set()
 
     def start(self, background: asyncio.TaskGroup) -> None:
         """Looks records up in tasks of `background`."""
         self._background = background
+
+    def stop(self) -> None:
+        """Looks nothing up any more."""
+        for task in self._lookup_tasks:
+            task.cancel()
 
     def __len__(self) -> int:
         """Requests whose end is known and not recorded yet."""
@@ -110,10 +113,17 @@ class Recorder:
             lines = pack_headers([*told, *_ttl(request)])[len(_VERSION_LINE) :]
             self._records.add(subject, lines, body, _ignore)
 
-    def settle(self, request: DurableRequest, on_none: Callable[[], None]) -> None:
-        """Ends the request with the record that its id has; calls `on_none` where there is none."""
+    def settle(
+        self,
+        request: DurableRequest,
+        on_none: Callable[[], None],
+        on_found: Callable[[DurableRequest], None] | None = None,
+    ) -> None:
+        """Ends the request with the record that its id has, telling `on_found`; calls `on_none` where there is none."""
         assert self._background is not None  # noqa: S101 - it was started
-        self._background.create_task(self._settle(request, on_none))
+        task = self._background.create_task(self._settle(request, on_none, on_found))
+        self._lookup_tasks.add(task)
+        task.add_done_callback(self._lookup_tasks.discard)
 
     # How it goes on
 
@@ -161,9 +171,7 @@ class Recorder:
         kept = b"Nats-TTL: %ds\r\n%b" % (ttl_s, lines) if ttl_s else lines
         self._records.add(subject, kept, body, stored)
 
-    def _on_stored(
-        self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes, ack: StoreAck
-    ) -> None:
+    def _on_stored(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes, ack: StoreAck) -> None:
         if ack.is_stored:
             self._finish(request, outcome, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
         elif ack.is_conflict:
@@ -184,13 +192,18 @@ class Recorder:
         request.stage = Stage.ENDED
         if request.terms.object_name and outcome is not Outcome.DEAD_LETTERED:
             self._objects.delete(request.terms.object_name)
-        self._on_ended(request, outcome)
+        request.on_ended(request)
 
     def _answer(self, request: DurableRequest, block: bytes, body: bytes) -> None:
         if request.terms.reply_to:
             self._bus.publish(request.terms.reply_to, body, "", block)
 
-    async def _settle(self, request: DurableRequest, on_none: Callable[[], None]) -> None:
+    async def _settle(
+        self,
+        request: DurableRequest,
+        on_none: Callable[[], None],
+        on_found: Callable[[DurableRequest], None] | None,
+    ) -> None:
         subject = subjects.result(request.model, request.id)
         while True:
             try:
@@ -203,8 +216,12 @@ class Recorder:
             return
         if found is None:
             on_none()
-        else:
-            self._on_found(request, found)
+            return
+        if on_found is not None:
+            if request.stage is Stage.ENDING:
+                return  # its own record is on its way, and finds this one
+            on_found(request)
+        self._on_found(request, found)
 
     def _on_found(self, request: DurableRequest, found: StoredMessage) -> None:
         self._begin(request)

@@ -24,6 +24,7 @@ class SequenceLines(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[SequenceId, deque[T]] = {}
         self._lost: dict[SequenceId, None] = {}
+        self._restarted: dict[SequenceId, None] = {}
 
     def __len__(self) -> int:
         """Sequences with requests here."""
@@ -57,19 +58,34 @@ class SequenceLines(Generic[T]):
 
     def lose(self, id: SequenceId) -> None:
         """The state of the sequence may be wrong from now on."""
-        self._lost.pop(id, None)
-        self._lost[id] = None
-        if len(self._lost) > MAX_LOST:
-            del self._lost[next(iter(self._lost))]
+        self._restarted.pop(id, None)
+        _remember(self._lost, id)
 
-    def may_go(self, id: SequenceId, starts: bool) -> bool:
-        """Whether a request of the sequence can be run: one that starts it always can, and makes the sequence whole."""
+    def may_go(self, id: SequenceId, starts: bool, maybe_begun: bool = False) -> bool:
+        """Whether a request of the sequence can be run: one that starts it always can, and makes the sequence whole.
+
+        `maybe_begun`: an owner before may have run it. It is run again only behind its sequence's start, which was run
+        again before it; else the sequence is lost.
+        """
         if starts:
             self._lost.pop(id, None)
+            self._restarted.pop(id, None)
+            if maybe_begun:
+                _remember(self._restarted, id)
             return True
+        if maybe_begun and id not in self._restarted:
+            self.lose(id)
         return id not in self._lost
 
     def clear(self) -> None:
         """Nothing is here any more."""
         self._lines.clear()
         self._lost.clear()
+        self._restarted.clear()
+
+
+def _remember(ids: dict[SequenceId, None], id: SequenceId) -> None:
+    ids.pop(id, None)
+    ids[id] = None
+    if len(ids) > MAX_LOST:
+        del ids[next(iter(ids))]

@@ -8,6 +8,7 @@ from bus.acked_publisher import AckedPublisher
 from bus.connection import Bus
 from bus.durable_streams import QueueLimits, ensure_durable_streams
 from bus.leases import Leases
+from gateway.durable.counters import DurableCounters
 from gateway.settings import GatewaySettings
 
 
@@ -22,6 +23,7 @@ class DurableStore:
             result_ttl_s=settings.result_ttl_secs,
             result_max_bytes=settings.result_max_bytes,
         )
+        self.counters = DurableCounters()
         self.publisher = AckedPublisher(bus, gateway_id)
         self.leases = Leases(bus, self.publisher, gateway_id)
 

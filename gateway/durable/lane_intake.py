@@ -1,0 +1,383 @@
+"""`LaneIntake`: one lane of one model in stream QUEUE, in the hands of its owner: from the pull to the acknowledgement.
+
+```text
+ pull ─▶ headers ─▶ recorded already? ─▶ model there? ─▶ body there? ─▶ line of its sequence ─▶ fair queue ─▶ Runner
+                              │                                                                                 │
+                              └────────────────────────────────▶ Recorder ◀─────────────────────────────────────┘
+```
+
+What is held here is bounded by the pull; all else waits in the stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from functools import partial
+
+from bus import durable_subjects as subjects
+from bus.connection import Message
+from bus.delivered_message import delivery_of
+from bus.headers import parse_headers
+from bus.message_pull import MAX_HELD_MESSAGES, MessagePull
+from calls.catalog import ServedModel
+from gateway.durable.bodies import HEADER_LENGTH, parse_body
+from gateway.durable.durable_request import DurableRequest, Stage
+from gateway.durable.fair_queue import FairQueue
+from gateway.durable.intake_parts import IntakeParts
+from gateway.durable.request_terms import check_id, read_terms, readable_terms
+from gateway.durable.runner import Runner
+from gateway.durable.sequence_lines import SequenceLines
+from schemas.errors import ErrorCode, WeirError, queue_full, unavailable
+from schemas.lanes import Lane
+from schemas.model_config import ModelConfig
+from schemas.queue_bounds import queue_bounds
+from schemas.requests import SEQUENCE_START
+from schemas.terminal import Outcome
+
+MAX_CANCELLED = 10_000
+"""Ids that were cancelled before their requests came here, and are remembered for a while."""
+
+ROW_BYTES = 64 << 10
+"""Bytes of a body that count as much as a request does, when tenants share a model."""
+
+SEQUENCE_LOST = "the gateway was lost while it ran a request of sequence {}: start the sequence again"
+
+_AGE_SCAN_S = 2.0
+_NO_CONFIG = ModelConfig(name="")
+
+
+class LaneIntake:
+    """See the module. `lane` is `Lane.EVENT` or `Lane.BATCH`. Everything runs in one event loop."""
+
+    def __init__(self, parts: IntakeParts, model: str, lane: Lane) -> None:
+        self.model = model
+        self.lane = lane
+        self.name = "batch" if lane is Lane.BATCH else "event"
+        self.is_unknown = False
+        """Nobody has the model: what comes is dead-lettered."""
+        self._parts = parts
+        self._plain_subject = subjects.event(model) if lane is Lane.EVENT else subjects.batch(model)
+        self.inbox = f"{subjects.durable_inbox(parts.gateway_id)}.{self._plain_subject}"
+        consumer = subjects.durable_consumer(self.name, model)
+        self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self.inbox, self._arrived)
+        self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
+        self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights, parts.tenant_limits)
+        self._lines: SequenceLines[DurableRequest] = SequenceLines()
+        self._held: dict[int, DurableRequest] = {}  # by sequence in the stream
+        self._named: dict[str, DurableRequest] = {}
+        self._ended: dict[int, None] = {}  # sequences whose acknowledgement may be lost on its way
+        self._cancelled: dict[str, None] = {}
+        self._stalled: deque[DurableRequest] = deque()  # their model is away
+        self._deadlines: list[tuple[int, int, DurableRequest]] = []
+        self._begun_sequence = 0
+        self._is_owner = False
+        self._wake_due = False
+        self._scanned_s = 0.0
+        self.pending = 0
+        """Messages that were not delivered yet, as of the latest that was."""
+
+    def __len__(self) -> int:
+        """Requests that are held."""
+        return len(self._held)
+
+    @property
+    def oldest_ms(self) -> int:
+        """When the oldest of them was accepted, 0 where there is none."""
+        return next(iter(self._held.values())).accepted_ms if self._held else 0
+
+    # What its owner does
+
+    def begin(self, begun_sequence: int, is_ours_still: bool) -> None:
+        """Takes messages from now on. What lies up to `begun_sequence` may have been begun by an owner before.
+
+        With `is_ours_still` nobody else had it since it was ours: what is held goes on.
+        """
+        if not is_ours_still:
+            self.drop()
+            self._begun_sequence = begun_sequence
+        self._is_owner = True
+        self.pull.start(time.monotonic())
+        self._wake()
+
+    def pause(self) -> None:
+        """It may be another's now: nothing more is begun until `begin`, and what is under way goes on."""
+        self._is_owner = False
+        self.pull.stop()
+
+    def drop(self) -> None:
+        """It is another's: everything is let go, which is delivered to him again."""
+        self.pause()
+        for request in self._held.values():
+            if request.stage is not Stage.ENDING:
+                self.runner.abandon(request)
+        self._held.clear()
+        self._named.clear()
+        self._ended.clear()
+        self._stalled.clear()
+        self._deadlines.clear()
+        self._lines.clear()
+        self._queue = FairQueue(self._parts.weights, self._parts.tenant_limits)
+        self.pull.forget()
+
+    def receive(self, message: Message) -> None:
+        """Takes a message of the inbox."""
+        if self._is_owner or message.status:
+            self.pull.receive(message, time.monotonic())
+
+    def tick(self, now_s: float) -> None:
+        """Looks after what time alone brings: deadlines, models that are back."""
+        self.pull.check(now_s)
+        now_ms = time.time_ns() // 1_000_000
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            request = heapq.heappop(self._deadlines)[2]
+            if request.stage in (Stage.WAITING, Stage.BACKING_OFF):
+                self._expire(request, now_ms)
+        if self._stalled and self._is_owner:
+            stalled, self._stalled = self._stalled, deque()
+            while stalled and not self._stalled:
+                self._enter(stalled.popleft())
+            self._stalled += stalled  # the first of them finds its model still away
+        if now_s - self._scanned_s > _AGE_SCAN_S:
+            self._scanned_s = now_s
+            for request in [r for r in self._stalled if r.trials.is_late(now_ms)]:
+                self._expire(request, now_ms)
+
+    def cancel(self, id: str) -> None:
+        """The request of this id was cancelled: its record says so already."""
+        request = self._named.get(id)
+        if request is None:
+            self._cancelled[id] = None
+            if len(self._cancelled) > MAX_CANCELLED:
+                del self._cancelled[next(iter(self._cancelled))]
+        elif request.stage is not Stage.ENDING:
+            self._parts.recorder.settle(request, _nothing, self._leave)
+
+    # The way of a message
+
+    def _arrived(self, message: Message) -> None:
+        delivery = delivery_of(message.reply)
+        if delivery is None:
+            self._parts.counters.malformed += 1
+            self.pull.done(_size_bytes(message))
+            return
+        self.pending = delivery.pending
+        known = self._held.get(delivery.sequence)
+        if known is not None or delivery.sequence in self._ended:
+            self._parts.counters.redeliver(self.model)
+            self.pull.done(_size_bytes(message))
+            if known is not None:
+                known.ack_subject = message.reply
+            else:
+                self.pull.ack(message.reply)
+            return
+        version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
+        request = DurableRequest(message, delivery, self.lane, self.model, version, self._on_ended)
+        self._held[delivery.sequence] = request
+        if message.header_block and not self._read_headers(request):
+            return
+        if delivery.sequence <= self._begun_sequence or delivery.deliveries > 1:
+            self._parts.counters.redeliver(self.model)
+            request.maybe_begun = True
+            self._name_early(request)
+            self._parts.recorder.settle(request, partial(self._admit, request))
+        else:
+            self._parts.counters.accept(self.model, self.lane)
+            self._admit(request)
+
+    def _read_headers(self, request: DurableRequest) -> bool:
+        headers = parse_headers(request.message.header_block)
+        try:
+            request.terms = read_terms(headers, self._parts.limits)
+        except WeirError as error:
+            request.terms = readable_terms(headers)
+            self._name_early(request)
+            self.runner.refuse(request, error)
+            return False
+        request.trials.deadline_ms = request.terms.deadline_ms
+        return True
+
+    def _name_early(self, request: DurableRequest) -> None:
+        """Finds the id of a request that is to end, or may have ended, before its body is read."""
+        if request.terms.id:
+            request.name("")
+        elif not request.is_named and not request.terms.object_name:
+            request.name(self._kserve_id(request))
+
+    def _kserve_id(self, request: DurableRequest) -> str:
+        content = request.terms.content_headers
+        if content.get(HEADER_LENGTH) == "0":
+            return ""
+        try:
+            asked, request.format = parse_body(
+                self.model, "", request.body, content, _NO_CONFIG, self._parts.limits, self._parts.find_region
+            )
+            return check_id(asked.id)
+        except WeirError:
+            return ""
+
+    def _admit(self, request: DurableRequest) -> None:
+        """A request that has no record yet."""
+        if request.stage is not Stage.WAITING or request.delivery.sequence not in self._held:
+            return
+        if request.terms.id and not request.is_named:
+            request.name("")
+        if request.is_named and not self._on_named(request):
+            return
+        if request.trials.deadline_ms:
+            heapq.heappush(self._deadlines, (request.trials.deadline_ms, request.delivery.sequence, request))
+        if self._stalled or not self._is_owner:
+            self._stalled.append(request)
+        else:
+            self._enter(request)
+
+    def _enter(self, request: DurableRequest) -> None:
+        """A request whose model is to be found."""
+        if request.stage is not Stage.WAITING:
+            return
+        try:
+            served = self._parts.catalog.resolve(self.model, request.version)
+        except WeirError as error:
+            self._on_unresolved(request, error)
+            return
+        if not request.trials.max_age_ms:
+            request.trials.max_age_ms = queue_bounds(served.config, self._parts.bounds).max_age_ms
+        if request.terms.object_name and not request.has_object:
+            self._parts.objects.fetch(request.terms.object_name, partial(self._on_object, request))
+        elif self._stand_in_line(request, served):
+            self._queue_up(request)
+
+    def _on_object(self, request: DurableRequest, body: bytes | WeirError) -> None:
+        if request.stage is not Stage.WAITING:
+            return
+        if isinstance(body, bytes):
+            request.body = body
+            request.has_object = True
+            self._enter(request)
+        elif body.retryable:
+            self.runner.failed(request, body)
+        else:
+            self._name_early(request)
+            self.runner.refuse(request, body)
+
+    def _stand_in_line(self, request: DurableRequest, served: ServedModel) -> bool:
+        """Whether the request needs to wait for none of its sequence."""
+        sequences = served.config.sequence_batching
+        if sequences is None or sequences.iterative_sequence or request.sequence:
+            return True
+        if not self.runner.read(request, served) or request.request is None:
+            return False
+        request.sequence = request.request.correlation_id
+        return not request.sequence or self._lines.join(request.sequence, request)
+
+    def _queue_up(self, request: DurableRequest) -> None:
+        tenant = request.terms.tenant
+        if self._queue.add(tenant, request, 1 + len(request.body) // ROW_BYTES):
+            self._wake()
+            return
+        self._name_early(request)
+        error = queue_full(self.model, f"tenant '{tenant}' has as many requests waiting as it may")
+        self._parts.recorder.fail(request, Outcome.FAILED, error)
+
+    def _enter_again(self, request: DurableRequest) -> None:
+        if self._is_owner:
+            self._enter(request)
+        else:
+            self._stalled.append(request)
+
+    def _wake(self) -> None:
+        """Something may be begun: once all that has arrived by now is taken in."""
+        if not self._wake_due:
+            self._wake_due = True
+            self._parts.bus.defer(self._begin_next)
+
+    def _begin_next(self) -> None:
+        self._wake_due = False
+        if not self._is_owner or self.runner.is_stopping:
+            return
+        while self.runner.has_room and (request := self._queue.pop()) is not None:
+            self._begin(request)
+
+    def _begin(self, request: DurableRequest) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        if request.trials.is_late(now_ms):
+            self._expire(request, now_ms)
+            return
+        try:
+            served = self._parts.catalog.resolve(self.model, request.version)
+        except WeirError as error:
+            self._on_unresolved(request, error)
+            return
+        if request.sequence:
+            asked = request.request
+            starts = asked is not None and bool(asked.sequence_flags & SEQUENCE_START)
+            # Of one that was begun by us and failed in passing the scheduler knows; that is as with any caller.
+            if not self._lines.may_go(request.sequence, starts, request.maybe_begun):
+                self._parts.recorder.fail(request, Outcome.FAILED, unavailable(SEQUENCE_LOST.format(request.sequence)))
+                return
+        self.runner.begin(request, served)
+
+    def _on_unresolved(self, request: DurableRequest, error: WeirError) -> None:
+        """No worker has what is asked for."""
+        is_known = self._parts.catalog.knows(self.model)
+        if self.is_unknown and not is_known:
+            self._name_early(request)
+            self._parts.recorder.bury(request, error)
+        elif is_known and request.version and error.code is ErrorCode.NOT_FOUND:
+            self.runner.failed(request, error)  # other versions are there: this one is not awaited for ever
+        elif error.code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
+            self._stalled.append(request)
+        else:
+            self._name_early(request)
+            self.runner.failed(request, error)
+
+    def _on_named(self, request: DurableRequest) -> bool:
+        """The id is known; False where the request is not to be run by that."""
+        if request.id in self._cancelled:
+            del self._cancelled[request.id]
+            self._parts.recorder.settle(request, partial(self._admit, request))
+            return False
+        self._named[request.id] = request
+        return True
+
+    # Its end
+
+    def _expire(self, request: DurableRequest, now_ms: int) -> None:
+        decision = self._parts.policy.before(now_ms, request.trials)
+        if decision is None or decision.outcome is None:
+            return
+        self._leave(request)
+        self._name_early(request)
+        self._parts.recorder.fail(request, decision.outcome, unavailable(decision.reason))
+
+    def _leave(self, request: DurableRequest) -> None:
+        """A request is not to be begun, or not to be answered, any more."""
+        self._queue.remove(request)
+        if request in self._stalled:
+            self._stalled.remove(request)
+        self.runner.give_up(request)
+
+    def _on_ended(self, request: DurableRequest) -> None:
+        sequence = request.delivery.sequence
+        if self._held.get(sequence) is not request:
+            return  # the lane was let go meanwhile
+        del self._held[sequence]
+        if self._named.get(request.id) is request:
+            del self._named[request.id]
+        self._ended[sequence] = None
+        if len(self._ended) > MAX_HELD_MESSAGES:
+            del self._ended[next(iter(self._ended))]
+        if request.sequence:
+            following = self._lines.leave(request.sequence, request)
+            if following is not None:
+                self._queue_up(following)
+        self.pull.done(request.size_bytes)
+
+
+def _size_bytes(message: Message) -> int:
+    return len(message.data) + len(message.header_block)
+
+
+def _nothing() -> None:
+    """What was told to be cancelled has no such record: it goes on."""
