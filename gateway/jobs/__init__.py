@@ -1,0 +1,1 @@
+"""Offline jobs: files in, files out, each item once."""

@@ -1,0 +1,106 @@
+"""The outputs of a shard's items by column: one array for all items where their shapes are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gateway.jobs.files.items import ItemResult
+from schemas.datatypes import BY_CONFIG_NAME, DATATYPES
+from schemas.errors import WeirError, internal
+from schemas.model_config import ModelOutput
+from schemas.tensors import Tensor, as_array, element_count, unpack_bytes
+
+
+class OutputColumn:
+    """One output of a shard's items.
+
+    `rank` is the number of dimensions of a value: the declared ones, or None for an output that is not declared.
+    `shapes` and `contents` have a place for each item, with None where it has no such output.
+    """
+
+    __slots__ = ("contents", "datatype", "name", "rank", "shapes")
+
+    def __init__(self, name: str, datatype: str, rank: int | None, count: int) -> None:
+        self.name = name
+        self.datatype = datatype
+        self.rank = rank
+        self.shapes: list[tuple[int, ...] | None] = [None] * count
+        self.contents: list[bytes | memoryview] = [b""] * count
+
+    def put(self, place: int, tensor: Tensor) -> None:
+        """Put `tensor` at `place`, without its batch dimension where that is 1 and the model adds it."""
+        shape, data = tuple(tensor.shape), tensor.data
+        if isinstance(data, tuple):
+            raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
+        if tensor.datatype != self.datatype:
+            raise internal(f"output '{self.name}' is {tensor.datatype}, but was {self.datatype}")
+        if self.rank is not None and len(shape) == self.rank + 1 and shape[0] == 1:
+            shape = shape[1:]
+        size = DATATYPES[self.datatype].size_bytes
+        if size and element_count(shape) * size != len(data):
+            raise internal(f"output tensor shape does not match size of output for '{self.name}'")
+        self.shapes[place] = shape
+        self.contents[place] = data
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape that all values have; None where they differ."""
+        shapes = set(self.shapes)
+        shapes.discard(None)
+        return shapes.pop() if len(shapes) == 1 else None
+
+    def stacked(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The values that are there, all of `shape`, as the rows of one array (BYTES: of objects, which are bytes)."""
+        count = len(self.shapes) - self.shapes.count(None)
+        return as_array(b"".join(self.contents), self.datatype, (count, *shape))
+
+    def value(self, place: int) -> np.ndarray | None:
+        """The value at `place`."""
+        shape = self.shapes[place]
+        return None if shape is None else as_array(self.contents[place], self.datatype, shape)
+
+
+def columns_of(
+    results: Sequence[ItemResult], declared: Sequence[ModelOutput], errors: list[WeirError | None]
+) -> list[OutputColumn]:
+    """The columns of `results`: those declared in their order, then others as they come.
+
+    `errors` has a place for each result, which is filled with its error. One whose outputs can't be written gets one.
+    """
+    count = len(results)
+    columns = {
+        output.name: OutputColumn(output.name, BY_CONFIG_NAME[output.data_type].name, len(output.dims), count)
+        for output in declared
+    }
+    for place, result in enumerate(results):
+        error = result.error
+        if error is None and result.outputs is None:
+            raise internal(f"item {result.number} has neither outputs nor an error")
+        errors[place] = error
+        if error is not None:
+            continue
+        try:
+            for tensor in result.outputs or ():
+                column = columns.get(tensor.name)
+                if column is None:
+                    column = columns[tensor.name] = OutputColumn(tensor.name, tensor.datatype, None, count)
+                column.put(place, tensor)
+                if column.datatype == "BYTES":
+                    _check_strings(column, place)
+        except WeirError as problem:
+            errors[place] = problem
+            for column in columns.values():
+                column.shapes[place], column.contents[place] = None, b""
+    return list(columns.values())
+
+
+def _check_strings(column: OutputColumn, place: int) -> None:
+    shape = column.shapes[place]
+    try:
+        found = len(unpack_bytes(column.contents[place]))
+    except ValueError:
+        found = -1
+    if shape is None or found != element_count(shape):
+        raise internal(f"output tensor shape does not match size of output for '{column.name}'")
