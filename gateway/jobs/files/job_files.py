@@ -6,12 +6,15 @@ import os
 from collections.abc import Sequence
 from enum import StrEnum
 
-from gateway.jobs.files.declared_inputs import declared_inputs
-from gateway.jobs.files.found_files import FoundFile, find_files, is_folder_of, readable
+from gateway.jobs.files.declared_inputs import DeclaredInput, declared_inputs
+from gateway.jobs.files.file_folder import FileFolder
+from gateway.jobs.files.found_files import FoundFile, FoundFiles, find_files, is_folder_of, readable
 from gateway.jobs.files.items import MAX_ITEM_BYTES, ItemResult, JobInput, JobItem
 from gateway.jobs.files.job_output import JobOutput, OutputFormat
 from gateway.jobs.files.joined_input import ItemFile, JoinedInput
 from gateway.jobs.files.json_lines import JsonLinesFile
+from gateway.jobs.files.numpy_files import NumpyFile
+from gateway.jobs.files.parquet_files import ParquetFile
 from schemas.errors import invalid
 from schemas.model_config import ModelConfig
 
@@ -59,18 +62,24 @@ def open_input(
     a folder whose files are not all of one of these formats is a folder of files. Raises WeirError.
     """
     files = find_files(paths)
-    chosen = _guessed(files, is_folder_of(paths)) if format is None else input_format(format)
-    if chosen is not InputFormat.FILES and format is not None and is_folder_of(paths):
-        files = [file for file in files if _BY_SUFFIX.get(_suffix(file)) is chosen]
+    in_folder = is_folder_of(paths)
+    chosen = _guessed(files, in_folder) if format is None else input_format(format)
+    inputs = declared_inputs(config)
+    if chosen is InputFormat.FILES:
+        return FileFolder(files, inputs)
+    if in_folder:
+        files = FoundFiles.only(file for file in files if _BY_SUFFIX.get(_suffix(file)) is chosen)
         if not files:
             raise invalid(f"the job's input holds no files of format '{chosen}'")
-    inputs = declared_inputs(config)
-    readers: list[ItemFile] = []
-    if chosen is InputFormat.JSONL:
-        readers.extend(JsonLinesFile(file, config.name, inputs) for file in files)
-    else:
-        raise invalid(f"format '{chosen}' is not read yet")
-    return JoinedInput(files, readers)
+    return JoinedInput(files, [_reader(chosen, file, config, inputs) for file in files])
+
+
+def _reader(format: InputFormat, file: FoundFile, config: ModelConfig, inputs: dict[str, DeclaredInput]) -> ItemFile:
+    if format is InputFormat.JSONL:
+        return JsonLinesFile(file, config.name, inputs)
+    if format is InputFormat.PARQUET:
+        return ParquetFile(file, inputs)
+    return NumpyFile(file, inputs)
 
 
 def input_format(name: str) -> InputFormat:
@@ -87,15 +96,15 @@ def default_output_format(paths: Sequence[str | os.PathLike[str]], format: Input
     return _OUTPUT_FORMATS.get(chosen, OutputFormat.JSONL)
 
 
-def _guessed(files: list[FoundFile], in_folder: bool) -> InputFormat:
-    suffixes = {_suffix(file) for file in files}
-    formats = {_BY_SUFFIX.get(suffix) for suffix in suffixes}
-    if len(formats) == 1 and (found := formats.pop()) is not None:
+def _guessed(files: FoundFiles, in_folder: bool) -> InputFormat:
+    found = _BY_SUFFIX.get(_suffix(files[0]))
+    other = next((file for file in files if _BY_SUFFIX.get(_suffix(file)) is not found or found is None), None)
+    if found is not None and other is None:
         return found
     if in_folder:
         return InputFormat.FILES
-    shown = ", ".join(sorted(readable(suffix) or "none" for suffix in suffixes)[:5])
-    raise invalid(f"the format of the job's input does not follow from its suffixes ({shown}): name it")
+    shown = readable((other or files[0]).name)
+    raise invalid(f"the format of the job's input does not follow from the suffix of '{shown}': name it")
 
 
 def _suffix(file: FoundFile) -> str:

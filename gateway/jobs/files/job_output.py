@@ -20,6 +20,8 @@ import orjson
 
 from gateway.jobs.files.items import ItemResult
 from gateway.jobs.files.json_shards import JsonShards
+from gateway.jobs.files.numpy_shards import NumpyShards
+from gateway.jobs.files.parquet_shards import ParquetShards
 from gateway.jobs.files.shard_format import ShardFormat
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.model_config import ModelOutput
@@ -199,6 +201,10 @@ class JobOutput:
 def _shard_format(format: OutputFormat | str, outputs: Sequence[ModelOutput]) -> ShardFormat:
     if format == OutputFormat.JSONL:
         return JsonShards(outputs)
+    if format == OutputFormat.NPZ:
+        return NumpyShards(outputs)
+    if format == OutputFormat.PARQUET:
+        return ParquetShards(outputs)
     raise invalid(f"unknown output format '{format}': it is one of {', '.join(OutputFormat)}")
 
 

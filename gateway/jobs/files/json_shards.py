@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import orjson
+import rapidjson
 
 from gateway.jobs.files.items import ItemResult
 from gateway.jobs.files.json_values import from_bf16, json_rows
 from gateway.jobs.files.output_columns import OutputColumn, columns_of
-from gateway.jobs.files.shard_format import ShardFormat
+from gateway.jobs.files.shard_format import ShardFormat, text_of
 from schemas.errors import WeirError
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
@@ -55,7 +56,7 @@ class JsonShards(ShardFormat):
         lines = [
             dumps({"item": result.number, "source": result.source, "outputs": values}, None, _OPTIONS)
             if error is None
-            else dumps({"item": result.number, "source": result.source, "error": _text(error)}, None, _OPTIONS)
+            else dumps({"item": result.number, "source": result.source, "error": text_of(error)}, None, _OPTIONS)
             for result, values, error in zip(results, outputs, errors, strict=True)
         ]
         return lines, len(errors) - errors.count(None)
@@ -75,22 +76,12 @@ def _json_column(column: OutputColumn) -> Iterator[tuple[int, Any]]:
             yield place, json_rows((from_bf16(value) if column.datatype == "BF16" else value)[None])[0]
 
 
-def _text(error: WeirError) -> str:
-    return error.message.encode(errors="replace").decode()
-
-
 def _read(line: bytes) -> dict[str, Any]:
     """A line of a shard. Raises ValueError."""
-    row = orjson.loads(line) if b"NaN" not in line and b"Infinity" not in line else _read_head(line)
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        row = rapidjson.loads(line, number_mode=rapidjson.NM_NAN)
     if type(row) is not dict or type(row.get("item")) is not int:
         raise ValueError("not a line of a shard")
     return row
-
-
-def _read_head(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        import rapidjson
-
-        return rapidjson.loads(line, number_mode=rapidjson.NM_NAN)

@@ -8,7 +8,7 @@ import numpy as np
 
 from gateway.jobs.files.items import ItemResult
 from schemas.datatypes import BY_CONFIG_NAME, DATATYPES
-from schemas.errors import WeirError, internal
+from schemas.errors import WeirError, internal, invalid
 from schemas.model_config import ModelOutput
 from schemas.tensors import Tensor, as_array, element_count, unpack_bytes
 
@@ -16,16 +16,17 @@ from schemas.tensors import Tensor, as_array, element_count, unpack_bytes
 class OutputColumn:
     """One output of a shard's items.
 
-    `rank` is the number of dimensions of a value: the declared ones, or None for an output that is not declared.
-    `shapes` and `contents` have a place for each item, with None where it has no such output.
+    `dims` are the declared ones, None for an output that is not declared; `exact`: no value may have others. `shapes`
+    and `contents` have a place for each item, with None where it has no such output.
     """
 
-    __slots__ = ("contents", "datatype", "name", "rank", "shapes")
+    __slots__ = ("contents", "datatype", "dims", "exact", "name", "shapes")
 
-    def __init__(self, name: str, datatype: str, rank: int | None, count: int) -> None:
+    def __init__(self, name: str, datatype: str, dims: Sequence[int] | None, count: int, exact: bool) -> None:
         self.name = name
         self.datatype = datatype
-        self.rank = rank
+        self.dims = dims
+        self.exact = exact
         self.shapes: list[tuple[int, ...] | None] = [None] * count
         self.contents: list[bytes | memoryview] = [b""] * count
 
@@ -36,13 +37,24 @@ class OutputColumn:
             raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
         if tensor.datatype != self.datatype:
             raise internal(f"output '{self.name}' is {tensor.datatype}, but was {self.datatype}")
-        if self.rank is not None and len(shape) == self.rank + 1 and shape[0] == 1:
+        if self.dims is not None and len(shape) == len(self.dims) + 1 and shape[0] == 1:
             shape = shape[1:]
+        if self.exact and not self._fits(shape):
+            dims = None if self.dims is None else list(self.dims)
+            raise invalid(
+                f"output '{self.name}' of shape {list(shape)} does not fit the declared {dims}: write JSON Lines"
+            )
         size = DATATYPES[self.datatype].size_bytes
         if size and element_count(shape) * size != len(data):
             raise internal(f"output tensor shape does not match size of output for '{self.name}'")
         self.shapes[place] = shape
         self.contents[place] = data
+
+    def _fits(self, shape: tuple[int, ...]) -> bool:
+        dims = self.dims
+        if dims is None or len(dims) != len(shape):
+            return False
+        return all(dim in (size, -1) for dim, size in zip(dims, shape, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -63,15 +75,19 @@ class OutputColumn:
 
 
 def columns_of(
-    results: Sequence[ItemResult], declared: Sequence[ModelOutput], errors: list[WeirError | None]
+    results: Sequence[ItemResult],
+    declared: Sequence[ModelOutput],
+    errors: list[WeirError | None],
+    exact: bool = False,
 ) -> list[OutputColumn]:
-    """The columns of `results`: those declared in their order, then others as they come.
+    """The columns of `results`: those declared in their order, then, unless `exact`, others as they come.
 
-    `errors` has a place for each result, which is filled with its error. One whose outputs can't be written gets one.
+    `errors` has a place for each result, which is filled with its error. One whose outputs can't be written gets one:
+    with `exact` those of other names or shapes than the declared ones, too.
     """
     count = len(results)
     columns = {
-        output.name: OutputColumn(output.name, BY_CONFIG_NAME[output.data_type].name, len(output.dims), count)
+        output.name: OutputColumn(output.name, BY_CONFIG_NAME[output.data_type].name, output.dims, count, exact)
         for output in declared
     }
     for place, result in enumerate(results):
@@ -85,7 +101,9 @@ def columns_of(
             for tensor in result.outputs or ():
                 column = columns.get(tensor.name)
                 if column is None:
-                    column = columns[tensor.name] = OutputColumn(tensor.name, tensor.datatype, None, count)
+                    if exact:
+                        raise invalid(f"output '{tensor.name}' is not declared: write JSON Lines")
+                    column = columns[tensor.name] = OutputColumn(tensor.name, tensor.datatype, None, count, False)
                 column.put(place, tensor)
                 if column.datatype == "BYTES":
                     _check_strings(column, place)

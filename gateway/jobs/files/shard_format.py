@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import BinaryIO, ClassVar
 
 from gateway.jobs.files.items import ItemResult
+from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelOutput
 
 
@@ -32,3 +33,32 @@ class ShardFormat(ABC):
 
         Returns how many failures are left. Raises ValueError or OSError for what is no shard.
         """
+
+
+class WholeShards(ShardFormat):
+    """A format whose shards are written from all their results at once, and so are read as a whole to be changed.
+
+    `own_names` are those that outputs can't have. Raises WeirError (INVALID_ARG) where one has.
+    """
+
+    own_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, outputs: Sequence[ModelOutput]) -> None:
+        super().__init__(outputs)
+        for output in outputs:
+            if output.name in self.own_names:
+                raise invalid(f"an output called '{output.name}' can't be written to {self.suffix}: write JSON Lines")
+
+    @abstractmethod
+    def read(self, file: BinaryIO) -> list[ItemResult]:
+        """The results in a shard, in order. Raises ValueError or OSError for what is none."""
+
+    def replace(self, old: BinaryIO, new: BinaryIO, results: Sequence[ItemResult]) -> int:
+        """See `ShardFormat`."""
+        by_number = {result.number: result for result in results}
+        return self.write(new, [by_number.get(result.number, result) for result in self.read(old)])
+
+
+def text_of(error: WeirError) -> str:
+    """The text of `error` as it can be written: what comes from a model need not be valid Unicode."""
+    return error.message.encode(errors="replace").decode()
