@@ -101,3 +101,8 @@ def lost_attempts(gateway: str) -> str:
 def lease_subject(key: str) -> str:
     """Subject on which writes of a lease are seen."""
     return f"$KV.{LEASES_BUCKET}.{key}"
+
+
+def job_subject(key: str) -> str:
+    """Subject on which writes of a key of the bucket of offline jobs are seen."""
+    return f"$KV.{JOBS_BUCKET}.{key}"

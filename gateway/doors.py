@@ -10,6 +10,7 @@ from calls.payload_store import PayloadStore
 from calls.readiness import Readiness
 from gateway.access import OPEN, Access
 from gateway.durable.store import DurableStore
+from gateway.jobs.job_service import JobService
 from gateway.live_settings import LiveSettings
 from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
@@ -19,7 +20,7 @@ from schemas.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What a gateway has: models, the way to them, memory, limits, counters, streams; what clients may ask."""
+    """What a gateway has: models, the way to them, memory, limits, counters, streams, jobs; what clients may ask."""
 
     catalog: Catalog
     readiness: Readiness
@@ -33,3 +34,4 @@ class Doors:
     settings: LiveSettings
     durable: DurableStore
     access: Access = OPEN
+    batch_jobs: JobService | None = None

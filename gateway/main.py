@@ -32,6 +32,7 @@ from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
+from gateway.jobs.job_service import JobService
 from gateway.listeners import Listeners
 from gateway.live_settings import LiveSettings
 from gateway.metrics.endpoint import MetricsEndpoint
@@ -111,6 +112,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     readiness = Readiness(bus, gateway_id, catalog)
     durable = DurableStore(bus, gateway_id, settings)
+    jobs = JobService(bus, gateway_id, inference, catalog, durable, settings)
     doors = Doors(
         catalog=catalog,
         readiness=readiness,
@@ -124,6 +126,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         settings=live_settings,
         durable=durable,
         access=access,
+        batch_jobs=jobs,
     )
     if cache is not None:
         try:
@@ -164,6 +167,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)
     expiry = background.create_task(_expire(registry, bus))
+    await jobs.start(background)
     await listeners.started()
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
         if f"{name}_port" in ports:
@@ -175,6 +179,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     listeners.stop("HTTP")
     deadline_s = loop.time() + settings.exit_timeout_secs
     await nats_door.stop()
+    await jobs.stop()
     await asyncio.gather(
         grpc_server.stop(settings.exit_timeout_secs),
         inference.stop(settings.exit_timeout_secs),

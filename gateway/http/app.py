@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access import Access
 from gateway.doors import Doors
+from gateway.http.batch_job_routes import batch_job_routes
 from gateway.http.generate_routes import generate_routes
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.repository_routes import repository_routes
@@ -28,6 +29,7 @@ def make_app(doors: Doors) -> Starlette:
     """The application over these doors."""
     app = Starlette(
         routes=[
+            *batch_job_routes(doors),
             *statistics_routes(doors),
             *metadata_routes(doors),
             *generate_routes(doors),
