@@ -145,6 +145,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     if own_counters is not None:
         await own_counters.start()
     await repository.start()
+    await jobs.start(background)
     nats_door = NatsDoor(bus, gateway_id, doors)
     await nats_door.start()
     ports: dict[str, int] = {}
@@ -167,7 +168,6 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)
     expiry = background.create_task(_expire(registry, bus))
-    await jobs.start(background)
     await listeners.started()
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
         if f"{name}_port" in ports:

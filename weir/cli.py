@@ -11,6 +11,7 @@ import typer
 
 from telemetry.readiness import announce_failure
 from weir import __version__, backends_command, role_commands, serve_command
+from weir.batch_commands import batch
 from weir.commands import command, with_implied_values
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.push_command import push
@@ -24,6 +25,7 @@ for _role in ROLES:
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
     )
 app.command()(push)
+app.add_typer(batch)
 
 
 def _print_version(wanted: bool) -> None:

@@ -235,6 +235,7 @@ class JobRun:
             ticking.cancel()
             self._runner = None
             done, failed = counts()
+            pace.note(self._loop.time(), runner.done)
             self._note(done=done, failed=failed, rate=pace.rate)
         if limits_failures:
             self._check_failures()
@@ -243,7 +244,7 @@ class JobRun:
     async def _tick(self, runner: JobRunner, counts: Counts, pace: Pace, limits_failures: bool) -> None:
         while True:
             done, failed = counts()
-            pace.note(self._loop.time(), runner.plan.settled)
+            pace.note(self._loop.time(), runner.done)
             left = max(0, self.progress.total - done) if self.progress.total >= 0 else -1
             note = runner.note if runner.is_held_up else ""
             self._note(done=done, failed=failed, rate=pace.rate, left_s=pace.left_s(left), note=note)

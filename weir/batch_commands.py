@@ -1,0 +1,203 @@
+"""`weir batch`: offline jobs from the command line. A gateway runs them; this only asks about them, over HTTP.
+
+Exit statuses: 0 all items succeeded, 1 the job failed or was cancelled (or could not be asked for), 2 wrong usage,
+3 the job is through and items failed, 130 no longer watched (Ctrl-C), while the job goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weir.start_error import StartError
+
+if TYPE_CHECKING:
+    from weir.batch_client import JobsClient
+
+batch = typer.Typer(
+    name="batch",
+    no_args_is_help=True,
+    help="Offline jobs: run a model on files, as long as it takes.",
+    rich_markup_mode=None,
+)
+
+_INTERRUPTED = 130
+
+_Url = Annotated[
+    str, typer.Option("--url", envvar="WEIR_URL", metavar="HOST:PORT", help="Where the server listens for HTTP.")
+]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")]
+_DEFAULT_URL = "localhost:8000"
+
+
+@batch.command()
+def submit(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The model.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="DIR", help="A new or empty folder for the results.")
+    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", "-i", metavar="FILES", help="Files, folders or patterns; more may follow as arguments."
+        ),
+    ] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILES", help="More input.")] = None,
+    version: Annotated[str, typer.Option(metavar="NUMBER", help="The model's version.", show_default="latest")] = "",
+    input_format: Annotated[
+        str, typer.Option(metavar="NAME", help="jsonl, npy, parquet or files.", show_default="by the files' names")
+    ] = "",
+    output_format: Annotated[
+        str, typer.Option(metavar="NAME", help="jsonl, npz or parquet.", show_default="as the input")
+    ] = "",
+    priority: Annotated[
+        int, typer.Option(min=0, metavar="LEVEL", help="Priority of its requests.", show_default=False)
+    ] = 0,
+    max_in_flight: Annotated[
+        int, typer.Option(min=0, metavar="COUNT", help="Items in flight at most.", show_default="as many as help")
+    ] = 0,
+    max_failures: Annotated[
+        int, typer.Option(min=-1, metavar="COUNT", help="Stop when more items than this fail.", show_default="never")
+    ] = -1,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it has ended.")] = True,
+    url: _Url = _DEFAULT_URL,
+) -> None:
+    """Submit a job, and watch it. The files must lie below a --batch-root of the server."""
+    given = [*(inputs or ()), *(files or ())]
+    if not given:
+        raise StartError("--input must be specified")
+    document = {
+        "model": model,
+        "version": version,
+        "input": [os.path.abspath(path) for path in given],
+        "input_format": input_format,
+        "output": os.path.abspath(output),
+        "output_format": output_format,
+        "priority": priority,
+        "max_in_flight": max_in_flight,
+        "max_failures": max_failures,
+    }
+    client = _client(url)
+    job = _asked(client.submit, document)
+    if not wait:
+        print(job["id"])
+        return
+    typer.echo(f"job {job['id']}", err=True)
+    _watch(client, job)
+
+
+@batch.command("list")
+def list_jobs(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    url: _Url = _DEFAULT_URL,
+) -> None:
+    """List all jobs, the newest first."""
+    jobs = _asked(_client(url).list)
+    if as_json:
+        import json
+
+        print(json.dumps(jobs, indent=2))
+        return
+    from weir.batch_display import show_table
+
+    show_table(jobs)
+
+
+@batch.command()
+def status(
+    id: _Id,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    url: _Url = _DEFAULT_URL,
+) -> None:
+    """Tell all of one job."""
+    from weir.batch_display import show_job
+
+    show_job(_job(_client(url), id), as_json)
+
+
+@batch.command()
+def watch(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+    """Watch a job until it has ended."""
+    client = _client(url)
+    _watch(client, _job(client, id))
+
+
+@batch.command()
+def pause(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+    """Have a job keep its place and do nothing until it is resumed."""
+    _control(url, id, "pause")
+
+
+@batch.command()
+def resume(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+    """Have a paused job go on."""
+    _control(url, id, "resume")
+
+
+@batch.command()
+def cancel(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+    """End a job; what is done of it stays."""
+    _control(url, id, "cancel")
+
+
+@batch.command()
+def retry(
+    id: _Id,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it has ended.")] = True,
+    url: _Url = _DEFAULT_URL,
+) -> None:
+    """Try the failures of a job that has ended again, and do what it had not come to."""
+    client = _client(url)
+    job = _asked(client.control, _job(client, id)["id"], "retry")
+    if wait:
+        _watch(client, job)
+    else:
+        print(f"{job['id']}: {job['state']}")
+
+
+def _client(url: str) -> JobsClient:
+    from weir.batch_client import JobsClient
+
+    return JobsClient(url)
+
+
+def _asked(ask: Any, *arguments: Any) -> Any:
+    from weir.batch_client import Unreachable
+
+    try:
+        return ask(*arguments)
+    except Unreachable as error:
+        raise StartError(str(error)) from error
+
+
+def _job(client: JobsClient, id: str) -> dict[str, Any]:
+    """The job of this id, or the only one whose id begins so."""
+    full = id if id.startswith("batch-") else f"batch-{id}"
+    if len(full) >= len("batch-") + 16:
+        return dict(_asked(client.status, full))
+    found = [job for job in _asked(client.list) if job["id"].startswith(full)]
+    if len(found) != 1:
+        raise StartError(f"{'several jobs are' if found else 'there is no job'} called '{id}'")
+    return dict(found[0])
+
+
+def _control(url: str, id: str, verb: str) -> None:
+    client = _client(url)
+    job = _asked(client.control, _job(client, id)["id"], verb)
+    doing = {"pause": "pausing", "cancel": "cancelling"}.get(verb, "")
+    state = job["state"] if not doing or job["state"] not in ("running", "queued") else doing
+    print(f"{job['id']}: {state}")
+
+
+def _watch(client: JobsClient, job: dict[str, Any]) -> None:
+    from weir.batch_display import exit_status, url_option
+    from weir.batch_display import watch as watched
+
+    try:
+        ended = watched(client, job)
+    except KeyboardInterrupt:
+        typer.echo(f"\nthe job goes on; come back with: weir batch watch {job['id']}{url_option(client)}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    raise typer.Exit(exit_status(ended))

@@ -1,0 +1,209 @@
+"""How `weir batch` shows jobs: a table of them, one in full, and a progress bar of one that runs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from weir.batch_client import JobsClient, Unreachable
+
+FINAL = ("succeeded", "failed", "cancelled")
+
+ALL_SUCCEEDED, JOB_ENDED_BADLY, ITEMS_FAILED = 0, 1, 3
+"""Exit statuses: by what became of the job, and of its items."""
+
+_POLL_S = 0.5
+_LINES_EVERY_S = 10.0
+_STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow", "running": "cyan"}
+
+
+def exit_status(job: dict[str, Any]) -> int:
+    """The status that says how a job has ended."""
+    if job["state"] != "succeeded":
+        return JOB_ENDED_BADLY
+    return ITEMS_FAILED if job["failed"] else ALL_SUCCEEDED
+
+
+def show_table(jobs: list[dict[str, Any]]) -> None:
+    """Prints a line for each job."""
+    console = Console()
+    if not jobs:
+        console.print("there are no jobs")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("ID", "MODEL", "STATE"):
+        table.add_column(title, no_wrap=True)
+    for title in ("ITEMS", "FAILED", "RATE", "LEFT", "CREATED"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("OUTPUT", overflow="fold")
+    for job in jobs:
+        table.add_row(
+            job["id"],
+            job["model"],
+            _styled(job["state"]),
+            _items(job),
+            _number(job["failed"]),
+            _rate(job) if job["state"] == "running" else "",
+            _left(job),
+            _moment(job["created_ms"]),
+            job["output"],
+        )
+    # What is piped is not folded at the width of no terminal.
+    (console if console.is_terminal else Console(width=500)).print(table)
+
+
+def show_job(job: dict[str, Any], as_json: bool) -> None:
+    """Prints all that is told of a job."""
+    console = Console(highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(job, indent=2))
+        return
+    inputs = job["input"]
+    rows = {
+        "id": job["id"],
+        "model": job["model"] + (f", version {job['version']}" if job["version"] else ""),
+        "state": _styled(job["state"]),
+        "items": _items(job),
+        "failed": _number(job["failed"]),
+        "rate": _rate(job) if job["rate_per_s"] else "",
+        "left": _left(job),
+        "input": inputs[0] + (f" and {len(inputs) - 1} more" if len(inputs) > 1 else "") if inputs else "",
+        "output": job["output"],
+        "created": _moment(job["created_ms"]),
+        "started": _moment(job["started_ms"]),
+        "ended": _moment(job["ended_ms"]),
+        "gateway": job["owner"],
+        "waits": job["note"],
+        "error": job["error"],
+    }
+    for name, value in rows.items():
+        if value:
+            console.print(f"{name:9}", end="")
+            console.print(value, markup=name == "state")
+
+
+def watch(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
+    """Shows how a job comes along until it has ended; what is told of it then. A server that is away is waited for."""
+    console = Console(stderr=True, highlight=False)
+    shown = _watch_bar(client, job, console) if console.is_terminal else _watch_lines(client, job)
+    summary = f"{_items(shown)} items"
+    if shown["failed"]:
+        summary += f", {_number(shown['failed'])} failed"
+    took_s = max(0, shown["ended_ms"] - shown["started_ms"]) / 1000 if shown["started_ms"] else 0.0
+    if took_s and shown["state"] == "succeeded":
+        summary += f", in {_duration(took_s)}"
+    console.print(f"job {shown['id']} {_styled(shown['state'])}: {summary}")
+    if shown["error"]:
+        console.print(shown["error"], style="red", markup=False)
+    if shown["state"] == "succeeded":
+        console.print(f"output: {shown['output']}", markup=False)
+    if shown["failed"] or shown["state"] != "succeeded":
+        console.print(f"failures can be tried again: weir batch retry {shown['id']}{url_option(client)}", markup=False)
+    return shown
+
+
+def url_option(client: JobsClient) -> str:
+    """What is to be typed to come back to the same server."""
+    return "" if client.url == DEFAULT_URL else f" --url {client.url}"
+
+
+DEFAULT_URL = "localhost:8000"
+
+
+def _watch_bar(client: JobsClient, job: dict[str, Any], console: Console) -> dict[str, Any]:
+    columns = (
+        SpinnerColumn(finished_text=" "),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}", style="cyan"),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[failed]}", style="red"),
+        TextColumn("{task.fields[said]}", style="yellow"),
+    )
+    with Progress(*columns, console=console, refresh_per_second=5, expand=True) as progress:
+        task = progress.add_task(job["model"], total=None, rate="", left="", failed="", said="")
+        while True:
+            said = "" if job["state"] == "running" else job["state"]
+            progress.update(
+                task,
+                total=job["total"],
+                completed=job["done"],
+                rate=_rate(job) if job["rate_per_s"] else "",
+                left=f"{_left(job)} left" if _left(job) else "",
+                failed=f"{_number(job['failed'])} failed" if job["failed"] else "",
+                said=job["note"] or said,
+            )
+            if job["state"] in FINAL:
+                return job
+            time.sleep(_POLL_S)
+            try:
+                job = client.status(job["id"])
+            except Unreachable:
+                progress.update(task, said="waiting for the server", rate="", left="")
+
+
+def _watch_lines(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
+    """The same where there is no terminal: a line when the state has changed, and now and then."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    before, next_s, is_away = "", 0.0, False
+    while True:
+        if job["state"] != before or time.monotonic() >= next_s:
+            parts = [job["state"], f"{_items(job)} items", f"{_number(job['failed'])} failed"]
+            parts += [_rate(job)] if job["rate_per_s"] else []
+            parts += [f"{_left(job)} left"] if _left(job) else []
+            parts += [job["note"]] if job["note"] else []
+            console.print(f"{job['id']}: {', '.join(parts)}")
+            before, next_s = job["state"], time.monotonic() + _LINES_EVERY_S
+        if job["state"] in FINAL:
+            return job
+        time.sleep(_POLL_S)
+        try:
+            job, is_away = client.status(job["id"]), False
+        except Unreachable as error:
+            if not is_away:
+                console.print(f"waiting: {error}")
+            is_away = True
+
+
+def _styled(state: str) -> str:
+    style = _STYLES.get(state)
+    return f"[{style}]{state}[/{style}]" if style else state
+
+
+def _items(job: dict[str, Any]) -> str:
+    done, total = job["done"], job["total"]
+    return _number(done) if total is None or done == total else f"{_number(done)} of {_number(total)}"
+
+
+def _rate(job: dict[str, Any]) -> str:
+    rate = job["rate_per_s"]
+    return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
+
+
+def _left(job: dict[str, Any]) -> str:
+    left_s = job["left_s"]
+    return "" if left_s is None or job["state"] != "running" else _duration(left_s)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return str(datetime.timedelta(seconds=round(seconds)))
+
+
+def _number(count: int) -> str:
+    return f"{count:,}"
+
+
+def _moment(unix_ms: int) -> str:
+    if not unix_ms:
+        return ""
+    return datetime.datetime.fromtimestamp(unix_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
