@@ -45,8 +45,10 @@ def _weir(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, then exit: 0 done, 1 not started or stopped by force, 2 wrong usage, 3 died too often."""
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app(with_implied_values(sys.argv[1:] if arguments is None else arguments))
+        # The options of `weir batch` are not those of the table, though one is called the same.
+        app(typed if typed[:1] == [batch.info.name] else with_implied_values(typed))
     except (StartError, UsageError) as error:
         announce_failure(str(error))
         print(f"error: {error}", file=sys.stderr)
