@@ -36,6 +36,10 @@ def batch_job_routes(doors: Doors) -> list[Route]:
     async def list_all(_request: Request) -> Response:
         return json_answer({"jobs": await jobs.list()})
 
+    async def delete(request: Request) -> Response:
+        await jobs.delete(ID_PREFIX + request.path_params["rest"])
+        return Response(status_code=204)
+
     def about(ask: Callable[[str], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             return json_answer(await ask(ID_PREFIX + request.path_params["rest"]))
@@ -46,7 +50,7 @@ def batch_job_routes(doors: Doors) -> list[Route]:
         post("/v2/jobs", submit),
         get("/v2/jobs", list_all),
         get(_JOB, about(jobs.status)),
-        Route(_JOB, about(jobs.delete), methods=["DELETE"]),
+        Route(_JOB, delete, methods=["DELETE"]),
         get(f"{_JOB}/result", about(jobs.result)),
         *(
             post(f"{_JOB}/{verb}", about(ask))

@@ -5,20 +5,13 @@ from __future__ import annotations
 from copy import copy
 from enum import Enum
 
+from gateway.durable.retry_policy import ErrorClass, Trials, classify_error
 from gateway.jobs.files.items import JobItem
 from gateway.jobs.job_record import JobSpec
 from schemas.errors import ErrorCode, WeirError, invalid
 from schemas.lanes import Lane
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor
-
-_NOBODYS_FAULT = (
-    "Exceeds maximum queue size",
-    "the server is stopping",
-    "the message broker is not available",
-    "Request for unknown model",
-)
-"""How errors begin that say nothing of the item."""
 
 
 class Meaning(Enum):
@@ -32,11 +25,13 @@ class Meaning(Enum):
     """It has nothing to do with the item: nobody serves the model, or there is no room."""
 
 
-def meaning_of(error: WeirError) -> Meaning:
-    """What an error means that came as an item's answer."""
-    if not error.retryable:
-        return Meaning.FINAL
-    return Meaning.NOBODYS_FAULT if error.message.startswith(_NOBODYS_FAULT) else Meaning.AGAIN
+def meaning_of(error: WeirError, request: InferRequest) -> Meaning:
+    """What an error means that came as the answer to an item's request: as of durable requests, but never too late."""
+    asked = Trials(request.id, 0, names_timeout=request.timeout_us > 0)
+    kind = classify_error(0, error, asked)
+    if kind is ErrorClass.NOBODYS or kind is ErrorClass.UNKNOWN:
+        return Meaning.NOBODYS_FAULT
+    return Meaning.AGAIN if kind is ErrorClass.PASSING else Meaning.FINAL
 
 
 def meaning_of_refusal(error: WeirError) -> Meaning:

@@ -185,10 +185,10 @@ class JobRunner:
             self._inference.abandon(self._pending.pop(number))
             self._settle(number, internal("the model gave more than one response, which a job has no place for"))
             return
-        del self._pending[number]
+        request = self._pending.pop(number).request
         now_s = self._loop.time()
         if isinstance(outcome, WeirError):
-            meaning = meaning_of(outcome)
+            meaning = meaning_of(outcome, request)
             if meaning is Meaning.NOBODYS_FAULT:
                 self.note = outcome.message
                 self.plan.refused(now_s, number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from gateway.jobs.job_record import JobEntry, JobSpec, JobState, Wanted, new_job
 from gateway.jobs.job_run import STOPPING_PATIENCE_S, JobRun, RunTools, check_model
 from gateway.jobs.job_store import JobStore
 from gateway.settings import GatewaySettings
-from schemas.errors import invalid
+from schemas.errors import invalid, unavailable
 
 logger = logging.getLogger("weir.gateway")
 
@@ -34,7 +35,11 @@ MAX_RUNNING = 8
 MAX_RUNNING_OF_MODEL = 2
 """Of these, jobs for one model: one whose model is away leaves room for others."""
 
+CANCEL_PATIENCE_S = 10.0
+"""Wait for a job to be cancelled that is to be deleted."""
+
 _LAST_WORDS_S = 5.0
+_POLL_S = 0.05
 
 
 class JobService:
@@ -90,7 +95,7 @@ class JobService:
 
     # What clients ask
 
-    async def submit(self, document: dict[str, Any]) -> dict[str, Any]:
+    async def submit(self, document: Any) -> dict[str, Any]:
         """Takes a job in. Raises WeirError for one that could not run."""
         spec = JobSpec.of(document)
         self._roots.check_any()
@@ -137,13 +142,17 @@ class JobService:
 
         return (await self._store.change(id, again)).told()
 
-    async def delete(self, id: str) -> dict[str, Any]:
-        """Forgets a job that has ended; its files stay."""
-        job = self._store.get(id)
-        if not job.state.is_final:
-            raise invalid(f"job '{id}' is {job.state.value}: cancel it before it is deleted")
+    async def delete(self, id: str) -> None:
+        """Forgets a job, cancelled before if it has not ended; its files stay. One that isn't there is no error."""
+        if self._store.find(id) is None:
+            return
+        await self._want(id, Wanted.CANCEL)
+        deadline_s = time.monotonic() + CANCEL_PATIENCE_S
+        while (job := self._store.find(id)) is not None and not job.state.is_final:
+            if time.monotonic() > deadline_s:
+                raise unavailable(f"job '{id}' is being cancelled: it can be deleted when that is done")
+            await asyncio.sleep(_POLL_S)
         await self._store.delete(id)
-        return {"id": id, "deleted": True}
 
     async def _want(self, id: str, wanted: Wanted) -> dict[str, Any]:
         def change(entry: JobEntry) -> JobEntry:

@@ -34,7 +34,7 @@ class JobServer:
         request = urllib.request.Request(f"http://{self.server.http_place}{path}", data, method=method)
         try:
             with urllib.request.urlopen(request, timeout=15) as answer:
-                return answer.status, json.loads(answer.read())
+                return answer.status, json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.loads(error.read())
@@ -144,7 +144,7 @@ def test_a_job_is_paused_goes_on_and_is_cancelled(jobs: JobServer) -> None:
     assert done <= len(rows) == cancelled["done"] < 1000
     status, refusal = jobs.ask("POST", f"/v2/jobs/{id}/resume")
     assert (status, refusal["error"]) == (400, f"job '{id}' has ended: it is cancelled")
-    assert jobs.ask("DELETE", f"/v2/jobs/{id}")[0] == 200
+    assert jobs.ask("DELETE", f"/v2/jobs/{id}")[0] == 204
     assert jobs.ask("GET", f"/v2/jobs/{id}")[0] == 404
     assert id not in [job["id"] for job in jobs.ask("GET", "/v2/jobs")[1]["jobs"]]
 
