@@ -6,6 +6,7 @@ They store messages singly or in atomic batches, in which all or none is stored.
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import time
 from collections import deque
@@ -81,7 +82,10 @@ def producer(flood: Flood) -> Worker:
 
 
 def owner(url: str, stream: str, consumer: str, result_subject: str, count: int, atomic: int) -> Worker:
-    """A process that takes `count` messages from a consumer, stores a record of each, and acknowledges it."""
+    """A process that takes `count` messages from a consumer, stores a record of each, and acknowledges it.
+
+    With `atomic` so many at a time; those are not acknowledged but removed, all up to one at once.
+    """
     return Worker(_own, url, stream, consumer, result_subject, count, atomic)
 
 
@@ -185,7 +189,8 @@ async def _answer_all(
         bus, publisher, stores = await _connected(url, "owner", background)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         arrived: deque[tuple[bytes, str]] = deque()
-        acknowledged = 0
+        acknowledged = removed = 0
+        finished: set[int] = set()
         expected = ("Nats-Expected-Last-Subject-Sequence", "0")
 
         def record(data: bytes, ack_subject: str) -> tuple[str, bytes, list[tuple[str, str]]]:
@@ -193,11 +198,27 @@ async def _answer_all(
 
         def on_stored(ack_subjects: list[str]) -> None:
             nonlocal acknowledged
+            acknowledged += len(ack_subjects)
+            if atomic:
+                finished.update(int(ack_subject.split(".")[5]) for ack_subject in ack_subjects)
+                remove()
+                return
             for ack_subject in ack_subjects:
                 pull.ack(ack_subject)
-            acknowledged += len(ack_subjects)
             if acknowledged == count:
                 done.set_result(None)
+
+        def remove() -> None:
+            # A server that syncs does so for each acknowledgement, but once for all that are removed together.
+            nonlocal removed
+            upto = removed
+            while upto + 1 in finished:
+                upto += 1
+            if upto - removed >= atomic or upto == count:
+                finished.difference_update(range(removed + 1, upto + 1))
+                removed = upto
+                asked = json.dumps({"seq": upto + 1}).encode()
+                bus.publish(f"$JS.API.STREAM.PURGE.{stream}", asked, "owner-removed" if upto == count else "")
 
         def deliver(data: bytes, ack_subject: str) -> None:
             if not atomic:
@@ -218,6 +239,7 @@ async def _answer_all(
 
         pull = FramePull(bus, stream, consumer, "owner-inbox", deliver)
         await bus.subscribe("owner-inbox", pull.receive)
+        await bus.subscribe("owner-removed", lambda message: done.set_result(None))
         pull.start()
         pipe.send(True)
         await asyncio.to_thread(pipe.recv)
