@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from bus.nats_client import Client  # isort: skip  # ahead of all that imports nats-py
+import orjson
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
@@ -25,6 +27,7 @@ _RECONNECT_WAIT_S = 0.1
 _PING_INTERVAL_S = 5.0
 _MAX_PINGS_OUTSTANDING = 2
 _CONNECT_TIMEOUT_S = 2.0
+_API_TIMEOUT_S = 5.0
 MAX_KEPT_BYTES = 64 << 20
 """What is published while the broker is away is kept up to this size; beyond it, it is dropped and logged."""
 
@@ -74,6 +77,11 @@ class Bus:
     def is_connected(self) -> bool:
         """Whether the broker is there at this moment."""
         return self._protocol is not None
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """What the server said of itself when it was connected to; nothing while it is away."""
+        return {} if self._protocol is None else self._protocol.info
 
     @property
     def max_payload_bytes(self) -> int:
@@ -133,6 +141,14 @@ class Bus:
         if self._protocol is None:
             raise ConnectionError("the broker is away")
         await self._protocol.ping()
+
+    async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The answer of JetStream's API, which may be an `error`. Raises NatsError or TimeoutError when there is none."""
+        message = await self._admin.request(
+            subject, orjson.dumps(question) if question else b"", timeout=_API_TIMEOUT_S
+        )
+        answer = orjson.loads(message.data)
+        return answer if isinstance(answer, dict) else {}
 
     def on_reconnect(self, listener: Callable[[], Awaitable[None]]) -> None:
         """Calls `listener` after each reconnection: the broker may have come back without streams and pulls."""

@@ -20,6 +20,16 @@ def parse_headers(block: bytes) -> dict[str, str]:
     return headers
 
 
+def header_rows(block: bytes) -> list[tuple[str, str]]:
+    """All headers in a message's block, as they are written and in their order."""
+    rows: list[tuple[str, str]] = []
+    for line in block.split(b"\r\n")[1:]:
+        name, colon, value = line.partition(b":")
+        if colon:
+            rows.append((name.decode("latin-1").strip(), value.decode("utf-8", "replace").strip()))
+    return rows
+
+
 def pack_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
     """The block of these headers. What would end a line early is made a space, and what is no character a question mark."""
     items = headers.items() if isinstance(headers, Mapping) else headers

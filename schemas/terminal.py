@@ -102,11 +102,12 @@ class TerminalRecord:
             status=int(headers.get("weir-status", "200")),
             tenant=headers.get("weir-tenant", ""),
             digest=headers.get("weir-digest", ""),
-            history=_history(headers.get("weir-history", "[]")),
+            history=unpack_history(headers.get("weir-history", "[]")),
         )
 
 
-def _history(text: str) -> list[Attempt]:
+def unpack_history(text: str) -> list[Attempt]:
+    """The attempts that a header `Weir-History` tells of. Raises ValueError or TypeError for one that is none."""
     rows: Any = orjson.loads(text)
     if not isinstance(rows, list):
         raise ValueError("not a history")

@@ -13,6 +13,7 @@ from telemetry.readiness import announce_failure
 from weir import __version__, backends_command, role_commands, serve_command
 from weir.batch_commands import batch
 from weir.commands import command, with_implied_values
+from weir.dead_commands import dead
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.push_command import push
 from weir.start_error import StartError
@@ -26,6 +27,7 @@ for _role in ROLES:
     )
 app.command()(push)
 app.add_typer(batch)
+app.add_typer(dead, name="dead")
 
 
 def _print_version(wanted: bool) -> None:

@@ -77,7 +77,7 @@ class DurableCounters:
         self._set(self.oldest_ms, model, lane, oldest_ms)
 
     def forget(self, model: str) -> None:
-        """This gateway no longer owns the model: the gauges of it are another's."""
+        """The model has gone to another gateway, and its gauges with it."""
         for gauge in (self.waiting, self.in_flight, self.oldest_ms):
             for key in [key for key in gauge if key[0] == model]:
                 del gauge[key]
