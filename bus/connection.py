@@ -79,6 +79,11 @@ class Bus:
         return self._protocol is not None
 
     @property
+    def hosts(self) -> list[str]:
+        """The hosts that the connection was given."""
+        return [connect_options(url, self._name)[0] for url in self._urls]
+
+    @property
     def server_info(self) -> Mapping[str, Any]:
         """What the server said of itself when it was connected to; nothing while it is away."""
         return {} if self._protocol is None else self._protocol.info

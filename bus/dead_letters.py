@@ -35,10 +35,9 @@ _PAGE_PATIENCE_S = 5.0
 _PUBLISH_PATIENCE_S = 10.0
 _NO_MESSAGE = (10037, 10043)  # JetStream's error codes: there is no such message; it can't be deleted
 
-_OF_THE_LETTER = frozenset(
-    {"weir-dead-reason", "weir-dead-subject", "weir-dead-id", "weir-dead-ms", "weir-attempts", "weir-history"}
-)
-_OF_ITS_TIME = frozenset({"weir-deadline-ms", "weir-id"})
+_MAX_KEPT_ID = 100  # an id has 128 characters at most
+
+_NOT_THE_PRODUCERS = ("nats-", "weir-dead-", "weir-attempts", "weir-history", "weir-id", "weir-deadline-ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,8 @@ class DeadLetter:
     """What is told of one: `sequence` is its place in DEAD, `subject` where it was published, `size_bytes` its body's.
 
     `dead_ms` is unix milliseconds. `object` names its body in the object store of requests, where it lies there. `rows`
-    are all its headers as they came, and `body` is empty where only headers were asked for.
+    are all its headers as they came, and `body` is empty where only headers were asked for. `is_truncated`: its body is
+    not there, because with it and all that is told of it the letter would have been larger than a message may be.
     """
 
     sequence: int
@@ -59,13 +59,13 @@ class DeadLetter:
     history: Sequence[Attempt]
     size_bytes: int
     object: str
+    is_truncated: bool
     rows: Sequence[tuple[str, str]]
     body: bytes = b""
 
     def original_headers(self) -> list[tuple[str, str]]:
         """The headers it was published with, but those of JetStream, and what only held then: a deadline."""
-        gone = _OF_THE_LETTER | _OF_ITS_TIME
-        return [(n, v) for n, v in self.rows if n.lower() not in gone and not n.lower().startswith("nats-")]
+        return [(name, value) for name, value in self.rows if not name.lower().startswith(_NOT_THE_PRODUCERS)]
 
 
 class DeadLetters:
@@ -149,11 +149,14 @@ class DeadLetters:
         self._check_subject(letter)
         if letter.object and not await self._has_object(letter.object):
             raise unavailable(f"its body '{letter.object}' is no longer in object store {subjects.REQUEST_OBJECTS}")
-        id = f"{letter.id}.r{letter.sequence}" if has_new_id else letter.id
+        if letter.is_truncated:
+            raise unavailable("it was too large to be kept with its body")
+        id = f"{letter.id[:_MAX_KEPT_ID]}.r{letter.sequence}" if has_new_id else letter.id
         record = None if has_new_id else await self._take_record(letter)
         headers = letter.original_headers()
         # The id by a header of its own: as `Nats-Msg-Id` it may still be remembered, and the message be dropped for it.
-        headers += [("Weir-Id", id), ("Nats-Msg-Id", f"replay-{letter.sequence}-{letter.dead_ms}-{id}")]
+        what = "renamed" if has_new_id else "replay"
+        headers += [("Weir-Id", id), ("Nats-Msg-Id", f"{what}-{letter.sequence}-{letter.dead_ms}")]
         try:
             async with asyncio.timeout(_PUBLISH_PATIENCE_S):
                 ack = await self._publisher.store(letter.subject, letter.body, pack_headers(headers))
@@ -271,6 +274,7 @@ def _letter(subject: str, sequence: int, rows: list[tuple[str, str]], body: byte
         history=history,
         size_bytes=len(body) if body else _number(headers.get("nats-msg-size", ""), 0),
         object=headers.get("weir-object", ""),
+        is_truncated="weir-dead-truncated" in headers,
         rows=rows,
         body=body,
     )

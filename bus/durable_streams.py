@@ -33,65 +33,77 @@ DEAD_MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """How much may wait in QUEUE: messages of one subject (a model), bytes of all; and what RESULT keeps, how long."""
+    """How much may wait in QUEUE: messages of one subject (a model), bytes of all; and what RESULT keeps, how long.
+
+    `queue_max_age_s` is how long a request may wait at all.
+    """
 
     max_messages: int
     max_bytes: int
     result_ttl_s: float
     result_max_bytes: int
+    queue_max_age_s: float = 7 * 86400.0
 
 
-async def ensure_durable_streams(bus: Bus, limits: QueueLimits) -> None:
-    """Makes the streams and stores unless they exist. Safe to call from several gateways at once."""
-    await ensure_stream(
-        bus,
-        StreamConfig(
-            name=subjects.QUEUE_STREAM,
-            subjects=list(subjects.QUEUE_SUBJECTS),
-            storage=StorageType.FILE,
-            retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
-            discard_new_per_subject=True,
-            max_msgs_per_subject=limits.max_messages,
-            max_bytes=limits.max_bytes,
-            duplicate_window=DUPLICATE_WINDOW_S,
-            allow_direct=True,
-            allow_atomic=True,
-            num_replicas=1,
-        ),
+def durable_streams(limits: QueueLimits) -> tuple[StreamConfig, ...]:
+    """What the three streams are declared as, in the order in which they are made."""
+    queue = StreamConfig(
+        name=subjects.QUEUE_STREAM,
+        subjects=list(subjects.QUEUE_SUBJECTS),
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.WORK_QUEUE,
+        discard=DiscardPolicy.NEW,
+        discard_new_per_subject=True,
+        max_msgs_per_subject=limits.max_messages,
+        max_bytes=limits.max_bytes,
+        duplicate_window=DUPLICATE_WINDOW_S,
+        allow_direct=True,
+        allow_atomic=True,
+        num_replicas=1,
     )
-    await ensure_stream(
-        bus,
-        StreamConfig(
-            name=subjects.RESULT_STREAM,
-            subjects=[subjects.RESULT_SUBJECTS],
-            storage=StorageType.FILE,
-            retention=RetentionPolicy.LIMITS,
-            discard=DiscardPolicy.OLD,
-            max_age=limits.result_ttl_s,
-            max_bytes=limits.result_max_bytes,
-            max_msgs_per_subject=1,
-            allow_direct=True,
-            allow_msg_ttl=True,
-            allow_atomic=True,
-            num_replicas=1,
-        ),
+    result = StreamConfig(
+        name=subjects.RESULT_STREAM,
+        subjects=[subjects.RESULT_SUBJECTS],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_age=limits.result_ttl_s,
+        max_bytes=limits.result_max_bytes,
+        max_msgs_per_subject=1,
+        allow_direct=True,
+        allow_msg_ttl=True,
+        allow_atomic=True,
+        num_replicas=1,
     )
-    await ensure_stream(
-        bus,
-        StreamConfig(
-            name=subjects.DEAD_STREAM,
-            subjects=[subjects.DEAD_SUBJECTS],
-            storage=StorageType.FILE,
-            retention=RetentionPolicy.LIMITS,
-            discard=DiscardPolicy.OLD,
-            max_age=DEAD_TTL_S,
-            max_bytes=DEAD_MAX_BYTES,
-            duplicate_window=DUPLICATE_WINDOW_S,
-            allow_direct=True,
-            num_replicas=1,
-        ),
+    dead = StreamConfig(
+        name=subjects.DEAD_STREAM,
+        subjects=[subjects.DEAD_SUBJECTS],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_age=DEAD_TTL_S,
+        max_bytes=DEAD_MAX_BYTES,
+        duplicate_window=DUPLICATE_WINDOW_S,
+        allow_direct=True,
+        num_replicas=1,
     )
+    return queue, result, dead
+
+
+async def ensure_durable_streams(bus: Bus, limits: QueueLimits) -> list[str]:
+    """Makes the streams and stores unless they exist, and returns which of the streams it has made.
+
+    Safe to call from several gateways at once.
+    """
+    made: list[str] = []
+    for config in durable_streams(limits):
+        if await ensure_stream(bus, config):
+            made.append(str(config.name))
+    await _ensure_stores(bus, limits)
+    return made
+
+
+async def _ensure_stores(bus: Bus, limits: QueueLimits) -> None:
     jetstream = bus.jetstream
     try:
         await jetstream.stream_info(f"KV_{subjects.JOBS_BUCKET}")
@@ -99,10 +111,10 @@ async def ensure_durable_streams(bus: Bus, limits: QueueLimits) -> None:
         await jetstream.create_key_value(
             KeyValueConfig(bucket=subjects.JOBS_BUCKET, history=1, storage=StorageType.FILE)
         )
-    for store in (subjects.REQUEST_OBJECTS, subjects.RESULT_OBJECTS):
+    # A request's body is wanted for as long as the request may wait, and then for as long as it may be a dead letter.
+    request_ttl_s = limits.queue_max_age_s + DEAD_TTL_S
+    for store, ttl_s in ((subjects.REQUEST_OBJECTS, request_ttl_s), (subjects.RESULT_OBJECTS, limits.result_ttl_s)):
         try:
             await jetstream.stream_info(f"OBJ_{store}")
         except NotFoundError:
-            await jetstream.create_object_store(
-                store, config=ObjectStoreConfig(storage=StorageType.FILE, ttl=limits.result_ttl_s)
-            )
+            await jetstream.create_object_store(store, config=ObjectStoreConfig(storage=StorageType.FILE, ttl=ttl_s))

@@ -28,6 +28,9 @@ MAX_PAYLOAD = 8 * 1024 * 1024
 MAX_PENDING = 512 * 1024 * 1024
 """Bytes queued for one slow connection before it is cut: nats-server's 64 MB are only a hundred 600 KB requests."""
 
+SYNCED_SERVER_VARIABLE = "WEIR_SYNCED_NATS_SERVER"
+"""Tells a role the name of the embedded server, where its configuration says that it syncs before it acknowledges."""
+
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
 _LOCK_WAIT_S = 1.0
@@ -63,6 +66,19 @@ class EmbeddedNats:
         if not self._port:
             raise RuntimeError("nats-server has no port before its first start")
         return f"nats://{_HOST}:{self._port}"
+
+    @property
+    def synced_name(self) -> str:
+        """The name that the server tells its clients, if it syncs before it acknowledges by the configuration it reads.
+
+        Else "": the file is read again, for somebody may have changed it between two starts.
+        """
+        try:
+            config = json.loads((self.data_dir / "nats-server.conf").read_text())
+            holds = config["server_name"] == self._server_name and config["jetstream"]["sync_interval"] == "always"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        return self._server_name if holds else ""
 
     @property
     def pid(self) -> int | None:

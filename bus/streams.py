@@ -116,8 +116,8 @@ async def ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_b
         )
 
 
-async def ensure_stream(bus: Bus, config: StreamConfig) -> None:
-    """Makes a stream unless it exists. Safe to call from several at once."""
+async def ensure_stream(bus: Bus, config: StreamConfig) -> bool:
+    """Makes a stream unless it exists; returns whether it did not. Safe to call from several at once."""
     assert config.name is not None  # noqa: S101 - a constant of the caller
     try:
         await bus.jetstream.stream_info(config.name)
@@ -127,6 +127,8 @@ async def ensure_stream(bus: Bus, config: StreamConfig) -> None:
         except BadRequestError:
             # Another role made it in between; if that is not the reason, this raises.
             await bus.jetstream.stream_info(config.name)
+        return True
+    return False
 
 
 async def take_live_consumer(bus: Bus, model: str) -> str:

@@ -111,7 +111,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     )
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     readiness = Readiness(bus, gateway_id, catalog)
-    durable = DurableStore(bus, gateway_id, settings)
+    durable = DurableStore(bus, gateway_id, settings, catalog.knows)
     jobs = JobService(bus, gateway_id, inference, catalog, durable, settings)
     doors = Doors(
         catalog=catalog,
@@ -128,17 +128,18 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         access=access,
         batch_jobs=jobs,
     )
-    if cache is not None:
-        try:
+    try:
+        if cache is not None:
             await cache.start()
-        except WeirError as error:
-            announce_failure(error.message)
-            await bus.close()
-            return 1
+        await durable.start(background)
+    except WeirError as error:
+        logger.error("%s", error.message)
+        announce_failure(error.message)
+        await bus.close()
+        return 1
     await inference.start(background)
     await live_settings.start()
     await readiness.start()
-    await durable.start(background)
     await registry.start(background)
     await regions.start(background)
     await statistics.start()
@@ -163,7 +164,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
     if listeners.has("metrics"):
         ports["metrics_port"] = listeners.port("metrics")
-        endpoint = MetricsEndpoint(statistics, catalog, inference, payloads, metrics_config)
+        endpoint = MetricsEndpoint(statistics, catalog, inference, payloads, durable, metrics_config)
         listeners.serve("metrics", endpoint.app(), "httptools", background)
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)
@@ -172,7 +173,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
         if f"{name}_port" in ports:
             logger.info("Started %s at %s:%d", service, getattr(settings, f"{name}_address"), ports[f"{name}_port"])
-    announce_ready(**ports, models=catalog.index())
+    announce_ready(**ports, models=catalog.index(), durability=durable.durability.told._asdict())
 
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.

@@ -21,7 +21,8 @@ def announce_ready(**facts: object) -> None:
     """Tell the supervisor that this role serves. Only a process's first announcement counts.
 
     `facts` are JSON values for the start-up block and for a restart: a gateway's are `http_port`, `grpc_port`,
-    `metrics_port` and `models` (a list of `{"name", "versions", "state", "reason"}`).
+    `metrics_port`, `models` (a list of `{"name", "versions", "state", "reason"}`) and `durability` (`{"ack_is_fsync",
+    "reason"}`).
     """
     _announce({"ready": True, **facts})
 

@@ -179,6 +179,7 @@ def _report(
         nats_url=embedded.url if embedded else nats_url or "",
         data_dir=str(embedded.data_dir) if embedded else None,
         models=announced.get("models", []),
+        durability=announced.get("durability", {}),
     )
     announce_ready(**places, nats_url=startup.nats_url)
     # The server goes on when nobody reads what it prints.

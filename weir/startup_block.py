@@ -17,7 +17,8 @@ class StartupFacts:
     """What is known at the start: addresses as `host:port`, None where there is no listener; models as the gateway
     announces them.
 
-    `data_dir` is None when the bus is somebody else's, and then nobody here knows whether it writes to disk at once.
+    `data_dir` is None when the bus is somebody else's. `durability` is what the gateway found out of it, as it announces
+    it: `ack_is_fsync` (None: nobody knows) and the `reason`.
     """
 
     http: str | None
@@ -26,6 +27,7 @@ class StartupFacts:
     nats_url: str
     data_dir: str | None
     models: Sequence[Mapping[str, Any]]
+    durability: Mapping[str, Any]
 
 
 def render_startup_block(facts: StartupFacts) -> str:
@@ -35,10 +37,17 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("gRPC", facts.grpc or _NOT_ALLOWED),
         ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
         ("NATS", _without_password(facts.nats_url)),
-        ("durability", f"ack = fsync: {'yes' if facts.data_dir else 'unknown, the NATS server is not ours'}"),
+        ("durability", _durability(facts.durability)),
         ("data", facts.data_dir or "where the NATS server keeps it"),
     ]
     return "\n".join([f"Weir {__version__} is ready", "", *_columns(rows), "", *_columns(_model_rows(facts.models))])
+
+
+def _durability(told: Mapping[str, Any]) -> str:
+    is_fsync = told.get("ack_is_fsync")
+    if is_fsync is True:
+        return "ack = fsync: yes"
+    return f"ack = fsync: {'no' if is_fsync is False else 'unknown'} ({told.get('reason', '')})"
 
 
 def _model_rows(models: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

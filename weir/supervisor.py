@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bus.embedded import EmbeddedNats, NatsStartError
+from bus.embedded import SYNCED_SERVER_VARIABLE, EmbeddedNats, NatsStartError
 from bus.restarts import RestartHistory, RestartPolicy
 from weir import NATS_URL_VARIABLE
 from weir.role import Role, RoleSpec
@@ -117,6 +117,7 @@ class Supervisor:
                 child.start(self._environment)
             else:
                 self._environment[NATS_URL_VARIABLE] = child.start(cancelled=self._stop_was_asked)
+                self._environment[SYNCED_SERVER_VARIABLE] = child.synced_name
         except (NatsStartError, OSError) as error:
             self._has_ended(child, f"{child.name} can't be started: {error}", reason=str(error))
             return

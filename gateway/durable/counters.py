@@ -7,7 +7,7 @@ Each count is by model. Producers may name any model, so names that are not serv
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from schemas.lanes import Lane
 from schemas.terminal import Outcome
@@ -20,7 +20,8 @@ OTHER_MODELS = "_other"
 
 
 class DurableCounters:
-    """See the module. Everything only counts up but `waiting`, `in_flight` and `oldest_ms`, which are set.
+    """See the module. Everything only counts up but `waiting` and `in_flight`, which `Backlog` sets as the broker tells
+    them.
 
     `is_known` tells whether a model is one that the gateway may have: without it each name is.
     """
@@ -43,9 +44,9 @@ class DurableCounters:
         self.waiting: dict[tuple[str, str], int] = {}
         """By model and lane: requests in the stream that no gateway has pulled."""
         self.in_flight: dict[tuple[str, str], int] = {}
-        """By model and lane: requests this gateway has pulled that have no terminal record yet."""
+        """By model and lane: requests that their owner has pulled and that have no terminal record yet."""
         self.oldest_ms: dict[tuple[str, str], int] = {}
-        """By model and lane: when the oldest of them was accepted, in unix milliseconds."""
+        """By model and lane, of models this gateway owns: when the oldest of them was accepted, in unix milliseconds."""
 
     def accept(self, model: str, lane: Lane) -> None:
         """A request was taken from the stream for the first time."""
@@ -71,15 +72,25 @@ class DurableCounters:
         """So many are in the stream."""
         self._set(self.waiting, model, lane, count)
 
-    def set_in_flight(self, model: str, lane: Lane, count: int, oldest_ms: int = 0) -> None:
-        """So many were pulled and have no record; the oldest was accepted at `oldest_ms`, 0 where there is none."""
+    def set_in_flight(self, model: str, lane: Lane, count: int) -> None:
+        """So many were pulled and have no record."""
         self._set(self.in_flight, model, lane, count)
-        self._set(self.oldest_ms, model, lane, oldest_ms)
+
+    def set_oldest(self, model: str, lane: Lane, accepted_ms: int) -> None:
+        """The oldest request of the queue that this gateway owns was accepted at this time; 0 where there is none."""
+        self._set(self.oldest_ms, model, lane, accepted_ms)
 
     def forget(self, model: str) -> None:
-        """The model has gone to another gateway, and its gauges with it."""
+        """The model has gone to another gateway, which tells its gauges from now on."""
         for gauge in (self.waiting, self.in_flight, self.oldest_ms):
             for key in [key for key in gauge if key[0] == model]:
+                del gauge[key]
+
+    def keep_only(self, queues: Collection[tuple[str, Lane]]) -> None:
+        """These queues are all there are: others have no gauges any more."""
+        kept = {(model, lane_name(lane)) for model, lane in queues}
+        for gauge in (self.waiting, self.in_flight):
+            for key in gauge.keys() - kept:
                 del gauge[key]
 
     def name_of(self, model: str) -> str:

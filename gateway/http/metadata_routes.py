@@ -17,7 +17,8 @@ def metadata_routes(doors: Doors) -> list[Route]:
     catalog = doors.catalog
 
     async def server(_request: Request) -> Response:
-        return json_answer(server_metadata(doors.server_id))
+        durability = doors.durable.durability.told._asdict()
+        return json_answer({**server_metadata(doors.server_id), "durability": durability})
 
     async def live(_request: Request) -> Response:
         return Response(status_code=200)

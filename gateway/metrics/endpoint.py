@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from starlette.applications import Starlette
@@ -13,7 +14,9 @@ from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from gateway.custom_metrics import with_families
+from gateway.durable.store import DurableStore
 from gateway.metrics.device_families import device_families
+from gateway.metrics.durable_families import durable_families
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families
@@ -30,12 +33,14 @@ class MetricsEndpoint:
         catalog: Catalog,
         inference: Inference,
         payloads: PayloadStore,
+        durable: DurableStore,
         config: MetricsConfig,
     ) -> None:
         self._statistics = statistics
         self._catalog = catalog
         self._inference = inference
         self._payloads = payloads
+        self._durable = durable
         self._config = config
 
     def app(self) -> Starlette:
@@ -51,7 +56,7 @@ class MetricsEndpoint:
 
     async def page(self) -> bytes:
         """The page in Prometheus's text format."""
-        await self._statistics.refresh()
+        await asyncio.gather(self._statistics.refresh(), self._durable.backlog.refresh())
         return render(with_families(self._families(), self._statistics.custom_metrics().families()))
 
     def _families(self) -> Iterator[Family]:
@@ -70,3 +75,4 @@ class MetricsEndpoint:
         yield from device_families(self._statistics.live_workers())
         yield from cluster_families(self._statistics, totals.values(), self._inference, names)
         yield from gateway_families(self._inference, self._payloads)
+        yield from durable_families(self._durable)

@@ -291,8 +291,11 @@ def test_a_replay_that_was_killed_is_done_again(broker: Broker, died_after: str)
 def test_a_letter_that_names_no_queue_is_not_published(broker: Broker) -> None:
     for subject in ("infer.m", "event", "event.*", "event..m", "$JS.API.STREAM.DELETE.QUEUE"):
         broker.die("m", f"bad-{subject}", subject=subject, outcome=None)
-    assert broker.run("replay", "--all").output.count("it does not say under which id") == 5
-    assert broker.count(subjects.DEAD_STREAM) == 5
+    broker.die("m", "cut", Weir_Dead_Truncated="8388000", outcome=None)
+    refused = broker.run("replay", "--all").output
+    assert refused.count("it does not say under which id") == 5
+    assert "too large to be kept with its body" in refused
+    assert broker.count(subjects.DEAD_STREAM) == 6
 
 
 def test_purge_takes_bodies_with_it_and_asks_before(broker: Broker) -> None:

@@ -13,6 +13,7 @@ def block(**changes: Any) -> str:
         "nats_url": "nats://127.0.0.1:4222",
         "data_dir": "/data",
         "models": [],
+        "durability": {"ack_is_fsync": True, "reason": "it says so"},
     }
     return render_startup_block(StartupFacts(**{**facts, **changes}))
 
@@ -27,10 +28,12 @@ def test_names_every_address_and_the_data_folder() -> None:
     assert "ack = fsync: yes" in block()
 
 
-def test_claims_no_durability_for_another_s_server() -> None:
-    text = block(data_dir=None)
-    assert "ack = fsync: unknown" in text
+def test_tells_what_the_gateway_found_out_of_durability() -> None:
+    assert "ack = fsync: no (it syncs later)" in block(durability={"ack_is_fsync": False, "reason": "it syncs later"})
+    text = block(durability={"ack_is_fsync": None, "reason": "it does not tell"})
+    assert "ack = fsync: unknown (it does not tell)" in text
     assert "fsync: yes" not in text
+    assert "fsync: yes" not in block(durability={})
 
 
 def test_lists_models_in_columns_with_the_reason_of_a_failure() -> None:

@@ -1,0 +1,94 @@
+"""Metrics of durable requests: what this gateway did of them, and what the broker holds of them for all gateways.
+
+What is by a model's name is bounded: `gateway.durable.counters` says how. `weir_durable_waiting`, `weir_durable_in_flight`,
+`weir_durable_dead_letters` and those of streams are the broker's word, the same at every gateway; the others are this
+gateway's, and sums over gateways make sense.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from gateway.durable.store import DurableStore
+from gateway.metrics.text import NO_LABELS, Family, Sample, counter, gauge
+
+
+def durable_families(durable: DurableStore) -> Iterator[Family]:
+    """All of them."""
+    counters, backlog = durable.counters, durable.backlog
+    now_s = time.time()
+    yield counter(
+        "weir_durable_accepted",
+        "Durable requests that this gateway has taken from their queue, each once",
+        _samples(counters.accepted, "lane"),
+    )
+    yield counter(
+        "weir_durable_ended",
+        "Terminal records of durable requests that this gateway has stored",
+        _samples(counters.ended, "outcome"),
+    )
+    for name, help, counts in (
+        ("weir_durable_retries", "Attempts at durable requests after one that came to nothing", counters.retries),
+        ("weir_durable_redelivered", "Durable requests that the broker delivered again", counters.redelivered),
+        ("weir_durable_conflicts", "Durable requests whose id had a terminal record already", counters.conflicts),
+    ):
+        yield counter(name, help, [Sample({"model": model}, count) for model, count in sorted(counts.items())])
+    yield counter(
+        "weir_durable_malformed",
+        "Messages to the durable queues that were no requests",
+        [Sample(NO_LABELS, counters.malformed)],
+    )
+    yield gauge(
+        "weir_durable_waiting",
+        "Durable requests in their queue that no gateway has taken",
+        _samples(counters.waiting, "lane"),
+    )
+    yield gauge(
+        "weir_durable_in_flight",
+        "Durable requests that a gateway has taken and that have not ended",
+        _samples(counters.in_flight, "lane"),
+    )
+    yield gauge(
+        "weir_durable_oldest_age_seconds",
+        "Age of the oldest durable request of a model whose queue this gateway owns, in seconds, 0 if there is none",
+        [
+            Sample({"model": model, "lane": lane}, max(0.0, now_s - ms / 1000) if ms else 0)
+            for (model, lane), ms in sorted(counters.oldest_ms.items())
+        ],
+    )
+    yield gauge(
+        "weir_durable_dead_letters",
+        "Durable requests that could not be done and can be replayed",
+        [Sample({"model": model}, count) for model, count in sorted(backlog.dead_letters.items())],
+    )
+    sizes = sorted(backlog.sizes.items())
+    yield gauge(
+        "weir_durable_stream_messages",
+        "Messages in a durable stream",
+        [Sample({"stream": name}, size.messages) for name, size in sizes],
+    )
+    yield gauge(
+        "weir_durable_stream_bytes",
+        "Bytes of a durable stream",
+        [Sample({"stream": name}, size.size_bytes) for name, size in sizes],
+    )
+    yield gauge(
+        "weir_durable_stream_oldest_age_seconds",
+        "Age of the oldest message in a durable stream in seconds, 0 if there is none",
+        [Sample({"stream": name}, max(0.0, now_s - size.first_s) if size.messages else 0) for name, size in sizes],
+    )
+    owned = sum(key.startswith("intake.") for key in durable.leases.held)
+    yield gauge(
+        "weir_durable_owned_models", "Models whose durable queues this gateway owns", [Sample(NO_LABELS, owned)]
+    )
+    is_fsync = durable.durability.told.ack_is_fsync
+    yield gauge(
+        "weir_durable_ack_is_fsync",
+        "Whether what the broker acknowledges on durable queues is on disk: 1 yes, 0 no, -1 unknown",
+        [Sample(NO_LABELS, -1 if is_fsync is None else int(is_fsync))],
+    )
+
+
+def _samples(counts: Mapping[tuple[str, str], int], second: str) -> list[Sample]:
+    return [Sample({"model": model, second: value}, count) for (model, value), count in sorted(counts.items())]

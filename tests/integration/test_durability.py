@@ -1,0 +1,280 @@
+"""What is told of the NATS server's durability, by real servers that sync before they acknowledge and ones that don't."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats_servers import GivenNats
+from role_process import RoleProcess
+
+from bus import durability
+from bus import durable_subjects as subjects
+from bus.connection import Bus
+from bus.durability import NO, YES, Durability, DurabilityCheck
+from bus.durable_streams import QueueLimits, ensure_durable_streams
+from bus.embedded import SYNCED_SERVER_VARIABLE, EmbeddedNats
+from bus.stream_guard import StreamGuard
+from gateway.durable.backlog import Backlog
+from gateway.durable.counters import DurableCounters
+from schemas.errors import WeirError
+from schemas.lanes import Lane
+
+LIMITS = QueueLimits(max_messages=100, max_bytes=1 << 24, result_ttl_s=300.0, result_max_bytes=1 << 24)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("servers")
+
+
+@pytest.fixture(scope="module")
+def synced(folder: Path) -> Iterator[GivenNats]:
+    server = GivenNats(folder / "synced", "always")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def unsynced(folder: Path) -> Iterator[GivenNats]:
+    server = GivenNats(folder / "unsynced")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[EmbeddedNats]:
+    server = EmbeddedNats(tmp_path / "embedded")
+    server.start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[tuple[Bus, asyncio.TaskGroup]]:
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(url, "test", background)
+        try:
+            yield bus, background
+        finally:
+            await bus.close()
+
+
+async def told(url: str, monitor: str = "") -> Durability:
+    async with connected(url) as (bus, _):
+        check = DurabilityCheck(bus, monitor)
+        await check.start()
+        return check.told
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_monitor_tells(synced: GivenNats, unsynced: GivenNats, caplog: pytest.LogCaptureFixture) -> None:
+    assert await told(synced.url, synced.monitor) == YES
+    assert not caplog.records
+    assert await told(unsynced.url, f" {unsynced.monitor}/ ") == NO
+    assert "ack = fsync: no" in caplog.text
+    assert "a power loss may lose what it accepted" in caplog.text
+
+
+async def test_nobody_tells(synced: GivenNats, unsynced: GivenNats, caplog: pytest.LogCaptureFixture) -> None:
+    silent = await told(synced.url)
+    assert silent.ack_is_fsync is None
+    assert "--nats-monitor" in silent.reason
+    assert "ack = fsync: unknown" in caplog.text
+    another = await told(unsynced.url, synced.monitor)
+    assert another.reason.startswith("the monitor is another server's")
+    nobody = await told(synced.url, "http://user:secret@127.0.0.1:1")
+    assert nobody.reason.startswith("its monitor does not answer at 127.0.0.1:1: ")
+    assert (await told(synced.url, "file:///etc/passwd")).ack_is_fsync is None
+    assert (await told(synced.url, f"{synced.monitor}/nowhere")).ack_is_fsync is None
+
+
+async def test_a_monitor_on_the_usual_port_is_found(
+    synced: GivenNats, unsynced: GivenNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durability, "_USUAL_PORT", int(synced.monitor.rpartition(":")[2]))
+    assert await told(synced.url) == YES
+    assert (await told(unsynced.url)).ack_is_fsync is None  # another server's
+
+
+async def test_the_system_account_is_told_without_a_monitor(folder: Path) -> None:
+    for syncs, expected in (("always", YES), (None, NO)):
+        users = [{"user": "s", "password": "s"}]
+        accounts = {"S": {"users": users}, "A": {"jetstream": True, "users": [{"user": "a", "password": "a"}]}}
+        server = GivenNats(folder / f"system-{syncs}", syncs, False, accounts=accounts, system_account="S")
+        try:
+            # A check needs no streams: as it happens, the system account has none.
+            assert await told(server.url.replace("//", "//s:s@")) == expected
+            assert (await told(server.url.replace("//", "//a:a@"))).ack_is_fsync is None
+        finally:
+            server.stop()
+
+
+async def test_the_embedded_server_is_known_by_its_name(
+    embedded: EmbeddedNats, synced: GivenNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert embedded.synced_name
+    monkeypatch.setenv(SYNCED_SERVER_VARIABLE, embedded.synced_name)
+    assert await told(embedded.url) == durability.EMBEDDED
+    assert (await told(synced.url)).ack_is_fsync is None
+    config = embedded.data_dir / "nats-server.conf"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "jetstream": {"sync_interval": "2m"}}))
+    assert embedded.synced_name == ""
+
+
+@pytest.mark.timeout(60)
+def test_a_gateway_tells(unsynced: GivenNats, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    options = (f"--nats={unsynced.url}", f"--nats-monitor={unsynced.monitor}")
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    gateway = RoleProcess(tmp_path / "logs", "gateway", *options, *ports)
+    try:
+        assert gateway.facts["durability"] == {"ack_is_fsync": False, "reason": NO.reason}
+        assert "ack = fsync: no" in gateway.log()
+        import tritonclient.grpc
+        import tritonclient.http
+
+        with tritonclient.http.InferenceServerClient(f"127.0.0.1:{gateway.facts['http_port']}") as http:
+            metadata = http.get_server_metadata()
+        assert metadata["durability"] == {"ack_is_fsync": False, "reason": NO.reason}
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{gateway.facts['grpc_port']}") as grpc:
+            assert list(grpc.get_server_metadata().extensions) == metadata["extensions"]
+        import urllib.request
+
+        page = urllib.request.urlopen(f"http://127.0.0.1:{gateway.facts['metrics_port']}/metrics").read().decode()
+        assert "\nweir_durable_ack_is_fsync 0\n" in page
+        assert '\nweir_durable_stream_bytes{stream="QUEUE"} 0\n' in page
+        assert "\nweir_durable_owned_models 0\n" in page
+    finally:
+        assert gateway.end() == 0
+
+
+async def test_a_gateway_refuses_streams_that_are_not_what_it_relies_on(embedded: EmbeddedNats) -> None:
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"name": "QUEUE", "subjects": ["event.>", "batch.>"]}, "stream QUEUE has subjects"),
+        (
+            {"name": "QUEUE", "subjects": list(subjects.QUEUE_SUBJECTS), "storage": "memory"},
+            "stream QUEUE has retention 'limits' where Weir needs 'workqueue'",
+        ),
+        (
+            {"name": "DEAD", "subjects": ["dead.>"], "storage": "memory", "allow_direct": True},
+            "stream DEAD has storage 'memory' where Weir needs 'file'",
+        ),
+        ({"name": "DEAD", "subjects": ["dead.>"]}, "stream DEAD has allow_direct off where Weir needs on"),
+        (
+            {"name": "DEAD", "subjects": ["dead.>"], "allow_direct": True, "deny_delete": True},
+            "stream DEAD has deny_delete on where Weir needs off",
+        ),
+    )
+    for config, problem in cases:
+        async with connected(embedded.url) as (bus, background):
+            await bus.jetstream.add_stream(**config)
+            with pytest.raises(WeirError) as refused:
+                await StreamGuard(bus, LIMITS).start(background)
+            assert refused.value.message.startswith(problem)
+            assert "change it back, or remove it" in refused.value.message
+            for name in ("QUEUE", "RESULT", "DEAD"):
+                await bus.jetstream.delete_stream(name)
+    async with connected(embedded.url) as (bus, background):
+        await ensure_durable_streams(bus, LIMITS)
+        info = await bus.jetstream.stream_info("QUEUE")
+        await bus.jetstream.update_stream(info.config.evolve(max_age=600.0))
+        with pytest.raises(WeirError, match="stream QUEUE has max_age 600000000000 where Weir needs off"):
+            await StreamGuard(bus, LIMITS).start(background)
+
+
+async def test_limits_follow_the_options(embedded: EmbeddedNats) -> None:
+    async with connected(embedded.url) as (bus, background):
+        await StreamGuard(bus, LIMITS).start(background)
+        queue = (await bus.jetstream.stream_info("QUEUE")).config
+        await bus.jetstream.update_stream(queue.evolve(description="the operator's own", max_bytes=5))
+        changed = QueueLimits(max_messages=7, max_bytes=1 << 20, result_ttl_s=60.0, result_max_bytes=1 << 21)
+        await StreamGuard(bus, changed).start(background)
+        queue = (await bus.jetstream.stream_info("QUEUE")).config
+        assert (queue.max_msgs_per_subject, queue.max_bytes) == (7, 1 << 20)
+        assert queue.description == "the operator's own"
+        assert queue.discard_new_per_subject
+        result = (await bus.jetstream.stream_info("RESULT")).config
+        assert (result.max_age, result.max_bytes, result.max_msgs_per_subject) == (60.0, 1 << 21, 1)
+        await StreamGuard(bus, LIMITS).start(background)
+        assert (await bus.jetstream.stream_info("RESULT")).config.max_age == 300.0
+
+
+async def test_a_stream_that_is_deleted_is_made_anew_and_told(
+    embedded: EmbeddedNats, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connected(embedded.url) as (bus, background):
+        guard = StreamGuard(bus, LIMITS)
+        await guard.start(background)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+        made: list[str] = []
+        guard.on_made_anew(made.append)
+        await bus.jetstream.delete_stream("QUEUE")
+        await until(lambda: made)
+        assert made == ["QUEUE"]
+        assert "stream QUEUE was deleted while it was in use" in caplog.text
+        assert (await bus.jetstream.stream_info("QUEUE")).config.retention == "workqueue"
+        # Changed under us: told, and left as it is.
+        info = await bus.jetstream.stream_info("DEAD")
+        await bus.jetstream.update_stream(info.config.evolve(deny_purge=True))
+        await until(lambda: "stream DEAD has deny_purge on" in caplog.text)
+        caplog.clear()
+    # Deleted while no gateway was there.
+    for name, is_told in (("DEAD", False), ("RESULT", True)):  # DEAD is made last: that it is not there tells nothing
+        client = await nats.connect(embedded.url)
+        await client.jetstream().delete_stream(name)
+        await client.close()
+        async with connected(embedded.url) as (bus, background):
+            await StreamGuard(bus, LIMITS).start(background)
+        assert ("stream RESULT was not there though DEAD was" in caplog.text) == is_told
+
+
+async def test_the_broker_tells_what_waits(embedded: EmbeddedNats) -> None:
+    async with connected(embedded.url) as (bus, _):
+        await ensure_durable_streams(bus, LIMITS)
+        jetstream = bus.jetstream
+        await jetstream.add_consumer(
+            "QUEUE",
+            durable_name="event-m=2En",
+            filter_subjects=list(subjects.durable_filters("event", "m.n")),
+            ack_policy="explicit",
+        )
+        for _ in range(3):
+            await jetstream.publish("event.m=2En", b"x")
+        pull = await jetstream.pull_subscribe_bind(consumer="event-m=2En", stream="QUEUE")
+        await pull.fetch(1)
+        await jetstream.publish("dead.m=2En", b"x" * 1000)
+        await jetstream.publish("dead.nobody", b"")
+        counters = DurableCounters(lambda name: name == "m.n")
+        backlog = Backlog(bus, counters)
+        await backlog.refresh()
+        assert counters.waiting == {("m.n", "event"): 2}
+        assert counters.in_flight == {("m.n", "event"): 1}
+        assert backlog.dead_letters == {"m.n": 1, "_other": 1}
+        assert backlog.sizes["DEAD"].messages == 2
+        assert backlog.sizes["DEAD"].size_bytes > 1000
+        assert abs(backlog.sizes["QUEUE"].first_s - time.time()) < 60
+        # Not asked again at once; and what is gone has no gauge.
+        await jetstream.delete_consumer("QUEUE", "event-m=2En")
+        await backlog.refresh()
+        assert counters.waiting
+        backlog._fresh_until_s = 0
+        await backlog.refresh()
+        assert counters.waiting == counters.in_flight == {}
+        counters.set_waiting("m.n", Lane.BATCH, 1)
+        counters.forget("m.n")
+        assert counters.waiting == {}
