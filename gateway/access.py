@@ -53,6 +53,7 @@ _CATEGORY_OF_PATH = [
         (_MODEL + "/stats", "statistics"),
         (_MODEL + "/trace/.*", "trace"),
         (_MODEL + "/(?:infer|generate|generate_stream)", "inference"),
+        (r"/v2/jobs(?:/.*)?", "inference"),
     ]
 ]
 

@@ -9,6 +9,7 @@ from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from calls.readiness import Readiness
 from gateway.access import OPEN, Access
+from gateway.async_requests.async_requests import AsyncRequests
 from gateway.durable.store import DurableStore
 from gateway.jobs.job_service import JobService
 from gateway.live_settings import LiveSettings
@@ -34,4 +35,5 @@ class Doors:
     settings: LiveSettings
     durable: DurableStore
     access: Access = OPEN
+    later: AsyncRequests | None = None
     batch_jobs: JobService | None = None

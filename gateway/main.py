@@ -25,6 +25,7 @@ from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
 from gateway.access import Access
+from gateway.async_requests.async_requests import AsyncRequests
 from gateway.doors import Doors
 from gateway.durable.intake import DurableIntake
 from gateway.durable.store import DurableStore
@@ -112,6 +113,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     readiness = Readiness(bus, gateway_id, catalog)
     durable = DurableStore(bus, gateway_id, settings, catalog.knows)
+    later = AsyncRequests(durable, gateway_id, settings)
     jobs = JobService(bus, gateway_id, inference, catalog, durable, settings)
     doors = Doors(
         catalog=catalog,
@@ -126,6 +128,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         settings=live_settings,
         durable=durable,
         access=access,
+        later=later,
         batch_jobs=jobs,
     )
     try:
@@ -140,6 +143,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await inference.start(background)
     await live_settings.start()
     await readiness.start()
+    await later.start(background)
     await registry.start(background)
     await regions.start(background)
     await statistics.start()
@@ -178,6 +182,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await stop.wait()
     # Connections stay open until what was asked on them is answered; then the doors close.
     listeners.stop("HTTP")
+    later.stop()
     deadline_s = loop.time() + settings.exit_timeout_secs
     await nats_door.stop()
     await jobs.stop()

@@ -16,6 +16,7 @@ from gateway.access import Access
 from gateway.doors import Doors
 from gateway.http.batch_job_routes import batch_job_routes
 from gateway.http.generate_routes import generate_routes
+from gateway.http.job_routes import job_routes
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.repository_routes import repository_routes
 from gateway.http.routing import MODEL_PATHS, error_answer
@@ -36,6 +37,7 @@ def make_app(doors: Doors) -> Starlette:
             *repository_routes(doors),
             *shared_memory_routes(doors),
             *settings_routes(doors),
+            *job_routes(doors),
             *_infer_routes(),
         ],
         exception_handlers={

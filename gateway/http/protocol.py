@@ -12,6 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.async_requests.preferences import wants_answer_later
 from gateway.doors import Doors
 from gateway.http.exchange import InferExchange
 from schemas.errors import WeirError, invalid
@@ -44,6 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._chunks = 0
         self._body_bytes = 0
         self._is_refused = False
+        self._prefers = False
         self._forwards = doors.access.forwards_http
         self.raw_headers: list[tuple[bytes, bytes]] | None = None
         """The headers of the request, named as its client wrote them, where they may become parameters."""
@@ -55,6 +57,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._head_bytes = self._chunks = self._body_bytes = 0
+        self._prefers = False
         if self._forwards:
             self.raw_headers = []
 
@@ -70,7 +73,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             raise ValueError("the request's head is too long")
-        self.headers.append((name.lower(), value))
+        lower_name = name.lower()
+        self.headers.append((lower_name, value))
+        if lower_name == b"prefer":
+            self._prefers = True
         if self.raw_headers is not None:
             self.raw_headers.append((name, value))
 
@@ -83,7 +89,12 @@ class HttpProtocol(HttpToolsProtocol):
             route = self._routes[url]
         except KeyError:
             route = self._parse_route(url)
-        if route is None or self.parser.get_method() != b"POST" or self._doors.access.refuses_inference(self.headers):
+        if (
+            route is None
+            or self.parser.get_method() != b"POST"
+            or self._doors.access.refuses_inference(self.headers)
+            or (self._prefers and wants_answer_later(self.headers))
+        ):
             headers = self.headers
             super().on_message_begin()
             self.url = url

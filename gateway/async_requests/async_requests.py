@@ -1,0 +1,37 @@
+"""`AsyncRequests`: all that a gateway has for requests that are answered later, whichever door they come by."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bus.stored_messages import StoredMessages
+from gateway.async_requests.acceptance import Acceptance
+from gateway.async_requests.callback_rules import CallbackRules
+from gateway.async_requests.callbacks import Callbacks
+from gateway.async_requests.queue_depths import QueueDepths
+from gateway.async_requests.request_jobs import RequestJobs
+from gateway.durable.store import DurableStore
+from gateway.settings import GatewaySettings
+
+
+class AsyncRequests:
+    """See the module. `durable` is what stores them."""
+
+    def __init__(self, durable: DurableStore, gateway_id: str, settings: GatewaySettings) -> None:
+        messages = StoredMessages(durable.bus, gateway_id)
+        depths = QueueDepths(durable.bus)
+        self._messages = messages
+        self.rules = CallbackRules(settings.callback_allow)
+        self.acceptance = Acceptance(durable, messages, depths, settings.queue_max_messages)
+        self.jobs = RequestJobs(durable.bus, durable.publisher, messages, depths)
+        self.callbacks = Callbacks(durable.bus, messages, self.rules)
+
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Ready to accept; posts answers to callback URLs from now on, where any are allowed."""
+        await self._messages.start()
+        await self.callbacks.start(background)
+
+    def stop(self) -> None:
+        """Has nobody wait any longer, and posts nothing more: another gateway does, or this one when it is back."""
+        self.jobs.stop()
+        self.callbacks.stop()

@@ -1,0 +1,120 @@
+"""The infer route with `Prefer: respond-async`: the request is checked, stored, and answered with 202.
+
+Such requests leave the short way of `gateway.http.protocol` as soon as their header is seen, and come here by ASGI.
+Source: RFC 7240, section 4.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from calls.catalog import ServedModel
+from gateway.async_requests.async_requests import AsyncRequests
+from gateway.async_requests.request_headers import AskedLater
+from gateway.doors import Doors
+from gateway.http.compression import IN_PLACE_BYTES, Inflation, is_compressed
+from gateway.http.protocol import CONNECTION_KEY, HttpProtocol
+from gateway.http.routing import named
+from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.json_text import load_json
+from schemas.kserve_raw import parse_raw_request
+from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.requests import Parameters
+from schemas.tensors import ClientRef
+
+RETRY_AFTER_S = 1
+"""When a client may come to see whether its job is done."""
+
+
+async def accept(doors: Doors, later: AsyncRequests, request: Request) -> Response:
+    """Stores the request and answers 202. Raises WeirError for what is refused: then nothing was stored."""
+    name, version = named(request)
+    served = doors.catalog.resolve(name, version)
+    if served.config.is_decoupled:
+        raise WeirError(
+            ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
+        )
+    asked = AskedLater.of(request.headers.raw, later.rules)
+    body = await _body(doors, request)
+    header_length = request.headers.get("inference-header-content-length")
+    if header_length is None and not body:
+        header_length = "0"
+    forwarded = _forwarded(doors, request)
+    if forwarded:
+        header_length, body = _with_parameters(header_length, body, forwarded)
+    _check(doors, served, name, version, header_length, body, asked)
+    accepted = await later.acceptance.accept(served.name, version, header_length, body, asked)
+    document = {"id": accepted.id, "model": accepted.model, "status": accepted.outcome or "queued"}
+    return Response(
+        orjson.dumps(document),
+        202,
+        {
+            "Location": f"/v2/jobs/{accepted.id}",
+            "Retry-After": str(RETRY_AFTER_S),
+            "Preference-Applied": "respond-async",
+        },
+        "application/json",
+    )
+
+
+async def _body(doors: Doors, request: Request) -> bytes:
+    # Its size is bounded where it is received.
+    body = await request.body()
+    encoding = request.headers.get("content-encoding", "").strip().lower().encode("latin-1")
+    if not is_compressed(encoding):
+        return body
+    inflation = Inflation(body, doors.limits.input_size)
+    if inflation.advance(IN_PLACE_BYTES):
+        return bytes(inflation.content)
+    return bytes(await asyncio.to_thread(inflation.finish))
+
+
+def _check(
+    doors: Doors,
+    served: ServedModel,
+    name: str,
+    version: str,
+    header_length: str | None,
+    body: bytes,
+    asked: AskedLater,
+) -> None:
+    """Raises what the sync route would answer."""
+    length = None if header_length is None else parse_header_length(header_length)
+    if length == 0:
+        parsed = parse_raw_request(name, version, body, served.config, doors.limits)
+    else:
+        parsed = parse_infer_request(name, version, body, length, doors.limits, no_region)
+    asked.read_into(parsed, doors.limits)
+    served.normalizer.normalize(parsed)
+
+
+def no_region(_name: str, _offset: int, _size: int) -> ClientRef:
+    """Where a request would find its tensors once it is run, the client may have put something else."""
+    raise invalid("shared memory regions can't be used in a request that is answered later")
+
+
+def _forwarded(doors: Doors, request: Request) -> Parameters:
+    connection: HttpProtocol | None = request.scope.get(CONNECTION_KEY)
+    if connection is None or connection.raw_headers is None:
+        return {}
+    return doors.access.http_parameters(connection.raw_headers)
+
+
+def _with_parameters(header_length: str | None, body: bytes, forwarded: Parameters) -> tuple[str | None, bytes]:
+    """The body whose JSON says what headers say that are forwarded: they don't travel with the message."""
+    length = len(body) if header_length is None else parse_header_length(header_length)
+    if not 0 < length <= len(body):
+        return header_length, body  # no JSON to say it in; what is wrong is refused later
+    document: Any = load_json(memoryview(body)[:length])
+    own = document.get("parameters", {}) if isinstance(document, dict) else None
+    if not isinstance(own, dict):
+        return header_length, body
+    document["parameters"] = {**own, **forwarded}
+    text = json.dumps(document).encode()
+    return (None if header_length is None else str(len(text))), text + body[length:]
