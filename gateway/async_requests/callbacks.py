@@ -61,6 +61,7 @@ class Callbacks:
         self._rules = rules
         self._tasks: set[asyncio.Task[None]] = set()
         self._background: asyncio.TaskGroup | None = None
+        self._is_stopping = False
         self._slots = asyncio.Semaphore(MAX_POSTS)
         self.posted = 0
         self.given_up = 0
@@ -76,6 +77,7 @@ class Callbacks:
 
     def stop(self) -> None:
         """Posts nothing more; what is being posted is posted again by another."""
+        self._is_stopping = True
         for task in self._tasks:
             task.cancel()
 
@@ -112,13 +114,13 @@ class Callbacks:
         )
 
     async def _run(self) -> None:
-        while True:
+        while not self._is_stopping:  # nats-py may take a cancellation for a time-out
             try:
                 pulling = await self._bus.jetstream.pull_subscribe_bind(
                     subjects.CALLBACK_CONSUMER, subjects.CALLBACK_STREAM
                 )
                 try:
-                    while True:
+                    while not self._is_stopping:
                         await self._pull(pulling)
                 finally:
                     await pulling.unsubscribe()

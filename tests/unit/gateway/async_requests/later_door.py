@@ -79,6 +79,7 @@ class Intake:
         self.answers.set()
         self.failure: WeirError | None = None
         self.large = False
+        self.stopped = False
         self.runs = 0
         self.seen: list[dict[str, str]] = []
 
@@ -90,11 +91,11 @@ class Intake:
         await self._jetstream.add_consumer(subjects.QUEUE_STREAM, config)
         pulling = await self._jetstream.pull_subscribe_bind(name, subjects.QUEUE_STREAM)
         try:
-            while True:
+            while not self.stopped:
                 await self.takes.wait()
                 try:
                     [message] = await pulling.fetch(1, 0.5)
-                except TimeoutError:
+                except TimeoutError:  # a cancellation may come out as one
                     continue
                 await self._answer(message)
         finally:
@@ -229,6 +230,7 @@ async def _serve(url: str, scenario: Callable[[Door], Awaitable[None]], access: 
             await asyncio.wait_for(scenario(door), 20)
         finally:
             later.stop()
+            intake.stopped = True
             taking.cancel()
             await asyncio.wait([taking])
             listeners.stop("HTTP", at_once=True)

@@ -264,10 +264,10 @@ def test_forwarded_headers_are_written_into_the_body(nats_url: str) -> None:
 
 def test_ids_that_are_none(nats_url: str) -> None:
     async def scenario(door: Door) -> None:
-        for id in ("x", "%2A", "a.b", "%3E", "x" * 600, "%00", "é", "batch-1"):
+        for id in ("x", "%2A", "a.b", "%3E", "x" * 600, "%00", "%C3%A9", "batch-1"):
             for method, path in (("GET", ""), ("GET", "/result"), ("POST", "/cancel")):
-                answer = await door.ask(method, f"/v2/jobs/{id}{path}".encode().decode("latin-1"))
+                answer = await door.ask(method, f"/v2/jobs/{id}{path}")
                 assert answer.status == 404, (id, answer)
-            assert (await door.ask("DELETE", f"/v2/jobs/{id}".encode().decode("latin-1"))).status == 204
+            assert (await door.ask("DELETE", f"/v2/jobs/{id}")).status == 204
 
     run(nats_url, scenario)
