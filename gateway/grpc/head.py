@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.access import OPEN, Access
+from gateway.async_requests.preferences import read_preferences
 from gateway.grpc.compression import ENCODINGS, accepted_encoding
 from gateway.grpc.status import CallError, Status, http_error
 from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
@@ -17,6 +18,7 @@ from schemas.requests import Parameters
 _CONTENT_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE | re.DOTALL)
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _INFER_METHODS = (b"/ModelInfer", b"/ModelStreamInfer")
+_PREFER = (b"prefer", b"weir-prefer")
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
@@ -27,7 +29,8 @@ class CallHead:
     `accepted_encoding` how those of the response are best compressed, "" for not at all. With `wants_grpc_errors`
     (`triton_grpc_error`) an error of one request is to end the whole call. `timeout_s` is None for a call without a
     deadline. `refusal` is the header block that answers a call that can't be, and empty otherwise. `forwarded` are the
-    headers that become parameters of a request.
+    headers that become parameters of a request. `later` are all headers of an inference that is to be answered later, else
+    None.
     """
 
     __slots__ = (
@@ -35,6 +38,7 @@ class CallHead:
         "encoding",
         "forwarded",
         "handler",
+        "later",
         "refusal",
         "timeout_s",
         "traceparent",
@@ -52,6 +56,7 @@ class CallHead:
         self.tracestate = fields.get(b"tracestate", b"").decode("latin-1") if self.traceparent else ""
         self.timeout_s: float | None = None
         self.forwarded: Parameters = {}
+        self.later: Sequence[tuple[bytes, bytes]] | None = None
         self.refusal = b""
         if head.method != b"POST":
             self.refusal = http_error(405)
@@ -82,10 +87,17 @@ class CallHead:
             raise CallError(Status.UNAVAILABLE, refusal)
         if not head.path.endswith(_INFER_METHODS):
             return
+        if head.path.endswith(b"/ModelInfer") and _wants_answer_later(head):
+            self.later = head.fields
         try:
             self.forwarded = access.grpc_parameters(head.fields)
         except WeirError as error:
             raise CallError.of(error) from None
+
+
+def _wants_answer_later(head: RequestHead) -> bool:
+    preferences = [value for name, value in head.fields if name in _PREFER]
+    return bool(preferences) and read_preferences(preferences).respond_async
 
 
 def _seconds(timeout: bytes) -> float:

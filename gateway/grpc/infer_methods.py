@@ -10,7 +10,7 @@ from gateway.grpc.call import UnaryCall
 from gateway.grpc.codec import decode_request
 from gateway.grpc.infer_requests import InferRequests, encoded
 from gateway.grpc.messages import Message
-from gateway.grpc.rpc import Methods
+from gateway.grpc.rpc import Handler, Methods
 from gateway.grpc.status import CallError, Status
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.requests import InferRequest, InferResponse
@@ -18,17 +18,24 @@ from schemas.requests import InferRequest, InferResponse
 logger = logging.getLogger("weir.gateway")
 
 
-def infer_methods(requests: InferRequests, compression_level: int = 0) -> Methods:
-    """The method that runs models and answers once. Answers are compressed by zlib's `compression_level`."""
-    return {"ModelInfer": _ModelInfer(requests, compression_level)}
+def infer_methods(requests: InferRequests, compression_level: int = 0, later: Handler | None = None) -> Methods:
+    """The method that runs models and answers once. Answers are compressed by zlib's `compression_level`.
+
+    Calls that are to be answered later are given to `later`, where there is one.
+    """
+    return {"ModelInfer": _ModelInfer(requests, compression_level, later)}
 
 
 class _ModelInfer:
-    def __init__(self, requests: InferRequests, compression_level: int) -> None:
+    def __init__(self, requests: InferRequests, compression_level: int, later: Handler | None) -> None:
+        self._later = later
         self._compression_level = compression_level
         self._requests = requests
 
     def __call__(self, call: UnaryCall, data: Message) -> None:
+        if call.head.later is not None and self._later is not None:
+            self._later(call, data)
+            return
         on_answer = partial(self._answer, call)
         submitted = self._requests.submit_prepared(call.head, data, on_answer, False, call.deadline_ms)
         if submitted is not None:

@@ -21,6 +21,7 @@ from gateway.grpc.call import GrpcCall, UnaryCall
 from gateway.grpc.head import CallHead
 from gateway.grpc.infer_methods import infer_methods
 from gateway.grpc.infer_requests import InferRequests
+from gateway.grpc.later_calls import LaterCalls
 from gateway.grpc.messages import Message
 from gateway.grpc.metadata_methods import metadata_methods
 from gateway.grpc.options import GrpcOptions
@@ -140,13 +141,14 @@ class GrpcServer:
 
     def _make_handlers(self, doors: Doors, compression_level: int) -> dict[bytes, Handler | Streaming]:
         requests = InferRequests(doors)
+        later = None if doors.later is None else LaterCalls(doors, doors.later)
         methods: Methods = {
             **metadata_methods(doors),
             **statistics_methods(doors),
             **repository_methods(doors),
             **shared_memory_methods(doors),
             **settings_methods(doors),
-            **infer_methods(requests, compression_level),
+            **infer_methods(requests, compression_level, later),
             **stream_methods(requests, compression_level),
         }
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}

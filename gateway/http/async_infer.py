@@ -16,17 +16,17 @@ from starlette.responses import Response
 
 from calls.catalog import ServedModel
 from gateway.async_requests.async_requests import AsyncRequests
+from gateway.async_requests.regions import no_region
 from gateway.async_requests.request_headers import AskedLater
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, is_compressed
 from gateway.http.protocol import CONNECTION_KEY, HttpProtocol
 from gateway.http.routing import named
-from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.errors import ErrorCode, WeirError
 from schemas.json_text import load_json
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request
 from schemas.requests import Parameters
-from schemas.tensors import ClientRef
 
 RETRY_AFTER_S = 1
 """When a client may come to see whether its job is done."""
@@ -92,11 +92,6 @@ def _check(
         parsed = parse_infer_request(name, version, body, length, doors.limits, no_region)
     asked.read_into(parsed, doors.limits)
     served.normalizer.normalize(parsed)
-
-
-def no_region(_name: str, _offset: int, _size: int) -> ClientRef:
-    """Where a request would find its tensors once it is run, the client may have put something else."""
-    raise invalid("shared memory regions can't be used in a request that is answered later")
 
 
 def _forwarded(doors: Doors, request: Request) -> Parameters:

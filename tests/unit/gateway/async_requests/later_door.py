@@ -1,4 +1,4 @@
-"""A front door for requests that are answered later: the real one, with a real nats-server, and an intake as tests need it."""
+"""A front door for requests that are answered later: with a real nats-server, and an intake as tests need it."""
 
 import asyncio
 import functools
@@ -86,7 +86,9 @@ class Intake:
     async def run(self) -> None:
         name = subjects.durable_consumer("event", "m")
         config = ConsumerConfig(
-            durable_name=name, ack_policy=AckPolicy.EXPLICIT, filter_subjects=list(subjects.durable_filters("event", "m"))
+            durable_name=name,
+            ack_policy=AckPolicy.EXPLICIT,
+            filter_subjects=list(subjects.durable_filters("event", "m")),
         )
         await self._jetstream.add_consumer(subjects.QUEUE_STREAM, config)
         pulling = await self._jetstream.pull_subscribe_bind(name, subjects.QUEUE_STREAM)
@@ -190,11 +192,15 @@ def document(*values: float, **more: Any) -> dict[str, Any]:
     return {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [len(values)], "data": list(values)}], **more}
 
 
-def run(nats_url: str, scenario: Callable[[Door], Awaitable[None]], access: Access | None = None, **settings: Any) -> None:
+def run(
+    nats_url: str, scenario: Callable[[Door], Awaitable[None]], access: Access | None = None, **settings: Any
+) -> None:
     asyncio.run(_serve(nats_url, scenario, access or Access(), settings))
 
 
-async def _serve(url: str, scenario: Callable[[Door], Awaitable[None]], access: Access, settings: dict[str, Any]) -> None:
+async def _serve(
+    url: str, scenario: Callable[[Door], Awaitable[None]], access: Access, settings: dict[str, Any]
+) -> None:
     async with asyncio.TaskGroup() as background:
         bus = await Bus.connect(url, "door", background)
         client = await nats.connect(url)

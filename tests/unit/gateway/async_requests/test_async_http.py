@@ -81,9 +81,8 @@ def test_bad_requests_are_refused_at_the_door_and_nothing_is_stored(nats_url: st
     async def scenario(door: Door) -> None:
         door.intake.takes.clear()
         shared = document(1)
-        shared["inputs"][0] = {
-            "name": "IN", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 4}
-        }  # fmt: skip
+        place = {"shared_memory_region": "r", "shared_memory_byte_size": 4}
+        shared["inputs"][0] = {"name": "IN", "datatype": "FP32", "shape": [1], "parameters": place}
         cases = [
             (await door.infer(b"{"), 500, "JSON"),
             (await door.infer({"inputs": []}), 400, "expected 1 inputs but got 0"),

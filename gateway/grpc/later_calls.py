@@ -1,0 +1,86 @@
+"""`LaterCalls`: `ModelInfer` with the metadata `prefer: respond-async` (or `weir-prefer`), answered once it is stored.
+
+The response has no outputs, but the parameters `job_id` and `job_status`. The job itself is asked for over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tritonclient.grpc import service_pb2
+
+from calls.catalog import Catalog
+from gateway.access import add_parameters
+from gateway.async_requests.async_requests import AsyncRequests
+from gateway.async_requests.queue_depths import UNREACHABLE
+from gateway.async_requests.refusals import no_broker
+from gateway.async_requests.regions import no_region
+from gateway.async_requests.request_headers import AskedLater
+from gateway.doors import Doors
+from gateway.grpc.call import UnaryCall
+from gateway.grpc.codec import decode_request, request_from_message
+from gateway.grpc.messages import Message
+from gateway.grpc.parameters import write_parameters
+from gateway.grpc.status import CallError, Status
+from gateway.grpc.versions import read_version
+from schemas.errors import ErrorCode, WeirError
+from schemas.kserve_request_text import build_infer_request
+from schemas.request_limits import RequestLimits
+
+logger = logging.getLogger("weir.gateway")
+
+
+class LaterCalls:
+    """See the module."""
+
+    def __init__(self, doors: Doors, later: AsyncRequests) -> None:
+        self._catalog: Catalog = doors.catalog
+        self._limits: RequestLimits = doors.limits
+        self._later = later
+
+    def __call__(self, call: UnaryCall, data: Message) -> None:
+        """Checks the request as if it were run now, and has it stored. Raises WeirError for what is refused."""
+        message, raw_contents = decode_request(data)
+        version = read_version(message.model_version)
+        served = self._catalog.resolve(message.model_name, version)
+        if served.config.is_decoupled:
+            raise WeirError(
+                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        asked = AskedLater.of(call.head.later or (), self._later.rules)
+        request = request_from_message(message, raw_contents, find_region=no_region)
+        if call.head.forwarded:
+            request.parameters = add_parameters(request.parameters, call.head.forwarded)
+        chunks, header_length = build_infer_request(request)
+        asked.read_into(request, self._limits)
+        served.normalizer.normalize(request)
+        work = self._accept(call, served.name, version, request.id, str(header_length), b"".join(chunks), asked)
+        task = asyncio.get_running_loop().create_task(work)
+        call.on_cancel = lambda: _cancel(task)
+
+    async def _accept(
+        self, call: UnaryCall, model: str, version: str, id: str, header_length: str, body: bytes, asked: AskedLater
+    ) -> None:
+        try:
+            accepted = await self._later.acceptance.accept(model, version, header_length, body, asked)
+        except WeirError as error:
+            call.on_cancel = None
+            call.fail(CallError.of(error))
+            return
+        except UNREACHABLE:
+            call.on_cancel = None
+            call.fail(CallError.of(no_broker()))
+            return
+        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
+            logger.exception("a gRPC call could not be answered")
+            call.on_cancel = None
+            call.fail(CallError(Status.INTERNAL, "internal server error"))
+            return
+        told = service_pb2.ModelInferResponse(model_name=accepted.model, model_version=version, id=id)
+        write_parameters({"job_id": accepted.id, "job_status": accepted.outcome or "queued"}, told.parameters)
+        call.send(told.SerializeToString(), is_last=True)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
