@@ -43,7 +43,9 @@ KEPT_S = 86400.0
 MAX_KEPT_BYTES = 1 << 30
 
 _ACK_WAIT_S = 60.0
-_FIRST_DELAY_S = 1.0
+FIRST_DELAY_S = 1.0
+"""Before an answer is posted again; it doubles with each try, up to ten minutes."""
+
 _MAX_DELAY_S = 600.0
 _PULL_S = 30.0
 _RETRY_S = 1.0
@@ -146,7 +148,7 @@ class Callbacks:
             tries = int(message.metadata.num_delivered)
             is_done = await self._post(message)
             if is_done is None and tries < MAX_TRIES:
-                await message.nak(min(_FIRST_DELAY_S * 2 ** (tries - 1), _MAX_DELAY_S))
+                await message.nak(min(FIRST_DELAY_S * 2 ** (tries - 1), _MAX_DELAY_S))
                 return
             if is_done:
                 self.posted += 1

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
+import pytest
 from later_door import Door, document, run
 
 from bus import durable_subjects as subjects
+from gateway.async_requests import callbacks
 
 
 class Receiver:
@@ -54,7 +56,8 @@ def posted(nats_url: str, receiver: Receiver, scenario: Callable[[Door, str], ob
     run(nats_url, within, callback_allow=(f"http://127.0.0.1:{receiver.port}/hooks/",))
 
 
-def test_an_answer_is_posted_until_it_is_taken(nats_url: str) -> None:
+def test_an_answer_is_posted_until_it_is_taken(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "FIRST_DELAY_S", 0.05)
     receiver = free_receiver(
         b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 503 Not Now\r\n\r\n", b"no HTTP at all\r\n"
     )
