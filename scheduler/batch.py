@@ -16,13 +16,15 @@ class Batch:
     `null_rows` are the places in the batch, ascending, at which rows stand that are nobody's: a sequence batcher keeps
     each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `has_deadlines`: some
     requests may have one. `released`: the instance has taken on another since, while answers of this batch are still to
-    come. `is_series`: they are executed one after another, each alone.
+    come. `is_series`: they are executed one after another, each alone. `is_alone`: all of
+    its requests are of offline jobs.
     """
 
     __slots__ = (
         "has_deadlines",
         "id",
         "instance",
+        "is_alone",
         "is_series",
         "null_rows",
         "places",
@@ -41,6 +43,7 @@ class Batch:
         self.has_deadlines = True
         self.released = False
         self.is_series = False
+        self.is_alone = False
 
     @property
     def still_in(self) -> list[QueuedRequest]:

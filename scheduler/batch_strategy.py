@@ -55,6 +55,10 @@ class GuardedStrategy:
         self._is_on = True
         self._batch: Any = None
 
+    def another(self) -> GuardedStrategy:
+        """The same strategy, for batches of another queue of its version."""
+        return GuardedStrategy(self._strategy, self._name)
+
     def begin(self, first: QueuedRequest) -> None:
         """A batch begins with this request."""
         if self._is_on:

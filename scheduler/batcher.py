@@ -53,6 +53,36 @@ class Batcher(ABC):
     def ready_at_us(self) -> int:
         """From when on `next_batch` has a batch for a free instance, if nothing else happens; the queue is not empty."""
 
+    @abstractmethod
+    def another(self) -> Batcher:
+        """One by the same rules, with an empty queue."""
+
+    @property
+    def largest(self) -> int:
+        """So many requests make a batch, at most."""
+        return 1
+
+    def companions(self, batch: list[QueuedRequest], most_rows: int) -> list[QueuedRequest]:
+        """Takes out what can join `batch`, which another batcher by the same rules has formed; in all `most_rows`."""
+        return []
+
+    def long_waiting(self, came_by_us: int, most: int) -> list[QueuedRequest]:
+        """Takes out the first requests, `most` of them, as far as they came by then."""
+        self._unform()
+        queue, taken = self._queue, list[QueuedRequest]()
+        while queue and len(taken) < most:
+            request = queue.popleft()
+            if request.cancelled:
+                self._gone -= 1
+                continue
+            if request.enqueued_us > came_by_us:
+                queue.extendleft((request,))
+                break
+            taken.append(request)
+        if queue is self._ordered:
+            self._ordered.leave(taken)
+        return taken
+
     def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
         """Takes requests in, as many as there is room for; returns the others."""
         if not self._stays_plain(requests):
@@ -149,6 +179,10 @@ class DefaultBatcher(Batcher):
 
     def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
         super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
+
+    def another(self) -> DefaultBatcher:
+        """See `Batcher`."""
+        return type(self)(self._max_size)
 
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """See `Batcher`: a batch of one can never grow."""

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from scheduler.model_scheduler import ModelScheduler
+from schemas.lanes import Lane
 from schemas.registry import ModelRecord, ModelState
 from schemas.statistics import pack_counters
 from telemetry.histogram import SizeHistogram
-
-LIVE_LANE = "live"
 
 
 class DispatchCounters:
@@ -33,15 +32,9 @@ class DispatchCounters:
 
 def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us: int) -> dict[str, Any]:
     """The model's part of the answer, in the form of `QueueCounters`."""
-    oldest_us = scheduler.oldest_us()
     return {
         "model": scheduler.name,
-        "lanes": {
-            LIVE_LANE: {
-                "depth": scheduler.waiting,
-                "oldest_us": 0 if oldest_us is None else max(0, now_us - oldest_us),
-            }
-        },
+        "lanes": {lane.name.lower(): _lane_counters(scheduler, lane.value, now_us) for lane in Lane},
         "versions": [
             {
                 "version": number,
@@ -54,6 +47,12 @@ def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us
         "redone_batches": counters.redone_batches,
         "batch_requests": counters.batch_requests.snapshot(),
     }
+
+
+def _lane_counters(scheduler: ModelScheduler, lane: int, now_us: int) -> dict[str, int]:
+    depth = scheduler.waiting_in(lane)
+    oldest_us = scheduler.oldest_us(lane) if depth else None
+    return {"depth": depth, "oldest_us": 0 if oldest_us is None else max(0, now_us - oldest_us)}
 
 
 def pack_scheduler(

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from scheduler.batch_strategy import GuardedStrategy
 from scheduler.batcher import Batcher
 from scheduler.queue_rules import QueueRules
-from scheduler.queued_request import QueuedRequest
+from scheduler.queued_request import QueuedRequest, rows_of
 
 MAX_BATCH_BYTES = 4 << 20
 """Bodies of one batch together: its message must stay well below the broker's largest."""
@@ -41,6 +41,7 @@ class DynamicBatcher(Batcher):
     ) -> None:
         super().__init__(rules or QueueRules())
         self._max_batch_size = max(1, max_batch_size)
+        self._has_preferred = bool(preferred_batch_sizes)
         self._preferred = frozenset(preferred_batch_sizes or (self._max_batch_size,))
         self._max_preferred = max(self._preferred)
         self._delay_us = max_queue_delay_us
@@ -50,6 +51,54 @@ class DynamicBatcher(Batcher):
         # one, and the next request, if that can't join it. So no request is looked at twice.
         self._size = self._bytes = self._preferred_length = 0
         self._closed_by: QueuedRequest | None = None
+
+    def another(self) -> DynamicBatcher:
+        """See `Batcher`."""
+        return DynamicBatcher(
+            self._max_batch_size,
+            sorted(self._preferred) if self._has_preferred else (),
+            self._delay_us,
+            self.rules,
+            self._max_batch_bytes,
+            self._strategy and self._strategy.another(),
+        )
+
+    @property
+    def largest(self) -> int:
+        """See `Batcher`."""
+        return self._max_batch_size
+
+    def companions(self, batch: list[QueuedRequest], most_rows: int) -> list[QueuedRequest]:
+        """See `Batcher`: in the order of the queue, up to one that can't join.
+
+        Where sizes are preferred, a batch is not brought to another. A model's own strategy knows nothing of a batch that
+        has been formed, so there none join.
+        """
+        if self._strategy is not None or batch[0].runs_alone:
+            return []
+        size, size_bytes = rows_of(batch), sum(len(request.body) for request in batch)
+        most = min(self._max_batch_size, size + most_rows)
+        self._unform()
+        queue, taken, wanted = self._queue, list[QueuedRequest](), 0
+        while queue and size < most:
+            request = queue.popleft()
+            if request.cancelled:
+                self._gone -= 1
+                continue
+            size += request.batch_size
+            size_bytes += len(request.body)
+            if size > most or size_bytes > self._max_batch_bytes or request.shape_key != batch[0].shape_key:
+                queue.extendleft((request,))
+                break
+            taken.append(request)
+            if not self._has_preferred or size in self._preferred:
+                wanted = len(taken)
+        if wanted < len(taken):
+            queue.extendleft(reversed(taken[wanted:]))
+            del taken[wanted:]
+        if queue is self._ordered:
+            self._ordered.leave(taken)
+        return taken
 
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """See `Batcher`."""

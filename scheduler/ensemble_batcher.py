@@ -23,6 +23,15 @@ class EnsembleBatcher(Batcher):
     def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
         super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
 
+    def another(self) -> EnsembleBatcher:
+        """See `Batcher`."""
+        return EnsembleBatcher(self._max_size)
+
+    @property
+    def largest(self) -> int:
+        """See `Batcher`."""
+        return MAX_REQUESTS
+
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """See `Batcher`: nothing is gained by waiting until the coordinator has ended what it has."""
         queue, size_bytes = self._queue, 0

@@ -25,10 +25,11 @@ from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 
 FORMAT = "weir scheduler events"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 QUESTIONS = (
     "waiting",
+    "waiting_in",
     "versions",
     "oldest_us",
     "workers",

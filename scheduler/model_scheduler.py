@@ -36,8 +36,7 @@ from schemas.model_config import ModelConfig
 LATEST = -1
 
 Numbers = Mapping[int, Sequence[int]]  # of a worker's instances, by version
-AnyVersion = VersionScheduler | SequenceScheduler
-"""The scheduler of one version: with or without sequences, as its configuration says."""
+AnyVersion = VersionScheduler | SequenceScheduler  # as the configuration of the version says
 
 
 class ModelScheduler:
@@ -74,19 +73,21 @@ class ModelScheduler:
     @property
     def waiting(self) -> int:
         """Requests not yet sent to a worker."""
-        waiting = len(self._unrouted)
-        for version in self._all:
-            waiting += version.waiting
-        return waiting
+        return len(self._unrouted) + sum([version.waiting for version in self._all])
 
     def versions(self) -> Mapping[int, AnyVersion]:
         """The versions it knows of, served or not."""
         return self._versions
 
-    def oldest_us(self) -> int | None:
-        """When the request came that has waited longest and was not yet sent to a worker; None if none waits."""
+    def waiting_in(self, lane: int) -> int:
+        """Those of one lane; events that count as live by now are among the live ones."""
+        return sum(r.lane == lane for r in self._unrouted) + sum(version.waiting_in(lane) for version in self._all)
+
+    def oldest_us(self, lane: int = 0) -> int | None:
+        """When the request of a lane came that waits for longest, not yet sent to a worker; None if none waits."""
         # A gateway's requests are held in the order they came.
-        first = (next((r for r in live.values() if not r.is_sent), None) for live in self._live.values())
+        live = self._live.values()
+        first = (next((r for r in of.values() if r.lane == lane and not r.is_sent), None) for of in live)
         return min((request.enqueued_us for request in first if request is not None), default=None)
 
     def workers(self) -> set[str]:
@@ -218,9 +219,8 @@ class ModelScheduler:
         if not cancelled:
             return NOTHING_ENDED
         # By where each of them is, for looking for them would take the longer the more there are.
-        over: list[QueuedRequest] = []
+        over, running = list[QueuedRequest](), list[QueuedRequest]()
         failures: list[Failure] = []
-        running: list[QueuedRequest] = []
         waiting: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
         for request in cancelled:
             place = request.place

@@ -83,6 +83,11 @@ class Placement:
         idle, executing, _ = self._by_held
         return SLOTS * len(idle) + len(executing)
 
+    @property
+    def idle(self) -> int:
+        """Instances that hold no batch."""
+        return len(self._by_held[0])
+
     def next_idle(self) -> Instance | None:
         """The instance that the next batch goes to where none may wait behind another."""
         idle = self._by_held[0]

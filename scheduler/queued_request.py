@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from schemas.frames import Row
+from schemas.lanes import Lane
 from schemas.wire import MalformedMessage
 
 
@@ -57,8 +58,8 @@ class BothFrames:
 class Terms(NamedTuple):
     """What a request asks of the queue; 0 is not given.
 
-    `priority`, `timeout_us`, `correlation_id` and `sequence_flags` are those of `schemas.messages.Part`. `deadline_ms` is
-    unix time, and `deadline_us` the same moment on the policy clock.
+    `priority`, `timeout_us`, `correlation_id`, `sequence_flags` and `lane` are those of `schemas.messages.Part`.
+    `deadline_ms` is unix time, and `deadline_us` the same moment on the policy clock.
     """
 
     priority: int = 0
@@ -67,6 +68,7 @@ class Terms(NamedTuple):
     deadline_us: int = 0
     correlation_id: int | str = 0
     sequence_flags: int = 0
+    lane: int = Lane.LIVE.value
 
 
 NO_TERMS = Terms()
@@ -131,6 +133,11 @@ class QueuedRequest:
         return self.terms.sequence_flags
 
     @property
+    def lane(self) -> int:
+        """See `Terms`."""
+        return self.terms.lane
+
+    @property
     def is_sent(self) -> bool:
         """Whether it was sent to a worker, and has not come back to a queue since."""
         return type(self.place) is int
@@ -146,7 +153,9 @@ class QueuedRequest:
 
 
 _TYPES = (int, int, int, str, bytes)
-_TERM_TYPES = (int, int, int, int)
+_TERM_TYPES = (int, int, int, int, int)
+_FIELDS_WITHOUT_LANE = 11
+_LANES = frozenset(lane.value for lane in Lane)
 _CORRELATION_ID_TYPES = (int, str)
 
 
@@ -169,6 +178,8 @@ def requests_of(
     requests: list[QueuedRequest] = []
     for row in rows:
         try:
+            if len(row) == _FIELDS_WITHOUT_LANE:  # from an older gateway
+                row = (*row, 0)
             (
                 key,
                 version,
@@ -181,7 +192,7 @@ def requests_of(
                 flags,
                 _,
                 body,
-                _lane,
+                lane,
             ) = row
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"not a request: {error}") from error
@@ -194,8 +205,8 @@ def requests_of(
         request.batch_size = batch_size
         request.shape_key = shape_key
         request.terms = (
-            _terms(priority, timeout_us, deadline_ms, correlation_id, flags, policy_us)
-            if priority or timeout_us or deadline_ms or correlation_id or flags
+            _terms(priority, timeout_us, deadline_ms, correlation_id, flags, lane, policy_us)
+            if priority or timeout_us or deadline_ms or correlation_id or flags or lane
             else NO_TERMS
         )
         request.body = body
@@ -213,17 +224,23 @@ def _terms(
     deadline_ms: int,
     correlation_id: int | str,
     flags: int,
+    lane: int,
     policy_us: Callable[[int], int],
 ) -> Terms:
-    if (type(priority), type(timeout_us), type(deadline_ms), type(flags)) != _TERM_TYPES or (
-        type(correlation_id) not in _CORRELATION_ID_TYPES
+    if (type(priority), type(timeout_us), type(deadline_ms), type(flags), type(lane)) != _TERM_TYPES or (
+        type(correlation_id) not in _CORRELATION_ID_TYPES or lane not in _LANES
     ):
         raise MalformedMessage("not a request: terms of wrong types")
     deadline_us = policy_us(deadline_ms) if deadline_ms > 0 else 0
-    return Terms(priority, timeout_us, max(0, deadline_ms), deadline_us, correlation_id, flags)
+    return Terms(priority, timeout_us, max(0, deadline_ms), deadline_us, correlation_id, flags, lane)
 
 
 arrival = attrgetter("enqueued_us", "key")
 """Orders requests as they came: those of one frame came at once, in the order of their keys."""
 
 frame_of = attrgetter("frame")
+
+
+def rows_of(requests: Iterable[QueuedRequest]) -> int:
+    """The size of a batch of these."""
+    return sum(request.batch_size for request in requests)

@@ -19,7 +19,7 @@ class Sequence:
     """One sequence: the requests that wait (`queue`), the one that is `running`, and its slot (`instance` None: none).
 
     `is_closed` once its END has come: no more requests are its own. `is_over` when it was forgotten. `ended` is the
-    gateway and key of the last request of a gateway's that has ended.
+    gateway and key of the last request of a gateway's that has ended. `lane` is that of its first request.
     """
 
     __slots__ = (
@@ -28,6 +28,7 @@ class Sequence:
         "instance",
         "is_closed",
         "is_over",
+        "lane",
         "last_us",
         "progress",
         "queue",
@@ -36,9 +37,10 @@ class Sequence:
         "slot",
     )
 
-    def __init__(self, id: CorrelationId, progress: SequenceProgress) -> None:
+    def __init__(self, id: CorrelationId, progress: SequenceProgress, lane: int = 0) -> None:
         self.id = id
         self.progress = progress
+        self.lane = lane
         self.queue: deque[QueuedRequest] = deque()
         self.running: QueuedRequest | None = None
         self.instance: SlottedInstance | None = None

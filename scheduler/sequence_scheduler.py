@@ -39,7 +39,7 @@ from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
 MAX_WAITING = 100_000
-"""Requests that may wait for one version, of all sequences together."""
+"""Requests of one lane that may wait for one version, of all sequences together."""
 
 
 class SequenceScheduler:
@@ -85,6 +85,10 @@ class SequenceScheduler:
         """Requests in the queues of all sequences."""
         return self._table.waiting
 
+    def waiting_in(self, lane: int) -> int:
+        """Requests of one lane in those queues."""
+        return self._table.waiting_in[lane]
+
     @property
     def is_idle(self) -> bool:
         """See `VersionScheduler`."""
@@ -121,12 +125,11 @@ class SequenceScheduler:
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come; returns those that are refused, as Triton refuses them."""
         refused: list[Failure] = []
-        room = MAX_WAITING - self.waiting
+        waiting_in = self._table.waiting_in
         for request in requests:
-            error = self._refusal(request) if room > 0 else unavailable("Exceeds maximum queue size")
-            if error is None:
-                room -= 1
-            else:
+            has_room = waiting_in[request.lane] < MAX_WAITING
+            error = self._refusal(request) if has_room else unavailable("Exceeds maximum queue size")
+            if error is not None:
                 refused.append(Failure(request, error))
         return refused
 

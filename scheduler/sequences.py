@@ -1,8 +1,9 @@
 """`SequenceTable`: the sequences of a version, and the slots of instances that hold them: who keeps the state of whom.
 
 A sequence is bound to one slot of one instance from the moment it gets it, for that is where its state is, and gives it
-back after its last request. One that finds no free slot waits in a backlog, first come, first served; one that has lost
-its slot and can go on elsewhere waits before all others. Source: Triton's sequence batcher.
+back after its last request. One that finds no free slot waits in a backlog, first come, first served, live ones before
+events before offline jobs; one that has lost its slot and can go on elsewhere waits before all others. Source: Triton's
+sequence batcher.
 
 Thousands of sequences are live at once, so what is done for each request looks at no others than its own.
 """
@@ -16,6 +17,7 @@ from scheduler.ordered_queue import NEVER_US
 from scheduler.queued_request import QueuedRequest
 from scheduler.sequence import CorrelationId, Sequence, SlottedInstance
 from scheduler.sequence_progress import ReplayMemory, SequenceProgress
+from schemas.lanes import Lane
 from schemas.messages import SequencePlace
 from schemas.requests import SEQUENCE_START
 
@@ -39,7 +41,7 @@ class SequenceTable:
         self.checkpoint_every = checkpoint_every
         self._memory = ReplayMemory()
         self._open: dict[CorrelationId, Sequence] = {}
-        self._backlog: dict[Sequence, None] = {}
+        self._backlogs = tuple(dict[Sequence, None]() for _ in Lane)  # by the lanes of their first requests
         self._returning: dict[Sequence, None] = {}  # have begun, lost their slots, and can go on in others
         self._idle: dict[Sequence, None] = {}  # in the order in which they became idle
         self._lost: dict[CorrelationId, None] = {}  # ended with their instances, and their callers may not know
@@ -53,7 +55,12 @@ class SequenceTable:
         self._resting: dict[SlottedInstance, int] = {}
         self.instances: dict[tuple[str, int], SlottedInstance] = {}
         self.runnable: dict[SlottedInstance, None] = {}  # idle, and with a sequence that is ready
-        self.waiting = 0  # requests in the queues of all sequences
+        self.waiting_in = [0] * len(Lane)  # requests in the queues of all sequences, by lane
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queues of all sequences."""
+        return sum(self.waiting_in)
 
     def set_instances(self, worker: str, numbers: Collection[int]) -> list[Sequence]:
         """`worker` has these instances now; returns the sequences that lost their slots and can't go on."""
@@ -121,11 +128,12 @@ class SequenceTable:
         if sequence is None:
             self._lost.pop(request.correlation_id, None)
             progress = SequenceProgress(self.checkpoint_every, self._memory)
-            sequence = self._open[request.correlation_id] = Sequence(request.correlation_id, progress)
-            self._backlog[sequence] = None
+            sequence = Sequence(request.correlation_id, progress, request.lane)
+            self._open[sequence.id] = sequence
+            self._backlogs[sequence.lane][sequence] = None
         self._idle.pop(sequence, None)
         sequence.queue.append(request)
-        self.waiting += 1
+        self.waiting_in[request.lane] += 1
         sequence.last_us = request.enqueued_us
         # A new sequence of the same id, whose predecessor still has requests to run, goes on in its slot after them.
         sequence.is_closed = ends
@@ -141,7 +149,7 @@ class SequenceTable:
         """The request, which was taken, is to run before the others of its sequence: again, or as its next step."""
         sequence.running = None
         sequence.queue.appendleft(request)
-        self.waiting += 1
+        self.waiting_in[request.lane] += 1
         if request.terms.deadline_us:
             self._note_expiry(request.terms.deadline_us, sequence, request)
         self._wants_to_run(sequence)
@@ -163,7 +171,7 @@ class SequenceTable:
             del self._resting[instance]
             instance.is_resting = False
             self._offer(instance)
-        for waiting in (self._returning, self._backlog):
+        for waiting in (self._returning, *self._backlogs):
             while waiting:
                 roomiest = self._roomiest()
                 if roomiest is None:
@@ -180,7 +188,7 @@ class SequenceTable:
         request = sequence.next_request
         if request is sequence.queue[0]:
             sequence.queue.popleft()
-            self.waiting -= 1
+            self.waiting_in[request.lane] -= 1
         if request.sequence_flags & SEQUENCE_START and request is not sequence.progress.next_replay:
             self._runs += 1
             sequence.progress.begin(self._runs)
@@ -215,17 +223,18 @@ class SequenceTable:
         """The sequence is over: what comes for its id belongs to another. Its queue is the caller's to answer."""
         sequence.is_over = True
         sequence.progress.forget()
-        self.waiting -= len(sequence.queue)
+        for request in sequence.queue:
+            self.waiting_in[request.lane] -= 1
         if self._open.get(sequence.id) is sequence:
             del self._open[sequence.id]
-        self._backlog.pop(sequence, None)
+        self._backlogs[sequence.lane].pop(sequence, None)
         self._returning.pop(sequence, None)
         self._idle.pop(sequence, None)
         self._leave_slot(sequence)
 
     def drain_backlog(self) -> list[QueuedRequest]:
         """Forgets the sequences that have not begun; their requests, in order."""
-        waiting = list(self._backlog)
+        waiting = [sequence for backlog in self._backlogs for sequence in backlog]
         for sequence in waiting:
             self.forget(sequence)
         return [request for sequence in waiting for request in sequence.queue]
@@ -274,7 +283,7 @@ class SequenceTable:
             instance.make_ready(sequence)
             if not instance.batch_id:
                 self.runnable[instance] = None
-        elif sequence not in self._backlog:
+        elif sequence not in self._backlogs[sequence.lane]:
             self._idle.pop(sequence, None)
             self._returning[sequence] = None
 
@@ -324,7 +333,7 @@ class SequenceTable:
     def _may_expire(self, sequence: Sequence, request: QueuedRequest | None) -> bool:
         """Whether the sequence still waits for a slot, or the request still waits."""
         if request is None:
-            return sequence in self._backlog
+            return sequence in self._backlogs[sequence.lane]
         return not (sequence.is_over or request.is_sent)
 
     def _next_number(self) -> int:

@@ -13,16 +13,21 @@ from typing import NamedTuple
 
 from scheduler.batch import Batch, BatchesInFlight
 from scheduler.batcher import Batcher
+from scheduler.lanes import BATCH, EVENT, LIVE, LaneQueues
+from scheduler.leeway import Leeway
 from scheduler.ordered_queue import NEVER_US
 from scheduler.patience import Patience
 from scheduler.placement import Instance, Placement
-from scheduler.queued_request import QueuedRequest
+from scheduler.queued_request import QueuedRequest, rows_of
 from scheduler.retry import RetryPolicy
 from scheduler.series import SeriesBatcher
 from schemas.errors import WeirError, internal, unavailable
 from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
+
+STAGES_AFTER_US = 1_000_000
+"""So long after the last live request, events may wait at an instance behind a batch."""
 
 TIMEOUT_EXPIRED = "Request timeout expired"
 
@@ -67,7 +72,8 @@ class VersionScheduler:
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
     ) -> None:
         self.version = version
-        self._batcher = batcher
+        self._lanes = LaneQueues(batcher)
+        self._leeway: Leeway | None = None  # from when on there are others than live requests
         self._placement = Placement()
         self._retry = retry or RetryPolicy()
         self._patience = Patience(unavailable_timeout_us)
@@ -80,12 +86,16 @@ class VersionScheduler:
     @property
     def is_timed(self) -> bool:
         """Whether something may ever be `overdue`, as things are."""
-        return self._batcher.is_timed
+        return self._lanes.is_timed
 
     @property
     def waiting(self) -> int:
         """Requests in the queue."""
-        return len(self._batcher)
+        return len(self._lanes)
+
+    def waiting_in(self, lane: int) -> int:
+        """Requests in the queue of one lane."""
+        return self._lanes.waiting_in(lane)
 
     @property
     def is_idle(self) -> bool:
@@ -126,32 +136,41 @@ class VersionScheduler:
 
     def needs(self, worker: str) -> bool:
         """Whether something runs on `worker`, or waits and no other worker could run it."""
-        return bool(self._in_flight.on(worker)) or (bool(self._batcher) and self._placement.workers() <= {worker})
+        return bool(self._in_flight.on(worker)) or (bool(self._lanes) and self._placement.workers() <= {worker})
 
     def use(self, batcher: Batcher) -> None:
         """From now on batches are formed by `batcher`, which takes over the queue."""
-        batcher.put_back(self._batcher.drain())
-        self._batcher = batcher
+        waiting = self._lanes.drain()
+        self._lanes = LaneQueues(batcher, self._lanes.live_us)
+        self._lanes.put_back(waiting)
+        if self._leeway is not None:
+            self._leeway.forget_cost()
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come; returns those that are refused."""
-        refused = self._batcher.enqueue(requests)
+        lanes = self._lanes
+        if self._leeway is not None:
+            live = sum(request.lane == LIVE for request in requests)
+            if live:
+                idle = self._placement.idle
+                self._leeway.live_came(requests[0].enqueued_us, live, self.instance_count - idle, idle)
+        refused = lanes.enqueue(requests)
         return [Failure(request, unavailable("Exceeds maximum queue size")) for request in refused] if refused else []
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
         """Requests have come that waited elsewhere: they are taken in where they would stand had they waited here."""
-        self._batcher.put_back(requests)
+        self._lanes.put_back(requests)
         return []
 
     def drop_cancelled(self, requests: Collection[QueuedRequest]) -> list[Failure]:
         """Takes these requests, which wait here and were cancelled, out of the queue; returns others that end with them."""
-        self._batcher.drop_cancelled(requests)
+        self._lanes.drop_cancelled(requests)
         self.failures["CANCELED"] += len(requests)
         return []
 
     def drain(self) -> list[QueuedRequest]:
         """Takes all waiting requests out of the queue."""
-        return self._batcher.drain()
+        return self._lanes.drain()
 
     def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
         """All batches that are to be sent now, and when to come back if nothing else happens (None: never).
@@ -159,10 +178,22 @@ class VersionScheduler:
         Then there will be more, or something will be `overdue`, which must be asked before this.
         """
         batches: list[Batch] = []
-        placement, batcher = self._placement, self._batcher
-        may_stage = batcher.rules.may_stage
+        lanes = self._lanes
+        if lanes.is_live_only:
+            ready_us = self._form(lanes.live, now_us, batches)
+        else:
+            ready_us = self._form_by_lane(now_us, batches)
+        if lanes.is_timed:
+            ready_us = min(ready_us, lanes.next_timeout_us)
+        return batches, None if ready_us == NEVER_US else ready_us
+
+    def _form(
+        self, batcher: Batcher, now_us: int, batches: list[Batch], lane: int = LIVE, may_stage: bool = True
+    ) -> int:
+        """Adds batches of one lane, as long as there is room at instances; returns when there may be more."""
+        placement = self._placement
+        may_stage = may_stage and batcher.rules.may_stage
         series = batcher if isinstance(batcher, SeriesBatcher) and len(batcher) > placement.free_places else None
-        ready_us = NEVER_US
         while batcher:
             instance = placement.next_slot() if may_stage else placement.next_idle()
             if instance is None:
@@ -171,30 +202,80 @@ class VersionScheduler:
             partial_us = placement.stage_partial_at_us(instance) if instance.held else 0
             requests = batcher.next_batch(now_us, full_only=partial_us is None or now_us < partial_us)
             if requests is None:
-                if partial_us is not None:
-                    ready_us = max(partial_us, batcher.ready_at_us())
-                break
-            is_suspect = requests[0].runs_alone
-            if is_suspect and instance.held:
+                return NEVER_US if partial_us is None else max(partial_us, batcher.ready_at_us())
+            if requests[0].runs_alone and instance.held:
                 batcher.put_back(requests)
                 break
-            batch = Batch(self._next_batch_id(), self.version, instance, requests)
-            batch.has_deadlines = batcher.is_timed
+            is_series = False
             if series is not None and (more := series.more(requests[0], placement.free_places)):
                 requests += more
-                batch.is_series = True
-            rows = 0
-            for request in requests:
-                request.place = batch.id
+                is_series = True
+            batches.append(self._send(instance, requests, now_us, lane, is_series))
+        return NEVER_US
+
+    def _send(
+        self, instance: Instance, requests: list[QueuedRequest], now_us: int, lane: int, is_series: bool
+    ) -> Batch:
+        """The batch of these, which is under way from now on; with what waits in later lanes and may join it."""
+        lanes, placement = self._lanes, self._placement
+        if self._leeway is not None:
+            lanes.join(requests, lane, self._leeway)
+        batch = Batch(self._next_batch_id(), self.version, instance, requests)
+        batch.has_deadlines = lanes.is_timed
+        batch.is_series = is_series
+        if lane == BATCH and self._leeway is not None:
+            batch.is_alone = True
+            self._leeway.alone_began()
+        rows = 0
+        for request in requests:
+            request.place = batch.id
+            rows += request.batch_size
+        placement.occupy(instance, now_us, rows)
+        if requests[0].runs_alone:
+            placement.occupy(instance, now_us)  # the slot behind it too: who waits there would be lost with it
+        self._in_flight.add(batch)
+        return batch
+
+    def _form_by_lane(self, now_us: int, batches: list[Batch]) -> int:
+        """Adds batches of all lanes: of a later one only what can run while nobody of the ones before it waits."""
+        lanes = self._lanes
+        if self._leeway is None:
+            self._leeway = Leeway(lanes.live_us)
+        lanes.age(now_us)
+        ready_us = self._form(lanes.live, now_us, batches)
+        if lanes.live:
+            return ready_us
+        # What is staged would be in the way of a live request that comes next.
+        is_live = 0 < lanes.live_us > now_us - STAGES_AFTER_US
+        ready_us = min(ready_us, self._form(lanes.event, now_us, batches, EVENT, may_stage=not is_live))
+        if lanes.event:
+            return ready_us
+        if not self._leeway.is_watched(now_us):
+            return min(ready_us, self._form(lanes.batch, now_us, batches, BATCH))
+        return min(ready_us, self._form_alone(now_us, batches, self._leeway))
+
+    def _form_alone(self, now_us: int, batches: list[Batch], leeway: Leeway) -> int:
+        """Adds batches of jobs as far as no live request need wait for them."""
+        jobs, placement = self._lanes.batch, self._placement
+        while jobs:
+            instance = placement.next_idle()
+            if instance is None:
+                break
+            may_us = leeway.may_run_alone_us(now_us, self.instance_count)
+            if may_us > now_us:
+                return may_us
+            requests = jobs.next_batch(now_us)
+            if requests is None:
+                return jobs.ready_at_us()
+            rows, most_rows = requests[0].batch_size, leeway.alone_rows
+            for number, request in enumerate(requests[1:], 1):
                 rows += request.batch_size
-            placement.occupy(instance, now_us, rows)
-            if is_suspect:
-                placement.occupy(instance, now_us)  # the slot behind it too: who waits there would be lost with it
-            self._in_flight.add(batch)
-            batches.append(batch)
-        if batcher.is_timed:
-            ready_us = min(ready_us, batcher.next_timeout_us)
-        return batches, None if ready_us == NEVER_US else ready_us
+                if rows > most_rows:
+                    jobs.put_back(requests[number:])
+                    del requests[number:]
+                    break
+            batches.append(self._send(instance, requests, now_us, BATCH, is_series=False))
+        return NEVER_US
 
     def complete(
         self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
@@ -255,7 +336,7 @@ class VersionScheduler:
 
     def overdue(self, now_us: int) -> list[Failure]:
         """Takes requests that have waited for longer than they may, or than their callers wait, out of the queue."""
-        expired = self._batcher.overdue(now_us)
+        expired = self._lanes.overdue(now_us)
         if not expired:
             return []
         self.failures["REJECTED"] += len(expired)
@@ -269,11 +350,20 @@ class VersionScheduler:
     def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
         if not batch.released:
             batch.released = True
+            if self._leeway is not None:
+                self._learn(self._leeway, batch, now_us, busy_us)
             self._placement.free(batch.instance, now_us, busy_us)
             if batch.requests[0].runs_alone:
                 self._placement.free(batch.instance, now_us, 0)
-            if busy_us > 0 and isinstance(self._batcher, SeriesBatcher):
-                self._batcher.has_run(len(batch.requests), busy_us)
+            if busy_us > 0 and isinstance(self._lanes.live, SeriesBatcher):
+                self._lanes.has_run(len(batch.requests), busy_us)
+
+    def _learn(self, leeway: Leeway, batch: Batch, now_us: int, busy_us: int) -> None:
+        if batch.is_alone:
+            leeway.alone_ended(now_us)
+        if busy_us > 0:
+            begun_us, rows = batch.instance.begun_us, rows_of(batch.requests)
+            leeway.has_run(now_us, begun_us, rows, busy_us, batch.is_alone, self.instance_count)
 
     def _end_in_part(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:
         again = frozenset(unanswered)
@@ -281,8 +371,8 @@ class VersionScheduler:
         lost = [request for at, request in enumerate(batch.requests) if at in again and request.place == batch.id]
         answered = [request for request in still_in if request not in lost]
         was_begun = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.NOT_RUN)
-        if lost and isinstance(self._batcher, SeriesBatcher):
-            self._batcher.doubt()
+        if lost and isinstance(self._lanes.live, SeriesBatcher):
+            self._lanes.doubt()
         cancelled, failures = self._do_again(lost, was_begun)
         return [*answered, *cancelled], failures
 
@@ -294,8 +384,8 @@ class VersionScheduler:
         back = [request for request in back if request.place == batch.id]
         for request in back:
             request.place = self
-        if isinstance(self._batcher, SeriesBatcher):
-            self._batcher.doubt()
+        if isinstance(self._lanes.live, SeriesBatcher):
+            self._lanes.doubt()
         return self._do_again(back, was_begun=False)
 
     def _end_streams(self, requests: list[QueuedRequest]) -> Ended:
@@ -304,7 +394,7 @@ class VersionScheduler:
 
     def _do_again(self, requests: list[QueuedRequest], was_begun: bool = True) -> Ended:
         uncertain: list[QueuedRequest] = []
-        if self._batcher.has_steps and was_begun:
+        if self._lanes.live.has_steps and was_begun:
             # A step's model may have taken it into its sequence's state: what it has seen it must not see twice.
             uncertain = [request for request in requests if request.correlation_id and not request.cancelled]
         if was_begun:
@@ -313,7 +403,7 @@ class VersionScheduler:
             again, given_up = [request for request in requests if not request.cancelled], []
         for request in again:
             request.place = self
-        self._batcher.put_back(again)
+        self._lanes.put_back(again)
         failures = [Failure(request, internal(GIVEN_UP.format(request.attempts))) for request in given_up]
         failures += [Failure(request, unavailable(LOST_STEPS.format(request.correlation_id))) for request in uncertain]
         return self._cancelled(requests), failures
