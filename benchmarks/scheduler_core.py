@@ -42,16 +42,16 @@ def best_s(call: Callable[[], object], calls: int, rounds: int = ROUNDS, at_most
     return best / calls
 
 
-def part(key: int, priority: int = 0, timeout_us: int = 0, sequence: int = 0, flags: int = 0) -> Part:
+def part(key: int, priority: int = 0, timeout_us: int = 0, sequence: int = 0, flags: int = 0, lane: int = 0) -> Part:
     """A request of batch size 1 for the latest version."""
-    return Part(key, -1, 1, "", priority, timeout_us, 0, sequence, flags, "", BODY)
+    return Part(key, -1, 1, "", priority, timeout_us, 0, sequence, flags, "", BODY, lane)
 
 
 class Case(NamedTuple):
     """A policy at work: `frames` of `size` requests each come before every dispatch, for `live` sequences in turn.
 
     Without `sequence_batching` and `dynamic_batching` it is the default scheduler. Requests may have `priorities`, from 1
-    to so many, and timeouts.
+    to so many, and timeouts; they are of `lane`.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Case(NamedTuple):
     live: int = 0
     priorities: int = 0
     timeout_us: int = 0
+    lane: int = 0
 
 
 def _sequences(**strategy: Any) -> dict[str, Any]:
@@ -84,6 +85,9 @@ CASES = (
     Case("dynamic, 10 priorities, timeouts", _PRIORITIES, priorities=10, timeout_us=1 << 39),
     Case("dynamic, one at a time", _DYNAMIC, frames=1, size=1),
     Case("dynamic, 10 000 instances, one at a time", _DYNAMIC, instances=10_000, frames=1, size=1),
+    Case("dynamic, events", _DYNAMIC, lane=1),
+    Case("dynamic, events, one at a time", _DYNAMIC, frames=1, size=1, lane=1),
+    Case("dynamic, offline jobs", _DYNAMIC, lane=2),
     Case("direct, 128 sequences", _sequences(direct={}), live=128),
     Case("direct, 5 000 sequences, 160 instances", _sequences(direct={}), instances=160, frames=160, live=5000),
     Case("direct, the same, one at a time", _sequences(direct={}), instances=160, frames=1, size=1, live=5000),
@@ -111,8 +115,9 @@ def decisions(case: Case) -> tuple[float, float]:
                 case.timeout_us,
                 key % case.live + 1 if case.live else 0,
                 flags,
+                case.lane,
             )
-            if case.live or case.priorities
+            if case.live or case.priorities or case.lane
             else part(key)
             for key in islice(keys, size)
         ]

@@ -28,24 +28,20 @@ LIVE, EVENT, BATCH = (lane.value for lane in Lane)
 class LaneQueues:
     """See the module; `live` is the batcher of live requests. Times are microseconds of the policy clock.
 
-    `live_us` is when a live request came last, 0 if none has.
+    `live_us` is when a live request came last, 0 if none has. `is_live_only`: no other has ever come.
     """
 
-    def __init__(self, live: Batcher, live_us: int = 0) -> None:
+    def __init__(self, live: Batcher) -> None:
         self.live = live
+        self.is_live_only = True
         self._lanes: list[Batcher] = [live]
         self._aged: dict[QueuedRequest, None] = {}  # events that count as live, and wait
         self._is_their_turn = True  # a batch of others has gone since the last of those did
-        self.live_us = live_us
+        self.live_us = 0
 
     def __len__(self) -> int:
         """Requests waiting, in all lanes."""
         return len(self.live) if self.is_live_only else sum(map(len, self._lanes))
-
-    @property
-    def is_live_only(self) -> bool:
-        """Whether nothing but live requests has ever come."""
-        return len(self._lanes) == 1
 
     @property
     def event(self) -> Batcher:
@@ -65,6 +61,14 @@ class LaneQueues:
     def waiting_in(self, lane: int) -> int:
         """Requests waiting in one lane."""
         return len(self._lanes[lane]) if lane < len(self._lanes) else 0
+
+    def use(self, live: Batcher) -> None:
+        """From now on batches are formed by the rules of `live`, which takes over the live queue."""
+        waiting = self.drain()
+        self.live = live
+        self._lanes = [live]
+        self.is_live_only = True
+        self.put_back(waiting)
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
         """Takes requests in, as many as there is room for in their lanes; returns the others."""
@@ -153,6 +157,7 @@ class LaneQueues:
         """Requests, in the order they are in, with the batcher of their lane."""
         lanes = {request.terms.lane for request in requests}
         if self.is_live_only and lanes - {LIVE}:
+            self.is_live_only = False
             self._lanes += [self.live.another(), self.live.another()]
         if len(lanes) == 1:
             return [(self._lanes[lanes.pop()], requests)]

@@ -2,9 +2,9 @@
 
 A job's requests may ride in the empty places of other batches, and run alone on idle instances. What that costs live
 requests is learnt from what comes and from what has run:
-- **Riders** may make a batch a tenth longer at most, and less the busier live requests keep the instances, where each
-  delay is passed on to those behind. What a row costs tells `RowCost`. Where it is not known, now and then a batch takes
-  as many riders as it has rows, and tells.
+- **Riders** may make a batch a twentieth longer at most, and less the busier live requests keep the instances, where each
+  delay is passed on to those behind. What a row costs tells `RowCost`. Now and then a batch takes as many riders as it
+  has rows, and so tells what is not known otherwise.
 - **Alone**, with several instances, a job's batches leave as many of them free as live requests are found to take at
   once, and one more; unless batches of live requests turn out to take longer beside them, for what they share.
 - **Alone**, with no instance to spare, they run when no live request has come for several times as long as usual.
@@ -23,20 +23,21 @@ from scheduler.row_cost import RowCost
 RECENT_US = 30_000_000
 """After so long without a live request a job has its version for itself."""
 
-QUIET_GAPS = 6
+QUIET_GAPS = 7
 SHORTEST_QUIET_US = 20_000
 LONGEST_QUIET_US = 2_000_000
-FOUND_ONE_IN = 200
+FOUND_ONE_IN = 400
 MOST_SAVED = 10
 ALONE_US = 20_000
 
-RIDERS_SHARE = 0.1
+RIDERS_SHARE = 0.05
 EVENTS_SHARE = 1.0
-TRIED_ONE_IN = 256
+FIRST_TRIED_IN, TRIED_ONE_IN = 32, 1024
 
 _ARRIVALS = 32  # that the usual gap is the mean of
 _CROWD_MEMORY = 1024
 _CROWD_SHARE = 0.004
+_BUSY = 0.5  # here nothing is tried out
 _DRAGS = 1.1
 _LOAD_WINDOW_US = 1_000_000
 
@@ -54,7 +55,7 @@ class Leeway:
         self._alone = 0
         self._alone_us = 0  # when one that ran alone ended last
         self._drag = 1.0  # how much longer batches take beside those
-        self._untried = 0
+        self._untried, self._try_in = 0, FIRST_TRIED_IN
         self._load = 0.0
         self._busy_us = 0
         self._since_us = 0
@@ -126,8 +127,8 @@ class Leeway:
     def riders(self, rows: int) -> int:
         """So many rows of a job may join a batch of so many rows."""
         self._untried += 1
-        if self._untried >= TRIED_ONE_IN:
-            self._untried = 0
+        if self._untried >= self._try_in and self._load < _BUSY:
+            self._untried, self._try_in = 0, min(2 * self._try_in, TRIED_ONE_IN)
             return max(rows, self._rows_longer(rows, RIDERS_SHARE))
         return self._rows_longer(rows, RIDERS_SHARE * (1 - self._load))
 

@@ -1,6 +1,7 @@
 """`VersionScheduler`: the batches of one model version, from queue to answer.
 
-Joins a batcher (which requests), a placement (on which instance) and a retry policy (what after a loss). A plain state
+Joins lanes of batchers (which requests), a placement (on which instance), a dispatch (when) and a retry policy (what after
+a loss). A plain state
 machine: the caller feeds it events with the time, and carries out the actions it returns. Times are microseconds of
 one monotonic clock.
 """
@@ -13,21 +14,17 @@ from typing import NamedTuple
 
 from scheduler.batch import Batch, BatchesInFlight
 from scheduler.batcher import Batcher
-from scheduler.lanes import BATCH, EVENT, LIVE, LaneQueues
-from scheduler.leeway import Leeway
-from scheduler.ordered_queue import NEVER_US
+from scheduler.dispatch import Dispatch
+from scheduler.lanes import LaneQueues
 from scheduler.patience import Patience
 from scheduler.placement import Instance, Placement
-from scheduler.queued_request import QueuedRequest, rows_of
+from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from scheduler.series import SeriesBatcher
 from schemas.errors import WeirError, internal, unavailable
 from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
-
-STAGES_AFTER_US = 1_000_000
-"""So long after the last live request, events may wait at an instance behind a batch."""
 
 TIMEOUT_EXPIRED = "Request timeout expired"
 
@@ -73,12 +70,12 @@ class VersionScheduler:
     ) -> None:
         self.version = version
         self._lanes = LaneQueues(batcher)
-        self._leeway: Leeway | None = None  # from when on there are others than live requests
         self._placement = Placement()
         self._retry = retry or RetryPolicy()
         self._patience = Patience(unavailable_timeout_us)
-        self._next_batch_id = next_batch_id or count(1).__next__
         self._in_flight = BatchesInFlight()
+        next_batch_id = next_batch_id or count(1).__next__
+        self._dispatch = Dispatch(version, self._lanes, self._placement, self._in_flight, next_batch_id)
         self.is_decoupled = False
         self.failures = {"REJECTED": 0, "CANCELED": 0}
         self.is_given_up = False  # nobody has the version, or will have it: nothing need wait for it
@@ -140,21 +137,13 @@ class VersionScheduler:
 
     def use(self, batcher: Batcher) -> None:
         """From now on batches are formed by `batcher`, which takes over the queue."""
-        waiting = self._lanes.drain()
-        self._lanes = LaneQueues(batcher, self._lanes.live_us)
-        self._lanes.put_back(waiting)
-        if self._leeway is not None:
-            self._leeway.forget_cost()
+        self._lanes.use(batcher)
+        self._dispatch.forget_cost()
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come; returns those that are refused."""
-        lanes = self._lanes
-        if self._leeway is not None:
-            live = sum(request.lane == LIVE for request in requests)
-            if live:
-                idle = self._placement.idle
-                self._leeway.live_came(requests[0].enqueued_us, live, self.instance_count - idle, idle)
-        refused = lanes.enqueue(requests)
+        self._dispatch.come(requests)
+        refused = self._lanes.enqueue(requests)
         return [Failure(request, unavailable("Exceeds maximum queue size")) for request in refused] if refused else []
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
@@ -177,105 +166,7 @@ class VersionScheduler:
 
         Then there will be more, or something will be `overdue`, which must be asked before this.
         """
-        batches: list[Batch] = []
-        lanes = self._lanes
-        if lanes.is_live_only:
-            ready_us = self._form(lanes.live, now_us, batches)
-        else:
-            ready_us = self._form_by_lane(now_us, batches)
-        if lanes.is_timed:
-            ready_us = min(ready_us, lanes.next_timeout_us)
-        return batches, None if ready_us == NEVER_US else ready_us
-
-    def _form(
-        self, batcher: Batcher, now_us: int, batches: list[Batch], lane: int = LIVE, may_stage: bool = True
-    ) -> int:
-        """Adds batches of one lane, as long as there is room at instances; returns when there may be more."""
-        placement = self._placement
-        may_stage = may_stage and batcher.rules.may_stage
-        series = batcher if isinstance(batcher, SeriesBatcher) and len(batcher) > placement.free_places else None
-        while batcher:
-            instance = placement.next_slot() if may_stage else placement.next_idle()
-            if instance is None:
-                break
-            # A batch that could still grow is staged only when its instance will be free soon.
-            partial_us = placement.stage_partial_at_us(instance) if instance.held else 0
-            requests = batcher.next_batch(now_us, full_only=partial_us is None or now_us < partial_us)
-            if requests is None:
-                return NEVER_US if partial_us is None else max(partial_us, batcher.ready_at_us())
-            if requests[0].runs_alone and instance.held:
-                batcher.put_back(requests)
-                break
-            is_series = False
-            if series is not None and (more := series.more(requests[0], placement.free_places)):
-                requests += more
-                is_series = True
-            batches.append(self._send(instance, requests, now_us, lane, is_series))
-        return NEVER_US
-
-    def _send(
-        self, instance: Instance, requests: list[QueuedRequest], now_us: int, lane: int, is_series: bool
-    ) -> Batch:
-        """The batch of these, which is under way from now on; with what waits in later lanes and may join it."""
-        lanes, placement = self._lanes, self._placement
-        if self._leeway is not None:
-            lanes.join(requests, lane, self._leeway)
-        batch = Batch(self._next_batch_id(), self.version, instance, requests)
-        batch.has_deadlines = lanes.is_timed
-        batch.is_series = is_series
-        if lane == BATCH and self._leeway is not None:
-            batch.is_alone = True
-            self._leeway.alone_began()
-        rows = 0
-        for request in requests:
-            request.place = batch.id
-            rows += request.batch_size
-        placement.occupy(instance, now_us, rows)
-        if requests[0].runs_alone:
-            placement.occupy(instance, now_us)  # the slot behind it too: who waits there would be lost with it
-        self._in_flight.add(batch)
-        return batch
-
-    def _form_by_lane(self, now_us: int, batches: list[Batch]) -> int:
-        """Adds batches of all lanes: of a later one only what can run while nobody of the ones before it waits."""
-        lanes = self._lanes
-        if self._leeway is None:
-            self._leeway = Leeway(lanes.live_us)
-        lanes.age(now_us)
-        ready_us = self._form(lanes.live, now_us, batches)
-        if lanes.live:
-            return ready_us
-        # What is staged would be in the way of a live request that comes next.
-        is_live = 0 < lanes.live_us > now_us - STAGES_AFTER_US
-        ready_us = min(ready_us, self._form(lanes.event, now_us, batches, EVENT, may_stage=not is_live))
-        if lanes.event:
-            return ready_us
-        if not self._leeway.is_watched(now_us):
-            return min(ready_us, self._form(lanes.batch, now_us, batches, BATCH))
-        return min(ready_us, self._form_alone(now_us, batches, self._leeway))
-
-    def _form_alone(self, now_us: int, batches: list[Batch], leeway: Leeway) -> int:
-        """Adds batches of jobs as far as no live request need wait for them."""
-        jobs, placement = self._lanes.batch, self._placement
-        while jobs:
-            instance = placement.next_idle()
-            if instance is None:
-                break
-            may_us = leeway.may_run_alone_us(now_us, self.instance_count)
-            if may_us > now_us:
-                return may_us
-            requests = jobs.next_batch(now_us)
-            if requests is None:
-                return jobs.ready_at_us()
-            rows, most_rows = requests[0].batch_size, leeway.alone_rows
-            for number, request in enumerate(requests[1:], 1):
-                rows += request.batch_size
-                if rows > most_rows:
-                    jobs.put_back(requests[number:])
-                    del requests[number:]
-                    break
-            batches.append(self._send(instance, requests, now_us, BATCH, is_series=False))
-        return NEVER_US
+        return self._dispatch.batches(now_us)
 
     def complete(
         self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
@@ -350,20 +241,7 @@ class VersionScheduler:
     def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
         if not batch.released:
             batch.released = True
-            if self._leeway is not None:
-                self._learn(self._leeway, batch, now_us, busy_us)
-            self._placement.free(batch.instance, now_us, busy_us)
-            if batch.requests[0].runs_alone:
-                self._placement.free(batch.instance, now_us, 0)
-            if busy_us > 0 and isinstance(self._lanes.live, SeriesBatcher):
-                self._lanes.has_run(len(batch.requests), busy_us)
-
-    def _learn(self, leeway: Leeway, batch: Batch, now_us: int, busy_us: int) -> None:
-        if batch.is_alone:
-            leeway.alone_ended(now_us)
-        if busy_us > 0:
-            begun_us, rows = batch.instance.begun_us, rows_of(batch.requests)
-            leeway.has_run(now_us, begun_us, rows, busy_us, batch.is_alone, self.instance_count)
+            self._dispatch.released(batch, now_us, busy_us)
 
     def _end_in_part(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:
         again = frozenset(unanswered)

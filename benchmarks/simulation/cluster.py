@@ -67,6 +67,7 @@ class Cluster:
         self._models = [self._model(number) for number in range(scenario.models)]
         self._dirty: dict[_Model, None] = {}
         self._in_system = 0
+        self._job_keys = count(len(workload))  # of requests of the job, which are in no workload
         self.outcome = Outcome(scenario, workload)
 
     def run(self) -> Outcome:
@@ -74,6 +75,8 @@ class Cluster:
         times, heap, outcome = [*self._workload.times_us, _NEVER], self._heap, self.outcome
         coming, number, now_us = len(times) - 1, 0, 0
         self._begin()
+        for model in self._models if self._scenario.job_window else ():
+            self._feed_job(model, self._scenario.job_window, 0)
         while number < coming or self._in_system:
             then_us, now_us = now_us, min(times[number], heap[0][0])
             outcome.in_system_us += self._in_system * (now_us - then_us)
@@ -154,6 +157,13 @@ class Cluster:
             self._ended(((), refused), now_us)
         self._dirty[model] = None
 
+    def _feed_job(self, model: _Model, requests: int, now_us: int) -> None:
+        lane = self._scenario.job_lane
+        rows = [(next(self._job_keys), _LATEST, 1, "", 0, 0, 0, 0, 0, "", _BODY, lane) for _ in range(requests)]
+        if model.scheduler.enqueue(requests_of(_GATEWAY, rows, now_us, NO_FRAME)):
+            raise Stuck("the job was refused")
+        self._dirty[model] = None
+
     def _dispatch(self, model: _Model, now_us: int) -> None:
         self._ended(model.scheduler.overdue(now_us), now_us)
         batches, wake_at_us = model.scheduler.dispatch(now_us)
@@ -194,6 +204,11 @@ class Cluster:
         self.outcome.ran(batch.requests, begin_us)
         self._ended(ended, now_us)
         self._dirty[model] = None
+        if self._scenario.job_window:
+            job = sum(request.key >= len(self._workload) for request in batch.requests)
+            self.outcome.job_ran(job, rides=job < len(batch.requests), busy_us=end_us - begin_us)
+            if job:
+                self._feed_job(model, job, now_us)
 
     def _lose(self, number: int, now_us: int) -> None:
         worker = self._workers[number % len(self._workers)]
@@ -213,6 +228,8 @@ class Cluster:
 
     def _ended(self, ended: Ended, now_us: int) -> None:
         answered, failures = ended
+        if self._scenario.job_window:
+            answered = [request for request in answered if request.key < len(self._workload)]
         self._in_system -= len(answered) + len(failures)
         self.outcome.answered(answered, now_us)
         if failures:

@@ -38,6 +38,9 @@ class Outcome:
         self.in_system_us = 0
         self.lost_workers = 0
         self.lost_batches = 0
+        self.job_items = 0
+        self.job_riders = 0
+        self.job_alone_us = 0
 
     # What happens
 
@@ -50,7 +53,16 @@ class Outcome:
         """A batch was executed from then on."""
         begun_us = self.begun_us
         for request in requests:
-            begun_us[request.key] = begin_us
+            if request.key < len(begun_us):
+                begun_us[request.key] = begin_us
+
+    def job_ran(self, items: int, rides: bool, busy_us: int) -> None:
+        """A batch with so many requests of the job has run, in which they ride with others."""
+        self.job_items += items
+        if rides:
+            self.job_riders += items
+        elif items:
+            self.job_alone_us += busy_us
 
     def answered(self, requests: Iterable[QueuedRequest], now_us: int) -> None:
         """These have their answers."""
@@ -153,6 +165,11 @@ class Outcome:
             f"{self.in_system_us / max(1, self.end_us):,.1f} requests there at a time"
         )
         yield from _histogram(self.batch_rows)
+        if scenario.job_window:
+            yield (
+                f"job: {self.job_items / max(1, self.end_us) * 1e6:,.0f} items a second, "
+                f"{self.job_riders / max(1, self.job_items):.1%} of them in batches of others"
+            )
         if scenario.models > 1:
             yield from self._fairness_lines()
 

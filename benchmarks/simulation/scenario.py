@@ -43,6 +43,8 @@ class Scenario:
     deadlines: str = _told("deadlines of requests, from their arrival, with their shares", "0")
     sequence_length: int = _told("requests of a sequence", 20)
     sequence_interval: int = _told("time from one request of a sequence to its next", 20_000)
+    job_window: int = _told("offline requests of a job kept waiting or running beside all this; 0: no job", 0)
+    job_lane: int = _told("by which they come: 2 as a job, 1 as events", 2, (1, 2))
     # What it takes
     service: str = _told("distribution of execution times", "exponential", ("exponential", "constant", "lognormal"))
     service_us: float = _told("mean execution time of a batch", 1000.0)
