@@ -17,7 +17,7 @@ class Batch:
     each sequence at the row of its slot. `places` are there for requests of sequences, one for each. `has_deadlines`: some
     requests may have one. `released`: the instance has taken on another since, while answers of this batch are still to
     come. `is_series`: they are executed one after another, each alone. `is_alone`: all of
-    its requests are of offline jobs.
+    its requests are of offline jobs. `tells_lanes`: it has steps, whose requests are of the lanes of its own.
     """
 
     __slots__ = (
@@ -30,6 +30,7 @@ class Batch:
         "places",
         "released",
         "requests",
+        "tells_lanes",
         "version",
     )
 
@@ -44,6 +45,7 @@ class Batch:
         self.released = False
         self.is_series = False
         self.is_alone = False
+        self.tells_lanes = False
 
     @property
     def still_in(self) -> list[QueuedRequest]:

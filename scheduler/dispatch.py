@@ -116,6 +116,7 @@ class Dispatch:
         batch = Batch(self._draw_id(), self._version, instance, requests)
         batch.has_deadlines = lanes.is_timed
         batch.is_series = is_series
+        batch.tells_lanes = lanes.live.has_steps and not lanes.is_live_only
         if lane == BATCH and self._leeway is not None:
             batch.is_alone = True
             self._leeway.alone_began()
@@ -148,7 +149,8 @@ class Dispatch:
                 return ready_us
         if not lanes.batch:
             return ready_us
-        if not self._leeway.is_watched(now_us):
+        # A coordinator only passes on, and what it asks for is of the same lane.
+        if lanes.live.has_steps or not self._leeway.is_watched(now_us):
             return min(ready_us, self._form(lanes.batch, now_us, batches, BATCH))
         return min(ready_us, self._form_alone(now_us, batches, self._leeway))
 

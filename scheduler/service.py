@@ -340,7 +340,11 @@ class SchedulerService:
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         requests, instance = batch.requests, batch.instance
         rows: list[Row]
-        if batch.has_deadlines or batch.places:
+        if batch.tells_lanes:
+            rows = [
+                (r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms, None, r.lane) for r in requests
+            ]
+        elif batch.has_deadlines or batch.places:
             rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
         else:
             rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body) for r in requests]

@@ -46,7 +46,7 @@ def pack_batch_rows(
     acks: Sequence[str],
     is_series: bool = False,
 ) -> bytes:
-    """A batch message; each row holds the fields of a `schemas.messages.BatchEntry`, of which the last two may lack."""
+    """A batch message; each row holds the fields of a `schemas.messages.BatchEntry`, of which the last three may lack."""
     message = (WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)
     return bytes(_pack((*message, True) if is_series else message))
 

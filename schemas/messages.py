@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from schemas.errors import ErrorCode, WeirError
+from schemas.lanes import Lane
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, Parameters
 from schemas.tensors import Tensor
 from schemas.wire import (
@@ -30,6 +31,7 @@ from schemas.wire import (
 )
 
 _ONE_ROW, _ROWS_16 = b"\x91", b"\xdc"  # how msgpack begins an array of one element, and of so many as two bytes say
+_LANES = frozenset(lane.value for lane in Lane)
 _ALL_FLAGS = SEQUENCE_START | SEQUENCE_END
 _MAX_QUEUED_US = 1 << 40  # twelve days: sums of it stay far within 64 bits
 
@@ -87,7 +89,7 @@ class BatchEntry(NamedTuple):
     """One request of a batch: where its answer goes (`NOBODY`: nowhere), how long it has queued, and its body.
 
     `deadline_ms` is unix time, 0 for none: nobody waits for the answer after it. `place` is there for requests of
-    sequences.
+    sequences. `lane` is a `schemas.lanes.Lane`, told to ensembles, which ask their steps by the same.
     """
 
     gateway: str
@@ -96,6 +98,7 @@ class BatchEntry(NamedTuple):
     body: bytes
     deadline_ms: int = 0
     place: SequencePlace | None = None
+    lane: int = 0
 
 
 class BatchMessage(NamedTuple):
@@ -171,7 +174,9 @@ def unpack_batch(data: bytes) -> BatchMessage:
         raise MalformedMessage(f"not a batch: {error}") from error
 
 
-def _entry(gateway: str, key: int, queued_us: int, body: bytes, deadline_ms: int = 0, place: Any = None) -> BatchEntry:
+def _entry(
+    gateway: str, key: int, queued_us: int, body: bytes, deadline_ms: int = 0, place: Any = None, lane: int = 0
+) -> BatchEntry:
     if not (
         (gateway == NOBODY or _is_subject(gateway))
         and type(key) is type(queued_us) is type(deadline_ms) is int
@@ -180,7 +185,9 @@ def _entry(gateway: str, key: int, queued_us: int, body: bytes, deadline_ms: int
         raise TypeError("an entry of wrong types")
     if not (0 <= queued_us < _MAX_QUEUED_US and deadline_ms >= 0):
         raise TypeError("a time that can't be")
-    return BatchEntry(gateway, key, queued_us, body, deadline_ms, None if place is None else _place(*place))
+    if type(lane) is not int or lane not in _LANES:
+        raise TypeError("not a lane")
+    return BatchEntry(gateway, key, queued_us, body, deadline_ms, None if place is None else _place(*place), lane)
 
 
 def _place(slot: int, number: int, restore: bool, run: int = 0, flags: int = 0) -> SequencePlace:

@@ -16,6 +16,7 @@ from bus.identity import shares_memory
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.lanes import Lane
 from schemas.messages import (
     BatchEntry,
     BatchOutcome,
@@ -219,7 +220,7 @@ class _OpenRequest:
             # A copy: tensors of it may be wanted by steps that start when the body's place has been given back.
             body = self._entry.body if ref is None else bytes(instance.reader.view(ref))
             request = self._request = unpack_body(body, message.model, message.version)
-            request.deadline_ms = self._entry.deadline_ms
+            request.deadline_ms, request.lane = self._entry.deadline_ms, Lane(self._entry.lane)
             instance.client_memory.check_outputs(request, self._entry.gateway)  # inputs are the steps' to read
         except StalePayload:
             self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")

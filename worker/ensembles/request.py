@@ -169,7 +169,7 @@ class EnsembleRequest:
         request.outputs = [RequestedOutput(name) for name, _ in step.outputs]
         request.correlation_id, request.sequence_flags = sequence
         request.priority, request.timeout_us = own.priority, own.timeout_us
-        request.deadline_ms = own.deadline_ms
+        request.deadline_ms, request.lane = own.deadline_ms, own.lane
         request.wants_moments = True
         return request
 

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from lane_life import LaneLife
 from model_configs import CONFIGS, MAX_BATCH_SIZE
 from queue_oracle import QueueOracle
 from queued import LATEST, CountingFrame, part
@@ -32,7 +33,7 @@ Event = tuple[Any, ...]
 UNAVAILABLE_TIMEOUT_US = 1_000
 
 
-class Simulation(SeriesLife):
+class Simulation(LaneLife, SeriesLife):
     """See the module. `events_played` counts what was replayed."""
 
     def __init__(self) -> None:
@@ -95,10 +96,10 @@ class Simulation(SeriesLife):
         self.model.look_ahead(frozenset(retiring), self.given_up, self.is_given_up)
 
     def arrive(self, gateway: str, requests: list[tuple[Any, ...]]) -> None:
-        """Each is (version, batch size, shape key[, priority, timeout in us, ms until its deadline])."""
+        """Each is (version, batch size, shape key[, priority, timeout in us, ms until its deadline[, lane]])."""
         rows = []
         for version, batch_size, shape_key, *terms in requests:
-            priority, timeout_us, left_ms = terms or (0, 0, 0)
+            priority, timeout_us, left_ms, *lane = terms or (0, 0, 0)
             deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
             row = part(
                 self._next_key,
@@ -108,6 +109,7 @@ class Simulation(SeriesLife):
                 priority=priority,
                 timeout_us=timeout_us,
                 deadline_ms=deadline_ms,
+                lane=lane[0] if lane else 0,
             )
             rows.append(row)
             self._next_key += 1
@@ -117,7 +119,7 @@ class Simulation(SeriesLife):
         """A gateway sends a request it still waits for once more, as after the broker came back."""
         if self.live:
             (gateway, key), known = list(self.live.items())[number % len(self.live)]
-            self._enqueue(gateway, [part(key, known.version, known.batch_size, "")])
+            self._enqueue(gateway, [part(key, known.version, known.batch_size, "", lane=known.lane)])
 
     def advance(self, time_us: int) -> None:
         self.now_us += time_us
@@ -196,14 +198,17 @@ class Simulation(SeriesLife):
         for request in new:
             self.live[gateway, request.key] = request
         failures = self.model.enqueue(requests)
+        self._came(new)
         self._check_sizes(sizes, new, {failure.request for failure in failures})
         self._ended(((), failures))
 
-    def _sizes(self) -> Counter[tuple[int, int]]:
-        """How many wait at each version and level."""
-        return Counter(
-            (r.place.version, self.rules.level(r, r.place.version)) for r in self._waiting() if r.place is not None
-        )
+    def _sizes(self) -> Counter[tuple[int, int, int]]:
+        """How many wait at each version, lane and level."""
+        return Counter(map(self._queue_of, (r for r in self._waiting() if r.place is not None)))
+
+    def _queue_of(self, request: QueuedRequest) -> tuple[int, int, int]:
+        version = request.place.version
+        return version, request.lane, self.rules.level(request, version)
 
     def _abandon(self, ids: Any) -> None:
         for batch_id in ids:
@@ -264,26 +269,18 @@ class Simulation(SeriesLife):
         slots = SLOTS if self.rules.may_stage(batch.version) else 1
         assert held[instance.worker, batch.version, instance.number] < slots
         assert not self.lost_streams & set(requests), "done again, though responses may have been seen"
-        turns = [self.rules.turn(request, batch.version, self.now_us) for request in requests]
-        assert turns == sorted(turns)
         sent = set(requests)
-        assert not [
-            r
-            for r in self._waiting()
-            if r not in sent
-            and _home(r) == batch.version
-            and self.rules.turn(r, batch.version, self.now_us) < turns[-1]
-        ], "one that should have run before waits"
+        self._check_lanes(batch, [r for r in self._waiting() if r not in sent and _home(r) == batch.version])
 
     def _check_sizes(
-        self, sizes: Counter[tuple[int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]
+        self, sizes: Counter[tuple[int, int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]
     ) -> None:
-        """Each that came was refused exactly if its level was full, those of its own frame included."""
+        """Each that came was refused exactly if its level of its lane was full, those of its own frame included."""
         for request in new:
             if not isinstance(request.place, VersionScheduler):
                 continue
             version = request.place.version
-            at = version, self.rules.level(request, request.place.version)
+            at = self._queue_of(request)
             most = self.rules.policy(request, version).max_queue_size or DEFAULT_MAX_QUEUE_SIZE
             assert (request in refused) == (sizes[at] >= most)
             sizes[at] += request not in refused
@@ -310,7 +307,7 @@ class Simulation(SeriesLife):
             assert error.code is ErrorCode.UNAVAILABLE
             assert request in self.lost_streams, "what may be done again must be"
         elif error.message == "Exceeds maximum queue size":
-            assert self._sizes()[request.place.version, self.rules.level(request, request.place.version)] > 0
+            assert self._sizes()[self._queue_of(request)] > 0
         elif error.message == TIMEOUT_EXPIRED:
             self.timed_out += 1
             assert error.code is ErrorCode.UNAVAILABLE
@@ -360,14 +357,8 @@ class Simulation(SeriesLife):
             for number in range(counts.get(version, 0))
             if (worker, number) not in held
         ]
-        if not idle or not waiting:
-            return
-        dynamic = self.configs[version].dynamic_batching
-        assert dynamic is not None, "an instance is idle and a request waits"
-        due_us = min(request.enqueued_us for request in waiting) + dynamic.max_queue_delay_microseconds
-        assert self.now_us < due_us
-        assert self.wake_at_us is not None
-        assert self.wake_at_us <= due_us
+        if idle and waiting:
+            self._check_idle(version, waiting)
 
     def _run_out(self) -> None:
         """One version gets a worker that stays; whatever it can run it runs, and everything ends."""

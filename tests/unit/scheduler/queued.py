@@ -36,8 +36,9 @@ def part(
     priority: int = 0,
     timeout_us: int = 0,
     deadline_ms: int = 0,
+    lane: int = 0,
 ) -> Part:
-    return Part(key, version, batch_size, shape_key, priority, timeout_us, deadline_ms, 0, 0, "", body)
+    return Part(key, version, batch_size, shape_key, priority, timeout_us, deadline_ms, 0, 0, "", body, lane)
 
 
 _keys = count(1)
@@ -55,10 +56,11 @@ def request(
     priority: int = 0,
     timeout_us: int = 0,
     deadline_ms: int = 0,
+    lane: int = 0,
 ) -> QueuedRequest:
     """One request in a frame of its own. The policy clock is unix time."""
     number = next(_keys) if key is None else key
-    row = part(number, version, batch_size, shape_key, body, priority, timeout_us, deadline_ms)
+    row = part(number, version, batch_size, shape_key, body, priority, timeout_us, deadline_ms, lane)
     return requests_of(gateway, [row], now_us, CountingFrame())[0]
 
 

@@ -7,7 +7,7 @@ how many events they had.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -47,7 +47,11 @@ ALONE = next(number for number, one in enumerate(CONFIGS) if one.dynamic_batchin
 
 
 def lives(
-    versions: list[int], wanted: list[int], configs: st.SearchStrategy[object] = configs, most: int = 8
+    versions: list[int],
+    wanted: list[int],
+    configs: st.SearchStrategy[object] = configs,
+    most: int = 8,
+    lanes: Sequence[int] = (),
 ) -> st.SearchStrategy[list[Event]]:
     """Lists of events for a model of these versions, of which requests ask for the wanted ones, `most` in a frame."""
     wants = st.sampled_from(wanted)
@@ -57,6 +61,10 @@ def lives(
         wants, size, shape, priorities, st.sampled_from([0, 0, 500, 5_000]), st.sampled_from([0, 0, 1, 2, 9])
     )
     plain = st.tuples(wants, size, shape)
+    if lanes:
+        of_lane = st.sampled_from(lanes)
+        plain = st.builds(lambda wanted, lane: (*wanted, 0, 0, 0, lane), plain, of_lane)
+        demanding = st.builds(lambda wanted, lane: (*wanted, lane), demanding, of_lane)
     plains = st.lists(plain, min_size=1, max_size=most)
     requests = (
         st.one_of(plains, plains, st.lists(demanding, min_size=1, max_size=8))
@@ -78,7 +86,10 @@ def lives(
         serve,
         configure,
         st.tuples(st.just("send_again"), numbers),
-        st.tuples(st.just("advance"), st.sampled_from([1, 40, 100, 900, 4000])),
+        st.tuples(
+            st.just("advance"),
+            st.sampled_from([1, 40, 100, 900, 4000, *([600_000, 3_000_000, 20_000_000] if lanes else [])]),
+        ),
         st.tuples(st.just("wake")),
         st.tuples(st.just("release"), numbers),
         st.tuples(st.just("hand_back"), numbers, few),
@@ -146,3 +157,29 @@ QUICK: list[Event] = [
 @given(events=lives([1], [LATEST, 1], st.sampled_from([ALONE] * 9 + [0]), most=40))
 def test_a_model_whose_requests_run_alone(events_played: list[int], series_sent: list[int], events: list[Event]):
     series_sent.append(live(QUICK + events, events_played).series_sent)
+
+
+@pytest.fixture(scope="module")
+def riders_sent() -> Iterator[list[int]]:
+    """How many riders each life had."""
+    sent: list[int] = []
+    yield sent
+    print(f"\n{sum(sent)} riders")
+
+
+@thorough
+@given(events=st.one_of(lives([1], [LATEST, 1], lanes=[0, 0, 1, 2]), lives([1], [LATEST, 1], lanes=[1, 2])))
+def test_a_model_with_requests_of_all_lanes(events_played: list[int], riders_sent: list[int], events: list[Event]):
+    riders_sent.append(live(events, events_played).riders_sent)
+
+
+@thorough
+@given(events=lives([1], [LATEST, 1], st.sampled_from([ALONE] * 9 + [0]), most=40, lanes=[0, 1, 2]))
+def test_lanes_of_a_model_whose_requests_run_alone(events_played: list[int], events: list[Event]):
+    live(QUICK + events, events_played)
+
+
+@thorough
+@given(events=lives([1, 2], [LATEST, LATEST, 1, 2, 7], lanes=[0, 1, 2]))
+def test_lanes_of_a_model_of_several_versions(events_played: list[int], events: list[Event]):
+    live(events, events_played)
