@@ -10,7 +10,8 @@ class TritonModelException(Exception):
 class TritonError:
     """The error of one response: a message for the client and one of Triton's eight codes (default INTERNAL).
 
-    The codes' numbers are those of `schemas.errors.ErrorCode`, as which they travel.
+    The ninth code is Weir's own: something is full for now, which clients are told as status 429. The numbers are
+    those of `schemas.errors.ErrorCode`, as which they travel.
     """
 
     UNKNOWN = 1
@@ -21,11 +22,16 @@ class TritonError:
     UNSUPPORTED = 6
     ALREADY_EXISTS = 7
     CANCELLED = 8
+    RESOURCE_EXHAUSTED = 9
 
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: int = INTERNAL) -> None:
-        if not isinstance(message, str) or not isinstance(code, int) or not self.UNKNOWN <= code <= self.CANCELLED:
+        if (
+            not isinstance(message, str)
+            or not isinstance(code, int)
+            or not self.UNKNOWN <= code <= self.RESOURCE_EXHAUSTED
+        ):
             raise TypeError(
                 "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
                 "    1. TritonError(message: str, code: TritonError.__ErrorCode = TritonError.INTERNAL)\n\n"
