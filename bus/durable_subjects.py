@@ -5,8 +5,6 @@ Subjects under `event.`, `batch.`, `result.` and `dead.` and the `Weir-*` header
 
 from __future__ import annotations
 
-import base64
-
 from bus.subjects import consumer_of, token, untoken
 
 QUEUE_STREAM = "QUEUE"
@@ -20,11 +18,6 @@ RESULT_SUBJECTS = "result.>"
 DEAD_STREAM = "DEAD"
 DEAD_SUBJECTS = "dead.>"
 """Durable requests that could not be done, as they were sent."""
-
-CALLBACK_STREAM = "CALLBACKS"
-CALLBACK_SUBJECTS = "callback.>"
-"""Terminal records that are to be posted to URLs: what names such a subject as its `Weir-Reply-To` is stored here."""
-CALLBACK_CONSUMER = "callbacks"
 
 LEASES_BUCKET = "leases"
 LEASES_STREAM = f"KV_{LEASES_BUCKET}"
@@ -84,16 +77,6 @@ def any_result(id: str) -> str:
 def any_job_event(id: str) -> str:
     """`job_event`, whatever the model."""
     return f"event.*.job.{token(id)}"
-
-
-def callback(id: str, url: str) -> str:
-    """The `Weir-Reply-To` of a request whose terminal record is to be posted to `url`."""
-    return f"callback.{token(id)}.{base64.urlsafe_b64encode(url.encode()).decode()}"
-
-
-def callback_url(subject: str) -> str:
-    """The URL of such a subject. Raises ValueError where there is none."""
-    return base64.b64decode(subject.split(".")[2].encode(), b"-_", validate=True).decode()
 
 
 def dead(model: str) -> str:

@@ -20,6 +20,7 @@ RESERVED_TOKENS = frozenset(
         "durable-inbox",
         "event",
         "flow",
+        "found",
         "heartbeat",
         "inbox",
         "infer",

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import uuid4
 
+from bus import callback_subjects
 from bus import durable_subjects as subjects
 from bus.acked_publisher import StoreAck
 from bus.headers import pack_headers
 from bus.stored_messages import StoredMessages
-from gateway.async_requests.idempotency import digest_of, id_of_key, new_id
+from calls.catalog import ServedModel
+from gateway.async_requests.job_ids import id_of_key, new_id
 from gateway.async_requests.queue_depths import UNREACHABLE, QueueDepths
-from gateway.async_requests.refusals import just_deleted, no_broker, other_request, queue_full
+from gateway.async_requests.refusals import just_deleted, no_broker, other_request
 from gateway.async_requests.request_headers import AskedLater
+from gateway.durable.bodies import digest_of
+from gateway.durable.queue_limits import over_bounds
 from gateway.durable.store import DurableStore
-from schemas.errors import unavailable
+from schemas.errors import queue_full, unavailable
+from schemas.queue_bounds import QueueBounds, queue_bounds
 
 MAX_STORING_BYTES = 256 << 20
 """Bodies of requests that JetStream has not acknowledged yet."""
@@ -33,13 +38,6 @@ DELETED = "weir-deleted"
 """The header of a record whose job was deleted: it only keeps the job from being done again."""
 
 
-class QueueLimit(Protocol):
-    """Who says how much may wait (`DurableStore.limits`)."""
-
-    def check_room(self, model: str, tenant: str, waiting: int) -> None:
-        """Raises WeirError where `tenant` may add none to `waiting` requests to `model`."""
-
-
 class Accepted(NamedTuple):
     """A request that is on disk. `outcome` is there where it had been accepted before, and is done."""
 
@@ -49,33 +47,36 @@ class Accepted(NamedTuple):
 
 
 class Acceptance:
-    """See the module. `max_waiting` requests may wait for one model."""
+    """See the module. `bounds` say what may wait for a model that doesn't say it itself."""
 
-    def __init__(self, durable: DurableStore, messages: StoredMessages, depths: QueueDepths, max_waiting: int) -> None:
+    def __init__(
+        self, durable: DurableStore, messages: StoredMessages, depths: QueueDepths, bounds: QueueBounds
+    ) -> None:
         self._bus = durable.bus
         self._durable = durable
         self._messages = messages
         self._depths = depths
-        self._max_waiting = max_waiting
+        self._bounds = bounds
         self._storing_bytes = 0
 
     async def accept(
-        self, model: str, version: str, header_length: str | None, body: bytes, asked: AskedLater
+        self, served: ServedModel, version: str, header_length: str | None, body: bytes, asked: AskedLater
     ) -> Accepted:
         """Stores a request that was checked; returns when it is on disk.
 
-        `body` is KServe's, of which `header_length` bytes are JSON (None: all). Raises WeirError: StatusError (429) where
-        the queue is full, 503 where it could not be stored, 422 for an idempotency key that came with another body.
+        `body` is KServe's, of which `header_length` bytes are JSON (None: all). Raises WeirError: 429 where the queue is
+        full, 503 where it could not be stored, 422 for an idempotency key that came with another body.
         """
         if not self._bus.is_connected:
             raise no_broker()
+        model = served.name
         digest = digest_of(body)
         id = id_of_key(model, version, asked.tenant, asked.key) if asked.key else new_id()
         if asked.key:
             known = await self._known(model, id, digest)
             if known is not None:
                 return known
-        await self._check_room(model, asked.tenant)
+        await self._check_room(served, len(body))
         if self._storing_bytes and self._storing_bytes + len(body) > MAX_STORING_BYTES:
             raise unavailable("too many requests are being stored")
         ack = await self._store(model, version, id, digest, header_length, body, asked)
@@ -88,7 +89,7 @@ class Acceptance:
                 raise just_deleted()
             return known
         if ack.is_full:
-            raise queue_full(f"the queue is full: {ack.description}")
+            raise queue_full(model, ack.description)
         raise unavailable(f"the request could not be stored: {ack.description}")
 
     async def _known(self, model: str, id: str, digest: str) -> Accepted | None:
@@ -110,16 +111,14 @@ class Acceptance:
             raise other_request()
         return Accepted(id, model, record.headers.get("weir-outcome", ""))
 
-    async def _check_room(self, model: str, tenant: str) -> None:
+    async def _check_room(self, served: ServedModel, size_bytes: int) -> None:
         try:
-            waiting = (await self._depths.of(model)).waiting
+            waiting = (await self._depths.of(served.name)).waiting
         except UNREACHABLE:
             raise no_broker() from None
-        if waiting >= self._max_waiting:
-            raise queue_full(f"the queue is full: {waiting} requests to model '{model}' wait")
-        limit: QueueLimit | None = getattr(self._durable, "limits", None)
-        if limit is not None:
-            limit.check_room(model, tenant, waiting)
+        refusal = over_bounds(served.name, queue_bounds(served.config, self._bounds), waiting, 0, 1, size_bytes)
+        if refusal is not None:
+            raise refusal
 
     async def _store(
         self,
@@ -142,7 +141,7 @@ class Acceptance:
         if header_length is not None:
             headers["Inference-Header-Content-Length"] = header_length
         if asked.callback_url:
-            headers["Weir-Reply-To"] = subjects.callback(id, asked.callback_url)
+            headers["Weir-Reply-To"] = callback_subjects.callback(id, asked.callback_url)
         elif asked.reply_to:
             headers["Weir-Reply-To"] = asked.reply_to
         return await self._publish(subjects.job_event(model, id), body, headers)

@@ -12,6 +12,7 @@ from gateway.async_requests.queue_depths import QueueDepths
 from gateway.async_requests.request_jobs import RequestJobs
 from gateway.durable.store import DurableStore
 from gateway.settings import GatewaySettings
+from schemas.queue_bounds import QueueBounds
 
 
 class AsyncRequests:
@@ -22,7 +23,8 @@ class AsyncRequests:
         depths = QueueDepths(durable.bus)
         self._messages = messages
         self.rules = CallbackRules(settings.callback_allow)
-        self.acceptance = Acceptance(durable, messages, depths, settings.queue_max_messages)
+        bounds = QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs)
+        self.acceptance = Acceptance(durable, messages, depths, bounds)
         self.jobs = RequestJobs(durable.bus, durable.publisher, messages, depths)
         self.callbacks = Callbacks(durable.bus, messages, self.rules)
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from schemas.errors import WeirError, invalid
 
-MAX_URL_LENGTH = 1024
+MAX_URL_LENGTH = 700
 """Characters of a callback URL: it travels in a subject."""
 
 _PORTS = {"http": 80, "https": 443}

@@ -1,8 +1,8 @@
 """`Callbacks`: posts terminal records to the URLs that their requests named, until each is taken or given up.
 
-A request with a callback URL has a reply subject that names it (`subjects.callback`), under which stream CALLBACKS keeps
-what is published: so an answer to be posted is on disk, whichever gateway dies, and any gateway posts it. It may be posted
-twice: `Weir-Id` tells.
+A request with a callback URL has a reply subject that names it (`bus.callback_subjects`), under which stream CALLBACKS
+keeps what is published: so an answer to be posted is on disk, whichever gateway dies, and any gateway posts it. It may be
+posted twice: `Weir-Id` tells.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from bus import durable_subjects as subjects
+from bus import callback_subjects, durable_subjects
 from bus.connection import Bus
 from bus.stored_messages import StoredMessages
 from bus.stored_objects import StoredObject
@@ -93,8 +93,8 @@ class Callbacks:
         await ensure_stream(
             self._bus,
             StreamConfig(
-                name=subjects.CALLBACK_STREAM,
-                subjects=[subjects.CALLBACK_SUBJECTS],
+                name=callback_subjects.STREAM,
+                subjects=[callback_subjects.SUBJECTS],
                 storage=StorageType.FILE,
                 retention=RetentionPolicy.WORK_QUEUE,
                 discard=DiscardPolicy.NEW,
@@ -105,9 +105,9 @@ class Callbacks:
             ),
         )
         await self._bus.jetstream.add_consumer(
-            subjects.CALLBACK_STREAM,
+            callback_subjects.STREAM,
             ConsumerConfig(
-                durable_name=subjects.CALLBACK_CONSUMER,
+                durable_name=callback_subjects.CONSUMER,
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=_ACK_WAIT_S,
                 max_ack_pending=MAX_UNDONE,
@@ -119,7 +119,7 @@ class Callbacks:
         while not self._is_stopping:  # nats-py may take a cancellation for a time-out
             try:
                 pulling = await self._bus.jetstream.pull_subscribe_bind(
-                    subjects.CALLBACK_CONSUMER, subjects.CALLBACK_STREAM
+                    callback_subjects.CONSUMER, callback_subjects.STREAM
                 )
                 try:
                     while not self._is_stopping:
@@ -164,13 +164,13 @@ class Callbacks:
     async def _post(self, message: Any) -> bool | None:
         """Whether the other side took it; None where it may take it later."""
         try:
-            url = self._rules.check_url(subjects.callback_url(message.subject))
-        except (ValueError, IndexError, WeirError):
+            url = self._rules.check_url(callback_subjects.callback_url(message.subject))
+        except (ValueError, WeirError):
             return False  # it was allowed once, or somebody else has published it
         headers = {name.lower(): value for name, value in (message.headers or {}).items()}
         body = message.data
         if "weir-object" in headers:
-            found = await StoredObject.find(self._messages, subjects.RESULT_OBJECTS, headers.pop("weir-object"))
+            found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, headers.pop("weir-object"))
             if found is None:
                 return False
             body = b"".join([chunk async for chunk in found.chunks()])

@@ -25,11 +25,6 @@ class StatusError(WeirError):
         return self._grpc_status
 
 
-def queue_full(message: str) -> StatusError:
-    """429, RESOURCE_EXHAUSTED: there is no room for the request at present."""
-    return StatusError(429, 8, message, retry_after_s=1)
-
-
 def no_broker() -> StatusError:
     """503, UNAVAILABLE: the request could not be stored."""
     return StatusError(503, 14, "the message broker is not available", retry_after_s=1)

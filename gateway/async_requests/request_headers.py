@@ -10,16 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gateway.async_requests.callback_rules import CallbackRules
-from gateway.deadlines import read_deadline_ms
-from gateway.nats_door.request_headers import read_headers
+from gateway.durable.request_terms import DurableTerms, read_terms
 from schemas.errors import invalid
-from schemas.request_limits import RequestLimits
+from schemas.request_limits import DEFAULT_LIMITS
 from schemas.requests import InferRequest
 
 MAX_KEY_LENGTH = 255
 """Characters of an idempotency key."""
 
-_MAX_TENANT_LENGTH = 128
 _MAX_SUBJECT_LENGTH = 255
 _MAX_TRACE_LENGTH = 512  # of what W3C's tracestate promises to pass on; a longer one is left out
 
@@ -38,7 +36,6 @@ _READ = frozenset([*_PASSED_ON, "idempotency-key", "weir-callback-url", "weir-ca
 
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 _SUBJECT = re.compile(r"(?:answers|_INBOX)(?:\.[^\s.*>\x00-\x20\x7f]+)+")
-_SECONDS = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(slots=True)
@@ -50,7 +47,7 @@ class AskedLater:
 
     headers: dict[str, str] = field(default_factory=dict)
     key: str = ""
-    tenant: str = ""
+    terms: DurableTerms = field(default_factory=DurableTerms)
     callback_url: str = ""
     reply_to: str = ""
 
@@ -66,20 +63,22 @@ class AskedLater:
         for known, travels_as in _PASSED_ON.items():
             if known in found and not (known.startswith("trace") and len(found[known]) > _MAX_TRACE_LENGTH):
                 asked.headers[travels_as] = found[known]
-        if "weir-deadline-ms" in found:
-            read_deadline_ms(found["weir-deadline-ms"].encode("latin-1"))
-        if "weir-result-ttl-secs" in found and not _SECONDS.fullmatch(found["weir-result-ttl-secs"]):
-            raise invalid("Weir-Result-Ttl-Secs must be a number of seconds")
-        asked.tenant = _text("Weir-Tenant", found.get("weir-tenant", ""), _MAX_TENANT_LENGTH)
+        # As the one reads them who takes the request up: what is accepted is not refused there.
+        asked.terms = read_terms({name.lower(): value for name, value in asked.headers.items()}, DEFAULT_LIMITS)
         asked.key = _text("Idempotency-Key", found.get("idempotency-key", ""), MAX_KEY_LENGTH)
         if "idempotency-key" in found and not asked.key:
             raise invalid("Idempotency-Key must not be empty")
         asked._read_callbacks(found, rules)
         return asked
 
-    def read_into(self, request: InferRequest, limits: RequestLimits) -> None:
-        """Has `request` say what the headers say, so that it can be checked. Raises WeirError (INVALID_ARG)."""
-        read_headers(request, {name.lower(): value for name, value in self.headers.items()}, limits)
+    @property
+    def tenant(self) -> str:
+        """On whose behalf, "" where nobody is named."""
+        return self.terms.tenant
+
+    def read_into(self, request: InferRequest) -> None:
+        """Has `request` say what the headers say, so that it can be checked."""
+        self.terms.said.apply(request)
 
     def _read_callbacks(self, found: dict[str, str], rules: CallbackRules) -> None:
         self.callback_url = found.get("weir-callback-url", "")

@@ -10,7 +10,7 @@ import logging
 
 from tritonclient.grpc import service_pb2
 
-from calls.catalog import Catalog
+from calls.catalog import Catalog, ServedModel
 from gateway.access import add_parameters
 from gateway.async_requests.async_requests import AsyncRequests
 from gateway.async_requests.queue_depths import UNREACHABLE
@@ -26,7 +26,6 @@ from gateway.grpc.status import CallError, Status
 from gateway.grpc.versions import read_version
 from schemas.errors import ErrorCode, WeirError
 from schemas.kserve_request_text import build_infer_request
-from schemas.request_limits import RequestLimits
 
 logger = logging.getLogger("weir.gateway")
 
@@ -36,7 +35,6 @@ class LaterCalls:
 
     def __init__(self, doors: Doors, later: AsyncRequests) -> None:
         self._catalog: Catalog = doors.catalog
-        self._limits: RequestLimits = doors.limits
         self._later = later
 
     def __call__(self, call: UnaryCall, data: Message) -> None:
@@ -53,17 +51,24 @@ class LaterCalls:
         if call.head.forwarded:
             request.parameters = add_parameters(request.parameters, call.head.forwarded)
         chunks, header_length = build_infer_request(request)
-        asked.read_into(request, self._limits)
+        asked.read_into(request)
         served.normalizer.normalize(request)
-        work = self._accept(call, served.name, version, request.id, str(header_length), b"".join(chunks), asked)
+        work = self._accept(call, served, version, request.id, str(header_length), b"".join(chunks), asked)
         task = asyncio.get_running_loop().create_task(work)
         call.on_cancel = lambda: _cancel(task)
 
     async def _accept(
-        self, call: UnaryCall, model: str, version: str, id: str, header_length: str, body: bytes, asked: AskedLater
+        self,
+        call: UnaryCall,
+        served: ServedModel,
+        version: str,
+        id: str,
+        header_length: str,
+        body: bytes,
+        asked: AskedLater,
     ) -> None:
         try:
-            accepted = await self._later.acceptance.accept(model, version, header_length, body, asked)
+            accepted = await self._later.acceptance.accept(served, version, header_length, body, asked)
         except WeirError as error:
             call.on_cancel = None
             call.fail(CallError.of(error))

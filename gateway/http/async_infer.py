@@ -49,7 +49,7 @@ async def accept(doors: Doors, later: AsyncRequests, request: Request) -> Respon
     if forwarded:
         header_length, body = _with_parameters(header_length, body, forwarded)
     _check(doors, served, name, version, header_length, body, asked)
-    accepted = await later.acceptance.accept(served.name, version, header_length, body, asked)
+    accepted = await later.acceptance.accept(served, version, header_length, body, asked)
     document = {"id": accepted.id, "model": accepted.model, "status": accepted.outcome or "queued"}
     return Response(
         orjson.dumps(document),
@@ -90,7 +90,7 @@ def _check(
         parsed = parse_raw_request(name, version, body, served.config, doors.limits)
     else:
         parsed = parse_infer_request(name, version, body, length, doors.limits, no_region)
-    asked.read_into(parsed, doors.limits)
+    asked.read_into(parsed)
     served.normalizer.normalize(parsed)
 
 

@@ -1,6 +1,6 @@
 """Requests that are answered later, over HTTP: `Prefer: respond-async` on the infer route, and `/v2/jobs/<id>`.
 
-Ids that begin with `batch-` are those of offline jobs, which another asks for (`gateway.jobs_api`).
+Ids that begin with `batch-` are those of offline jobs, whose routes stand before these.
 Source: RFC 7240 (Prefer), RFC 9110 (202, 409, 410, Retry-After).
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -19,13 +17,12 @@ from starlette.routing import Route
 from gateway.async_requests.async_requests import AsyncRequests
 from gateway.async_requests.job_state import JobState
 from gateway.async_requests.preferences import Preferences, read_preferences, wants_answer_later
-from gateway.async_requests.refusals import StatusError, no_job
+from gateway.async_requests.refusals import StatusError
 from gateway.doors import Doors
 from gateway.http.async_infer import RETRY_AFTER_S, accept
 from gateway.http.compression import IN_PLACE_BYTES, deflate, response_encoding
 from gateway.http.routing import MODEL_PATHS, Handler, error_answer, get, json_answer, post
-from gateway.jobs_api import BATCH_PREFIX, BatchJobs, Document
-from schemas.json_text import load_json
+from schemas.errors import WeirError
 from schemas.kserve_response import error_body
 from schemas.terminal import Outcome
 
@@ -39,7 +36,6 @@ def job_routes(doors: Doors) -> list[Route]:
     later = doors.later
     if later is None:
         return []
-    batch = doors.batch_jobs
 
     async def infer(request: Request) -> Response:
         if not wants_answer_later(request.headers.raw):
@@ -47,69 +43,25 @@ def job_routes(doors: Doors) -> list[Route]:
         return await accept(doors, later, request)
 
     async def status(request: Request) -> Response:
-        id = request.path_params["id"]
-        if batch is not None and id.startswith(BATCH_PREFIX):
-            return json_answer(await batch.status(id))
         wait = _preferences(request)
-        return _told(await later.jobs.state(id, wait.wait_s or 0.0), wait)
+        return _told(await later.jobs.state(request.path_params["id"], wait.wait_s or 0.0), wait)
 
     async def result(request: Request) -> Response:
-        id = request.path_params["id"]
-        if batch is not None and id.startswith(BATCH_PREFIX):
-            return json_answer(await batch.result(id))
-        return await _answer(later, await later.jobs.result(id), request)
+        return await _answer(later, await later.jobs.result(request.path_params["id"]), request)
 
     async def cancel(request: Request) -> Response:
-        id = request.path_params["id"]
-        if batch is not None and id.startswith(BATCH_PREFIX):
-            return json_answer(await batch.cancel(id))
-        return _told(await later.jobs.cancel(id))
+        return _told(await later.jobs.cancel(request.path_params["id"]))
 
     async def delete(request: Request) -> Response:
-        id = request.path_params["id"]
-        if batch is not None and id.startswith(BATCH_PREFIX):
-            await batch.delete(id)
-        else:
-            await later.jobs.delete(id)
+        await later.jobs.delete(request.path_params["id"])
         return Response(status_code=204)
 
     return [
         *(post(f"{prefix}/infer", _guarded(infer)) for prefix in MODEL_PATHS),
-        *([] if batch is None else _batch_routes(batch)),
         get(JOB_PATH, _guarded(status)),
         get(f"{JOB_PATH}/result", _guarded(result)),
         post(f"{JOB_PATH}/cancel", _guarded(cancel)),
         Route(JOB_PATH, _guarded(delete), methods=["DELETE"]),
-    ]
-
-
-def _batch_routes(batch: BatchJobs) -> list[Route]:
-    """What only offline jobs have: they are submitted here, listed, paused, resumed, and their failures tried again."""
-
-    def by_id(act: Callable[[str], Awaitable[Document]]) -> Handler:
-        async def handle(request: Request) -> Response:
-            id = request.path_params["id"]
-            if not id.startswith(BATCH_PREFIX):
-                raise no_job(id)
-            return json_answer(await act(id))
-
-        return _guarded(handle)
-
-    async def submit(request: Request) -> Response:
-        document = await batch.submit(await _json(request))
-        location = {"Location": f"/v2/jobs/{document['id']}"}
-        return Response(orjson.dumps(document), 201, location, "application/json")
-
-    async def jobs(_request: Request) -> Response:
-        return json_answer({"jobs": await batch.list()})
-
-    return [
-        post("/v2/jobs", _guarded(submit)),
-        get("/v2/jobs", _guarded(jobs)),
-        *(
-            post(f"{JOB_PATH}/{name}", by_id(act))
-            for name, act in (("pause", batch.pause), ("resume", batch.resume), ("retry", batch.retry))
-        ),
     ]
 
 
@@ -119,17 +71,14 @@ def _guarded(handler: Handler) -> Handler:
     async def handle(request: Request) -> Response:
         try:
             return await handler(request)
-        except StatusError as error:
+        except WeirError as error:
             refusal = error_answer(error.http_status, error.message)
-            if error.retry_after_s:
-                refusal.headers["Retry-After"] = str(error.retry_after_s)
+            retry_after_s = error.retry_after_s if isinstance(error, StatusError) else int(error.retryable)
+            if retry_after_s:
+                refusal.headers["Retry-After"] = str(retry_after_s)
             return refusal
 
     return handle
-
-
-async def _json(request: Request) -> Any:
-    return load_json(await request.body())  # its size is bounded where it is received
 
 
 def _preferences(request: Request) -> Preferences:

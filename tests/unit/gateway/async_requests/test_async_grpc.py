@@ -75,7 +75,7 @@ def test_a_full_queue_and_forwarded_headers(nats_url: str) -> None:
         await infer(door, values, headers)
         await infer(door, values, headers)
         await asyncio.sleep(FRESH_S)
-        with pytest.raises(InferenceServerException, match="the queue is full") as refused:
+        with pytest.raises(InferenceServerException, match="queue of model 'm' is full") as refused:
             await infer(door, values, headers)
         assert refused.value.status() == str(grpc.StatusCode.RESOURCE_EXHAUSTED)
         stored = await door.client.jetstream().get_msg("QUEUE", seq=None, subject="event.m.>", direct=False)

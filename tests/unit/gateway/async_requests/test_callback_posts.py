@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from later_door import Door, document, run
 
-from bus import durable_subjects as subjects
+from bus import callback_subjects as subjects
 from gateway.async_requests import callbacks
 
 
@@ -133,4 +133,4 @@ async def nothing_left(door: Door, given_up: int = 0) -> None:
 
 
 async def callbacks_left(door: Door) -> int:
-    return int((await door.client.jetstream().stream_info(subjects.CALLBACK_STREAM)).state.messages)
+    return int((await door.client.jetstream().stream_info(subjects.STREAM)).state.messages)

@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import durable_subjects as subjects
-from gateway.async_requests.callback_rules import CallbackRules, read_url
+from bus import callback_subjects as subjects
+from bus.reserved_subjects import subject_problem
+from gateway.async_requests.callback_rules import MAX_URL_LENGTH, CallbackRules, read_url
 from schemas.errors import WeirError
 
 RULES = CallbackRules(
@@ -127,6 +128,12 @@ def test_what_follows_an_allowed_prefix_stays_below_it(rest: str) -> None:
     assert url.target.startswith("/weir/")
     assert ".." not in url.path.split("/")
     assert not any(character.isspace() for character in url.target)
+
+
+def test_the_longest_url_travels_in_a_reply_subject() -> None:
+    url = "http://127.0.0.1:9000/in/" + "a" * (MAX_URL_LENGTH - 25)
+    RULES.check_url(url)
+    assert subject_problem(subjects.callback("f" * 32, url)) == ""
 
 
 @given(st.text(max_size=20), st.text(max_size=60))

@@ -1,4 +1,4 @@
-"""Ids of requests that are answered later, and what tells two requests of one idempotency key apart."""
+"""Ids of requests that are answered later."""
 
 from __future__ import annotations
 
@@ -15,11 +15,6 @@ def new_id() -> str:
 def id_of_key(model: str, version: str, tenant: str, key: str) -> str:
     """The id of the request with this idempotency key; the same on every gateway."""
     return _hash((b"weir-idempotency", model.encode(), version.encode(), tenant.encode(), key.encode()))[:32]
-
-
-def digest_of(body: bytes | bytearray) -> str:
-    """What tells a body from another, as the terminal record has it: 32 hexadecimal digits of its BLAKE2b hash."""
-    return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def _hash(parts: Iterable[bytes]) -> str:
