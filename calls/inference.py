@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from typing import Protocol
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.durable_subjects import lost_attempts
 from bus.payloads import INLINE_LIMIT_BYTES, Slot
 from bus.streams import ensure_streams
 from calls.answer_payloads import AnswerPayloads
@@ -35,6 +36,7 @@ from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
 from schemas.bodies import pack_body
 from schemas.errors import WeirError, invalid, unavailable
+from schemas.lost_attempts import unpack_lost_attempts
 from schemas.messages import Answer, Part, unpack_answers
 from schemas.requests import InferRequest, InferResponse
 from schemas.wire import MalformedMessage
@@ -106,6 +108,26 @@ class Inference:
         await self._outbox.start()
         self._bus.on_reconnect(self._resend_all)
         self._ticker = background.create_task(self._watch_broker())
+
+    async def on_lost_attempts(self, listener: Callable[[Pending, str], None]) -> None:
+        """Calls `listener` with each durable request that was lost with what ran it, and why; it is done again.
+
+        Only who is asked this listens at all. A message may come late, or not at all: it is for the record.
+        """
+
+        def take(message: Message) -> None:
+            try:
+                keys, reason = unpack_lost_attempts(message.data)
+            except MalformedMessage as error:
+                self._malformed_answers += 1
+                logger.warning("dropped a message that tells of no lost attempts: %s", error)
+                return
+            for key in keys:
+                pending = self._in_flight.find(key)
+                if pending is not None:
+                    listener(pending, reason)
+
+        await self._bus.subscribe(lost_attempts(self._id), take)
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for the answers that are still to come, then answers the rest with UNAVAILABLE."""

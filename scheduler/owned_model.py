@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from bus.pull import FramePull
 from scheduler.alarm import Alarm
 from scheduler.counters import DispatchCounters
+from scheduler.lost_attempts import LostAttempts
 from scheduler.model_scheduler import ModelScheduler
+from scheduler.version_scheduler import Ended
 
 MAX_HELD_BYTES = 256 << 20
 """Frames of one model held in memory; beyond it they stay in the stream, whose limits refuse publishes."""
@@ -51,8 +54,8 @@ class LiveFrame:
 class OwnedModel:
     """One model: its policy, pull and alarm (which calls `wake` with the model), counters, and the bytes held for it.
 
-    `unsubscribe` ends the subscription through which the pull's frames come. `let_go` holds (worker, version) of what
-    workers were given leave to unload.
+    `unsubscribe` ends the subscription through which the pull's frames come, `publish` sends a message. `let_go` holds
+    (worker, version) of what workers were given leave to unload.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class OwnedModel:
         pull: FramePull,
         wake: Callable[[OwnedModel], None],
         unsubscribe: Callable[[], None],
+        publish: Callable[[str, bytes], None],
     ) -> None:
         self.name = scheduler.name
         self.scheduler = scheduler
@@ -68,6 +72,7 @@ class OwnedModel:
         self.let_go: set[tuple[str, int]] = set()
         self.alarm = Alarm(lambda: wake(self))
         self.counters = DispatchCounters()
+        self._lost_attempts = LostAttempts(scheduler, publish)
         self._unsubscribe = unsubscribe
         self._held_bytes = 0
         self._full = False
@@ -79,6 +84,27 @@ class OwnedModel:
         self.pull.pause()
         # What was asked for before would go on coming, hundreds of frames, while other models have none any more.
         self._unsubscribe()
+
+    def worker_lost(self, now_us: int, worker: str) -> Ended:
+        """As that of the policy; what is done again is counted and told, as by the two that follow."""
+        lost = self.scheduler.in_flight_on(worker)
+        return self._lose(lost, f"worker {worker} was lost", partial(self.scheduler.worker_lost, now_us, worker))
+
+    def batches_missing(self, now_us: int, batch_ids: Collection[int]) -> Ended:
+        """As that of the policy."""
+        lose = partial(self.scheduler.batches_missing, now_us, batch_ids)
+        return self._lose(batch_ids, "its batch was lost on the way", lose)
+
+    def unanswered(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
+    ) -> Ended:
+        """As the policy's `complete`, of a batch whose process has died."""
+        lose = partial(self.scheduler.complete, now_us, batch_id, outcome, busy_us, rescheduled)
+        return self._lose((batch_id,), "its process died", lose)
+
+    def _lose(self, batch_ids: Collection[int], reason: str, lose: Callable[[], Ended]) -> Ended:
+        self.counters.redone_batches += len(batch_ids)
+        return self._lost_attempts.told(batch_ids, reason, lose)
 
     def took(self, size_bytes: int) -> None:
         """A frame of this size is in memory now."""

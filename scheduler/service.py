@@ -113,7 +113,8 @@ class SchedulerService:
             lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
-        owned = OwnedModel(self._new_model(name, self._batch_ids.__next__), pull, self._touch, unsubscribe)
+        scheduler = self._new_model(name, self._batch_ids.__next__)
+        owned = OwnedModel(scheduler, pull, self._touch, unsubscribe, self._bus.publish)
         self._models[name] = owned
         await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
         await self._bus.subscribe(subjects.drain(name), partial(self._on_drain, owned))
@@ -177,9 +178,8 @@ class SchedulerService:
             if owned is not None:
                 if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
                     del self._batches[batch_id]
-                ended = owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled)
-                if outcome == BatchOutcome.UNANSWERED:
-                    owned.counters.redone_batches += 1
+                complete = owned.unanswered if outcome == BatchOutcome.UNANSWERED else owned.scheduler.complete
+                ended = complete(now_us, batch_id, outcome, busy_us, rescheduled)
                 # Its worker has acknowledged frames where it has answered all.
                 self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED and not rescheduled else 0)
                 if owned.scheduler.waiting:
@@ -227,8 +227,7 @@ class SchedulerService:
         for name, batch_ids in by_model.items():
             logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
             owned = self._models[name]
-            owned.counters.redone_batches += len(batch_ids)
-            self._finish(owned.scheduler.batches_missing(clock.now_us(), sorted(batch_ids)))
+            self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
             self._touch(owned)
 
     def _on_statistics_query(self, message: Message) -> None:
@@ -292,8 +291,7 @@ class SchedulerService:
         for owned in self._models.values():
             for batch_id in owned.scheduler.in_flight_on(worker):
                 self._batches.pop(batch_id, None)
-                owned.counters.redone_batches += 1
-            self._finish(owned.scheduler.worker_lost(now_us, worker))
+            self._finish(owned.worker_lost(now_us, worker))
             self._touch(owned)
 
     def _erase(self, worker: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from schemas.abandoned import AbandonedRequests, pack_abandoned, unpack_abandoned
 from schemas.errors import ErrorCode, WeirError
+from schemas.lost_attempts import MAX_REASON_LENGTH, pack_lost_attempts, unpack_lost_attempts
 from schemas.messages import pack_answer, pack_answers, pack_end, pack_error, unpack_answers
 from schemas.tensors import Tensor
 from schemas.wire import WIRE_VERSION, MalformedMessage
@@ -77,3 +78,15 @@ def test_what_abandons_nothing(fields: tuple[Any, ...]) -> None:
 def test_answers_with_strange_endings(ending: tuple[Any, ...]) -> None:
     with pytest.raises(MalformedMessage):
         unpack_answers(pack_answers(1, [(7, None, None, *ending)]))
+
+
+def test_lost_attempts() -> None:
+    assert unpack_lost_attempts(pack_lost_attempts([1, 2], "its process died")) == ([1, 2], "its process died")
+    assert unpack_lost_attempts(pack_lost_attempts([], "x" * 1000)) == ([], "x" * MAX_REASON_LENGTH)
+
+
+@pytest.mark.parametrize("fields", [(), ([1],), ([1], 5), ("12", "why"), (["1"], "why"), ([True], "why")])
+def test_what_tells_of_no_lost_attempts(fields: tuple[object, ...]) -> None:
+    for data in (msgpack.packb((WIRE_VERSION, *fields)), msgpack.packb((WIRE_VERSION + 1, [1], "why")), b"\xc1", b""):
+        with pytest.raises(MalformedMessage):
+            unpack_lost_attempts(data)
