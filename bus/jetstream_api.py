@@ -76,6 +76,10 @@ class JetStreamApi:
             if not page or len(names) >= int(answer.get("total", 0)):
                 return names
 
+    async def purge(self, stream: str, filter: str, below: int) -> None:
+        """Removes the messages on subjects that `filter` matches whose sequences are less than `below`."""
+        await self._ask_json(f"$JS.API.STREAM.PURGE.{stream}", {"filter": filter, "seq": below})
+
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """The last message on `subject`, which is one that a message may have; None where there is none."""
         answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")

@@ -24,7 +24,6 @@ _BATCH = 512
 _REFILL_AT = 256
 _EXPIRES_S = 30.0
 _SILENCE_S = _EXPIRES_S + 5
-_ACK = b"+ACK"
 _GONE = ("consumer deleted", "consumer not found", "consumer is push based")
 
 
@@ -84,10 +83,6 @@ class MessagePull:
         self.held -= 1
         self.held_bytes -= size_bytes
         self._refill()
-
-    def ack(self, ack_subject: str) -> None:
-        """The message is done with, for good."""
-        self._bus.publish(ack_subject, _ACK)
 
     def _refill(self) -> None:
         if not self.is_running or self._outstanding > _REFILL_AT:

@@ -15,7 +15,9 @@ from nats.js.errors import BadRequestError, NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus
-from bus.message_pull import MAX_HELD_MESSAGES
+
+MAX_UNACKED = 65_536
+"""Messages of one lane of a model that are delivered and not acknowledged; the rest is not delivered."""
 
 _ACK_WAIT_S = 3600.0  # a takeover doesn't wait for it, and what is delivered twice to one gateway is recognised
 _TRIES = 3
@@ -104,7 +106,7 @@ class QueueConsumers:
                 filter_subjects=list(subjects.durable_filters(lane, model)),
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=_ACK_WAIT_S,
-                max_ack_pending=MAX_HELD_MESSAGES,
+                max_ack_pending=MAX_UNACKED,
                 max_waiting=64,
                 metadata={_LANE: lane, _MODEL: model, **metadata},
             ),

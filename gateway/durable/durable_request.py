@@ -78,7 +78,7 @@ class DurableRequest:
         self.model = model
         self.version = version
         self.on_ended = on_ended
-        """Told when it is acknowledged: it is out of the world."""
+        """Told when its record is stored, and it is to be acknowledged."""
         self.terms: DurableTerms = DurableTerms()
         self.id = f"{delivery.stored_ns:x}-{delivery.sequence}"
         self.is_named = False

@@ -63,6 +63,7 @@ class DurableIntake:
         self._recorder = Recorder(store.bus, store.publisher, self._api, self._objects, store.counters)
         self._parts = IntakeParts(
             bus=store.bus,
+            api=self._api,
             gateway_id=gateway_id,
             catalog=doors.catalog,
             inference=doors.inference,
@@ -128,7 +129,12 @@ class DurableIntake:
                     request.lost(now_ms, reason)
 
     def _is_busy(self) -> bool:
-        return len(self._recorder) > 0 or any(owned.running for owned in self._models.values())
+        if len(self._recorder) or any(owned.running for owned in self._models.values()):
+            return True
+        lanes = [lane for owned in self._models.values() for lane in owned.lanes.values()]
+        for lane in lanes:
+            lane.acks.flush()
+        return any(len(lane.acks) for lane in lanes)
 
     async def _run(self) -> None:
         swept_s = 0.0

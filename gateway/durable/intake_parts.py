@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bus.connection import Bus
+from bus.jetstream_api import JetStreamApi
 from calls.catalog import Catalog
 from calls.inference import Inference
 from gateway.durable.counters import DurableCounters
@@ -22,6 +23,7 @@ class IntakeParts:
     """See the module. `bounds` hold for models that don't say otherwise; `weights` and `tenant_limits` are by tenant."""
 
     bus: Bus
+    api: JetStreamApi
     gateway_id: str
     catalog: Catalog
     inference: Inference

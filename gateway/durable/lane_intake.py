@@ -20,8 +20,9 @@ from bus import durable_subjects as subjects
 from bus.connection import Message
 from bus.delivered_message import delivery_of
 from bus.headers import parse_headers
-from bus.message_pull import MAX_HELD_MESSAGES, MessagePull
+from bus.message_pull import MessagePull
 from calls.catalog import ServedModel
+from gateway.durable.acknowledger import Acknowledger
 from gateway.durable.bodies import HEADER_LENGTH, parse_body
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.fair_queue import FairQueue
@@ -62,12 +63,12 @@ class LaneIntake:
         self.inbox = f"{subjects.durable_inbox(parts.gateway_id)}.{self._plain_subject}"
         consumer = subjects.durable_consumer(self.name, model)
         self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self.inbox, self._arrived)
+        self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
         self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights, parts.tenant_limits)
         self._lines: SequenceLines[DurableRequest] = SequenceLines()
         self._held: dict[int, DurableRequest] = {}  # by sequence in the stream
         self._named: dict[str, DurableRequest] = {}
-        self._ended: dict[int, None] = {}  # sequences whose acknowledgement may be lost on its way
         self._cancelled: dict[str, None] = {}
         self._stalled: deque[DurableRequest] = deque()  # their model is away
         self._deadlines: list[tuple[int, int, DurableRequest]] = []
@@ -114,7 +115,7 @@ class LaneIntake:
                 self.runner.abandon(request)
         self._held.clear()
         self._named.clear()
-        self._ended.clear()
+        self.acks.clear()
         self._stalled.clear()
         self._deadlines.clear()
         self._lines.clear()
@@ -164,14 +165,13 @@ class LaneIntake:
             return
         self.pending = delivery.pending
         known = self._held.get(delivery.sequence)
-        if known is not None or delivery.sequence in self._ended:
+        if known is not None or self.acks.delivered_again(message.subject, delivery.sequence, message.reply):
             self._parts.counters.redeliver(self.model)
             self.pull.done(_size_bytes(message))
             if known is not None:
                 known.ack_subject = message.reply
-            else:
-                self.pull.ack(message.reply)
             return
+        self.acks.opened(message.subject, delivery.sequence)
         version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
         request = DurableRequest(message, delivery, self.lane, self.model, version, self._on_ended)
         self._held[delivery.sequence] = request
@@ -365,9 +365,7 @@ class LaneIntake:
         del self._held[sequence]
         if self._named.get(request.id) is request:
             del self._named[request.id]
-        self._ended[sequence] = None
-        if len(self._ended) > MAX_HELD_MESSAGES:
-            del self._ended[next(iter(self._ended))]
+        self.acks.ended(request.message.subject, sequence, request.ack_subject)
         if request.sequence:
             following = self._lines.leave(request.sequence, request)
             if following is not None:

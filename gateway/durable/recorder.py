@@ -55,7 +55,7 @@ _NOT_RECORDED = (
 
 
 class Recorder:
-    """See the module. `request.on_ended` is called when all is done."""
+    """See the module. `request.on_ended` is called when all is done but the acknowledgement, which is for its owner."""
 
     def __init__(
         self,
@@ -186,7 +186,6 @@ class Recorder:
         self._acknowledge(request, outcome)
 
     def _acknowledge(self, request: DurableRequest, outcome: Outcome) -> None:
-        self._bus.publish(request.ack_subject, b"+ACK")
         if request.stage is Stage.ENDING:
             self._ending -= 1
         request.stage = Stage.ENDED

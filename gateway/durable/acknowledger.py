@@ -1,0 +1,103 @@
+"""`Acknowledger`: tells the broker which messages of one lane of a model are done with, by `AckLine`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+from nats.errors import Error as NatsError
+
+from bus import durable_subjects as subjects
+from bus.connection import Bus
+from bus.jetstream_api import JetStreamApi
+from gateway.durable.ack_line import FLUSH_S, AckLine, DueAcks
+
+_BLOCKED_FLUSH_S = 0.1
+
+
+class Acknowledger:
+    """See the module. `plain` is the lane's subject for the model; others are below it."""
+
+    def __init__(self, bus: Bus, api: JetStreamApi, plain: str) -> None:
+        self._bus = bus
+        self._api = api
+        self._plain = plain
+        self._lines = {plain: AckLine(), f"{plain}.>": AckLine()}
+        self._deeper = self._lines[f"{plain}.>"]
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._purges: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Messages that are done with and not told yet, and purges under way."""
+        return sum(map(len, self._lines.values())) + len(self._purges)
+
+    def opened(self, subject: str, sequence: int) -> None:
+        """A message was delivered for the first time."""
+        self._line(subject).opened(sequence)
+
+    def ended(self, subject: str, sequence: int, ack_subject: str) -> None:
+        """It is done with."""
+        self._line(subject).ended(sequence, ack_subject, time.monotonic())
+        self._schedule(self._filter(subject), FLUSH_S)
+
+    def delivered_again(self, subject: str, sequence: int, ack_subject: str) -> bool:
+        """Whether a message that is delivered was done with before; the broker is told again then."""
+        if not self._line(subject).delivered_again(sequence, ack_subject):
+            return False
+        self._schedule(self._filter(subject), FLUSH_S)
+        return True
+
+    def flush(self) -> None:
+        """Tells everything at once."""
+        for filter in self._lines:
+            self._flush(filter, everything=True)
+
+    def clear(self) -> None:
+        """None of the messages is ours any more."""
+        for line in self._lines.values():
+            line.clear()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _line(self, subject: str) -> AckLine:
+        return self._lines.get(subject, self._deeper)
+
+    def _filter(self, subject: str) -> str:
+        return subject if subject == self._plain else f"{self._plain}.>"
+
+    def _schedule(self, filter: str, delay_s: float) -> None:
+        if filter not in self._timers:
+            self._timers[filter] = asyncio.get_running_loop().call_later(delay_s, self._flush, filter)
+
+    def _flush(self, filter: str, everything: bool = False) -> None:
+        timer = self._timers.pop(filter, None)
+        if timer is not None:
+            timer.cancel()
+        if filter in self._purges and not everything:
+            return  # its end has it done again
+        due = self._lines[filter].due(time.monotonic(), everything)
+        for ack_subject in due.singles:
+            self._bus.publish(ack_subject, b"+ACK")
+        if due.purge_below:
+            self._purges.add(filter)
+            task = asyncio.get_running_loop().create_task(self._purge(filter, due))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._purged, filter))
+        elif len(self._lines[filter]):
+            self._schedule(filter, _BLOCKED_FLUSH_S)
+
+    async def _purge(self, filter: str, due: DueAcks) -> None:
+        try:
+            await self._api.purge(subjects.QUEUE_STREAM, filter, due.purge_below)
+        except (NatsError, OSError, TimeoutError):
+            for _, ack_subject in due.purged:
+                self._bus.publish(ack_subject, b"+ACK")
+
+    def _purged(self, filter: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._purges.discard(filter)
+        if len(self._lines[filter]):
+            self._schedule(filter, FLUSH_S)
