@@ -48,7 +48,10 @@ class Life:
         self.keys += 1
         deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
         id = 0 if self.is_iterative else sequence
-        row = Part(self.keys, -1, 1, "", 0, timeout_us, deadline_ms, id, flags, "", b"%d" % self.keys)
+        # The first two are live, then come two by events, two by jobs.
+        row = Part(
+            self.keys, -1, 1, "", 0, timeout_us, deadline_ms, id, flags, "", b"%d" % self.keys, (sequence - 1) // 2 % 3
+        )
         (request,) = requests_of("gateway", [row], self.now_us, CountingFrame())
         self.live[self.keys] = request
         self.end(((), self.model.enqueue([request])))

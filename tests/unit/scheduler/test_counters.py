@@ -64,6 +64,16 @@ async def test_pending_are_those_behind_the_executing_batch(bus: CollectingBus, 
     owned.alarm.close()
 
 
+async def test_each_lane_is_told_apart(bus: CollectingBus, owned: OwnedModel) -> None:
+    send(bus, *range(1, 5))  # which keep the instance busy
+    ack = "$JS.ACK.LIVE.live-model.1.7.7.1700000000000000000.0"
+    rows = [part(5), part(6, lane=1), part(7, lane=1), part(8, lane=2)]
+    bus.deliver("inbox.scheduler.model", pack_frame("gateway", rows), ack)
+    lanes = told(bus).models[0].lanes
+    assert {name: lane.depth for name, lane in lanes.items()} == {"live": 1, "event": 2, "batch": 1}
+    owned.alarm.close()
+
+
 async def test_the_age_of_the_oldest(bus: CollectingBus, owned: OwnedModel) -> None:
     send(bus, *range(1, 6))
     await asyncio.sleep(0.005)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from model_simulation import UNAVAILABLE_TIMEOUT_US, Simulation
 from queued import LATEST, CountingFrame, request
 from test_model_simulation import LIVES, lives
@@ -103,7 +104,11 @@ def live_with_sequences(scheduler: ModelScheduler, strategy: str, seed: int, eve
 
 
 @settings(max_examples=LIVES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(events=lives([1, 2], [LATEST, LATEST, 1, 2, 7]))
+@given(
+    events=st.one_of(
+        lives([1, 2], [LATEST, LATEST, 1, 2, 7]), lives([1, 2], [LATEST, LATEST, 1, 2, 7], lanes=[0, 0, 1, 2])
+    )
+)
 def test_any_life_is_replayed(tmp_path_factory: pytest.TempPathFactory, events: list[tuple[Any, ...]]):
     folder = tmp_path_factory.mktemp("log")
     log = EventLog(folder, "scheduler", max_file_bytes=3_000, kept_files=1_000)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from queued import CountingFrame, part, request
 
-from scheduler.queued_request import BothFrames, arrival, requests_of
+from scheduler.queued_request import NO_TERMS, BothFrames, arrival, requests_of
 from schemas.wire import MalformedMessage
 
 
@@ -31,11 +31,22 @@ def test_a_request_holds_the_routing_facts_of_its_part():
         {"shape_key": 3},
         {"body": "text"},
         {"body": None},
+        {"lane": 3},
+        {"lane": -1},
+        {"lane": True},
+        {"lane": "batch"},
+        {"lane": [1]},
     ],
 )
 def test_a_row_with_a_field_of_the_wrong_type_is_malformed(change: dict[str, Any]):
     with pytest.raises(MalformedMessage):
         requests_of("g", [part(1), part(2)._replace(**change)], 0, CountingFrame())
+
+
+def test_a_request_of_another_lane_is_told_by_its_terms():
+    made = requests_of("g", [part(1), part(2, lane=1), part(3, lane=2), part(4)[:11]], 0, CountingFrame())
+    assert [r.lane for r in made] == [0, 1, 2, 0]
+    assert made[0].terms is made[3].terms is NO_TERMS
 
 
 @given(st.one_of(st.none(), st.integers(), st.text(), st.lists(st.integers()), st.dictionaries(st.text(), st.none())))

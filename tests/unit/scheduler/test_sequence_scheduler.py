@@ -199,6 +199,26 @@ def test_a_sequence_waits_for_a_slot_no_longer_than_its_timeout() -> None:
     assert failure.error.message == "timeout of the corresponding sequence has been expired"
 
 
+def test_a_live_sequence_gets_a_slot_before_those_of_other_lanes() -> None:
+    life = Life(PLAIN[0])
+    for sequence in (1, 2, 7):  # live; they take all slots
+        life.send(sequence, SEQUENCE_START)
+    life.pump()
+    for sequence in (5, 3, 8):  # of a job, an event, live
+        life.send(sequence, SEQUENCE_START)
+    assert [life.model.waiting_in(lane) for lane in (0, 1, 2)] == [1, 1, 1]
+    life.complete(0, BatchOutcome.ANSWERED, 0)
+    served: list[int | str] = []
+    for ending in (1, 2, 7):
+        life.send(ending, SEQUENCE_END)
+        life.pump()
+        while life.batches:
+            served += [request.correlation_id for batch in life.batches.values() for request in batch.requests]
+            life.complete(0, BatchOutcome.ANSWERED, 0)
+            life.pump()
+    assert [id for id in served if id in (3, 5, 8)] == [8, 3, 5]
+
+
 def test_a_sequence_ends_with_a_request_that_its_caller_waits_for_no_more() -> None:
     model = ModelScheduler("model")
     model.configure(1, PLAIN[0])
