@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -58,6 +59,8 @@ class Acceptance:
         self._depths = depths
         self._bounds = bounds
         self._storing_bytes = 0
+        self.prepare: Callable[[str], Awaitable[None]] | None = None
+        """Called with a model before a request to it is stored: whoever takes requests up makes sure that it is seen."""
 
     async def accept(
         self, served: ServedModel, version: str, header_length: str | None, body: bytes, asked: AskedLater
@@ -113,6 +116,8 @@ class Acceptance:
 
     async def _check_room(self, served: ServedModel, size_bytes: int) -> None:
         try:
+            if self.prepare is not None:
+                await self.prepare(served.name)
             waiting = (await self._depths.of(served.name)).waiting
         except UNREACHABLE:
             raise no_broker() from None

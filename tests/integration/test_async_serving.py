@@ -1,4 +1,4 @@
-"""Requests that are answered later, through a whole server: accepted on disk, run once, and fetched, posted or cancelled."""
+"""Requests that are answered later, through a whole server: accepted on disk, run, and fetched, posted or cancelled."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ LATER = {"Prefer": "respond-async"}
 class Receiver(BaseHTTPRequestHandler):
     """Takes what is posted to it."""
 
-    heard: list[tuple[str, dict[str, str], bytes]] = []
+    heard: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
