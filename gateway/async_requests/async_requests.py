@@ -22,6 +22,7 @@ class AsyncRequests:
         messages = StoredMessages(durable.bus, gateway_id)
         depths = QueueDepths(durable.bus)
         self._messages = messages
+        self.bus = durable.bus
         self.rules = CallbackRules(settings.callback_allow)
         bounds = QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs)
         self.acceptance = Acceptance(durable, messages, depths, bounds)

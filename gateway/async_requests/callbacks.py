@@ -169,12 +169,13 @@ class Callbacks:
             return False  # it was allowed once, or somebody else has published it
         headers = {name.lower(): value for name, value in (message.headers or {}).items()}
         body = message.data
-        if "weir-object" in headers:
-            found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, headers.pop("weir-object"))
-            if found is None:
-                return False
-            body = b"".join([chunk async for chunk in found.chunks()])
         try:
+            if "weir-object" in headers:
+                name = headers.pop("weir-object")
+                found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, name)
+                if found is None:
+                    return False
+                body = b"".join([chunk async for chunk in found.chunks()])
             async with asyncio.timeout(POST_PATIENCE_S):
                 status = await post(url, headers, body)
         except (OSError, TimeoutError, EOFError, ValueError) as error:

@@ -12,6 +12,7 @@ import logging
 import time
 
 import orjson
+from nats.js.errors import NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher, StoreAck
@@ -48,19 +49,26 @@ class RequestJobs:
         self._messages = messages
         self._depths = depths
         self._waiters: set[asyncio.Future[None]] = set()
+        self._is_stopping = False
 
     def stop(self) -> None:
         """Nobody is to wait any longer."""
+        self._is_stopping = True
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    @property
+    def waiting(self) -> int:
+        """Clients that wait for the end of a job."""
+        return len(self._waiters)
 
     async def state(self, id: str, wait_s: float = 0.0) -> JobState:
         """The job's state, once it is done or `wait_s` have passed. Raises StatusError (404)."""
         state = await self._look(id)
         if state is None:
             raise no_job(id[:MAX_ID_LENGTH])
-        if state.is_done or not wait_s or len(self._waiters) >= MAX_WAITING:
+        if state.is_done or not wait_s or self._is_stopping or len(self._waiters) >= MAX_WAITING:
             return state
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -195,7 +203,8 @@ class RequestJobs:
             name = "" if state.message is None else state.message.headers.get("weir-object", "")
             if name:
                 store = await self._bus.jetstream.object_store(subjects.RESULT_OBJECTS)
-                await store.delete(name)
+                with contextlib.suppress(NotFoundError):
+                    await store.delete(name)
         except UNREACHABLE:
             raise no_broker() from None
 

@@ -101,7 +101,8 @@ class Intake:
                     continue
                 await self._answer(message)
         finally:
-            await self._jetstream.delete_consumer(subjects.QUEUE_STREAM, name)
+            if self._client.is_connected:
+                await self._jetstream.delete_consumer(subjects.QUEUE_STREAM, name)
 
     async def _answer(self, message: Any) -> None:
         headers = {name.lower(): value for name, value in message.headers.items()}
@@ -230,7 +231,7 @@ async def _serve(
         grpc_server = GrpcServer(doors)
         grpc_port = await grpc_server.start("127.0.0.1", 0)
         intake = Intake(client)
-        taking = background.create_task(intake.run())
+        taking = asyncio.create_task(intake.run())
         door = Door(listeners.port("HTTP"), grpc_port, intake, later, client)
         try:
             await asyncio.wait_for(scenario(door), 20)
@@ -242,7 +243,7 @@ async def _serve(
             listeners.stop("HTTP", at_once=True)
             await grpc_server.stop(0)
             durable.stop()
-            for stream in (subjects.QUEUE_STREAM, subjects.RESULT_STREAM):
+            for stream in (subjects.QUEUE_STREAM, subjects.RESULT_STREAM) if client.is_connected else ():
                 await client.jetstream().purge_stream(stream)
             await client.close()
             await bus.close()

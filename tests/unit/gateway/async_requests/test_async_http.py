@@ -4,9 +4,11 @@ import asyncio
 import json
 import struct
 import zlib
+from pathlib import Path
 
 from later_door import Door, document, run
 
+from bus.embedded import EmbeddedNats
 from gateway.access import Access
 from schemas.errors import invalid
 
@@ -268,5 +270,35 @@ def test_ids_that_are_none(nats_url: str) -> None:
                 answer = await door.ask(method, f"/v2/jobs/{id}{path}")
                 assert answer.status == 404, (id, answer)
             assert (await door.ask("DELETE", f"/v2/jobs/{id}")).status == 204
+
+    run(nats_url, scenario)
+
+
+def test_without_a_broker_nothing_is_accepted_or_told(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path)
+    server.start()
+
+    async def scenario(door: Door) -> None:
+        id = await door.accepted(document(1))
+        await door.done(id)
+        await asyncio.to_thread(server.stop)
+        while door.later.bus.is_connected:
+            await asyncio.sleep(0.01)
+        answer = await door.infer(document(1))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "broker" in answer.document["error"]
+
+    run(server.url, scenario)
+
+
+def test_who_waits_for_a_job_is_let_go_when_the_gateway_stops(nats_url: str) -> None:
+    async def scenario(door: Door) -> None:
+        door.intake.takes.clear()
+        id = await door.accepted(document(1))
+        waiting = asyncio.create_task(door.ask("GET", f"/v2/jobs/{id}", Prefer="wait=60"))
+        while not door.later.jobs.waiting:
+            await asyncio.sleep(0.01)
+        door.later.stop()
+        assert (await asyncio.wait_for(waiting, 5)).document["status"] == "queued"
 
     run(nats_url, scenario)
