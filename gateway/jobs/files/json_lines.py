@@ -10,6 +10,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from io import FileIO
 from typing import Any
 
 from gateway.jobs.files.declared_inputs import DeclaredInput
@@ -116,17 +117,13 @@ def _full_lines(text: bytes, blank_start: bool) -> int:
 def _lines(file: FoundFile, offset: int, line_number: int) -> Iterator[tuple[int, bytes | None]]:
     """(line number from 1, line) of those that hold something, from the one at `offset`; None for one that is too long.
 
-    What can't be read is as if it weren't there: a file that is gone has no lines.
+    Raises WeirError where the file can't be read.
     """
-    try:
-        descriptor = open_regular(file)
-    except WeirError:
-        return
     begun: list[bytes] = []
     size = 0
-    with open(descriptor, "rb", buffering=0) as source:
+    with open(open_regular(file), "rb", buffering=0) as source:
         source.seek(offset, os.SEEK_SET)
-        while chunk := source.read(CHUNK_BYTES):
+        while chunk := _read(source, file):
             lines = chunk.split(b"\n")
             begun.append(lines[0])
             size += len(lines[0])
@@ -150,6 +147,13 @@ def _lines(file: FoundFile, offset: int, line_number: int) -> Iterator[tuple[int
             yield line_number + 1, None
         elif line.strip(_BLANK):
             yield line_number + 1, line
+
+
+def _read(source: FileIO, file: FoundFile) -> bytes:
+    try:
+        return source.read(CHUNK_BYTES)
+    except OSError as error:
+        raise unreadable(file.name, error) from None
 
 
 class _LineParser:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import numpy as np
 import orjson
 import pyarrow.parquet
 import pytest
-import rapidjson
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from job_models import ALL, model, value
 
@@ -77,9 +77,7 @@ def read_jsonl(path: Path, config: ModelConfig) -> list[Content]:
     )
     found: list[Content] = []
     for line in path.read_bytes().splitlines():
-        row = rapidjson.loads(
-            line, number_mode=rapidjson.NM_NAN | rapidjson.NM_NATIVE if b"nity" in line else rapidjson.NM_NATIVE
-        )
+        row = json.loads(line)  # of the parsers, the one that takes infinities and loses no bit
         if "error" in row:
             found.append((row["item"], row["source"], row["error"]))
             continue
@@ -111,9 +109,18 @@ def expected(results: list[ItemResult]) -> list[Content]:
     return [content_of(result) for result in results]
 
 
+@pytest.fixture(scope="module")
+def unsynced() -> Iterator[None]:
+    """Many shards in little time: what a disk would keep is no matter of these tests."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.mark.usefixtures("unsynced")
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=15)
-@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 30), min_size=1, max_size=6), data=st.data())
+@settings(max_examples=12, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5), data=st.data())
 def test_each_item_is_there_once_and_in_order_after_any_restarts(
     tmp_path_factory: pytest.TempPathFactory, format: OutputFormat, seed: int, cuts: list[int], data: st.DataObject
 ) -> None:
@@ -131,10 +138,10 @@ def test_each_item_is_there_once_and_in_order_after_any_restarts(
                 half.write_bytes(b"half of it")
                 output = JobOutput(folder, format, EVERY_TYPE.output)
                 assert not half.exists()
-            case "die after":
+            case "die after" if first < len(results):
                 output.write(first, results[first : first + cut])
                 output = JobOutput(folder, format, EVERY_TYPE.output)
-                first += cut
+                first = min(first + cut, len(results))
         assert output.covered() == first
         if part := results[first : first + cut]:
             failed = output.write(first, part)
