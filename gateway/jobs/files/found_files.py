@@ -152,7 +152,7 @@ def _found_at(path: str) -> Iterator[tuple[str, str]]:
     elif os.path.lexists(path):
         yield os.path.dirname(path) or ".", os.path.basename(path)
     elif _MAGIC.isdisjoint(path):
-        raise not_found(f"'{readable(path)}' is not there")
+        raise not_found(f"'{readable(os.path.basename(path))}' is not there")
     else:
         yield from _matches(path)
 
@@ -164,7 +164,7 @@ def _matches(pattern: str) -> Iterator[tuple[str, str]]:
     matches = sorted(glob.glob(os.path.join(*parts[plain:]), root_dir=root, recursive=True))
     files = [name for name in matches if not os.path.isdir(os.path.join(root, name))]
     if not files:
-        raise not_found(f"nothing matches '{readable(pattern)}'")
+        raise not_found(f"nothing matches '{readable(os.path.basename(pattern))}'")
     yield from ((root, name) for name in files)
 
 

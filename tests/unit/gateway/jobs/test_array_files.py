@@ -138,7 +138,7 @@ def test_archives_of_other_arrays(tmp_path: Path, arrays: Mapping[str, np.ndarra
 
 def test_arrays_for_several_inputs(tmp_path: Path) -> None:
     two = model(X=("FP32", [2]), Y=("FP32", [2]))
-    with pytest.raises(WeirError, match="give them as a .npz file"):
+    with pytest.raises(WeirError, match=r"give them as a \.npz file"):
         open_input([save(tmp_path / "a.npy", ZEROS)], None, two)
     with pytest.raises(WeirError, match=r"different numbers of rows: \[2, 3\]"):
         open_input([save(tmp_path / "b.npz", X=ZEROS, Y=ZEROS[:2])], None, two)
@@ -159,17 +159,18 @@ def test_files_that_are_cut_off(tmp_path: Path) -> None:
 
 
 def test_an_archive_whose_content_is_broken(tmp_path: Path) -> None:
-    file = save(tmp_path / "a.npz", X=ZEROS + 1)
+    file = save(tmp_path / "a.npz", X=np.ones((9000, 2), np.float32))
     broken = bytearray(file.read_bytes())
-    place = broken.index(np.float32(1).tobytes() * 6)
-    broken[place] ^= 1
+    broken[len(broken) // 2] ^= 1
     file.write_bytes(broken)
     items = list(open_input([file], None, ONE).items())
-    assert len(items) == 3
+    assert len(items) == 9000
     assert "is broken" in str(told(items[-1]))
-    with zipfile.ZipFile(file, "w") as archive, pytest.warns(UserWarning, match="Duplicate"):
-        for _ in range(2):
-            archive.writestr("X.npy", save(tmp_path / "b.npy", ZEROS).read_bytes())
+    whole = save(tmp_path / "b.npy", ZEROS).read_bytes()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("X.npy", whole)
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("X.npy", whole)
     with pytest.raises(WeirError, match="holds an array twice"):
         open_input([file], None, ONE)
 
@@ -298,7 +299,7 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
             parquet(tmp_path, ONE, **columns)
         assert why in refused.value.message
     (tmp_path / "b.parquet").write_bytes(b"PAR1 it is not PAR1")
-    with pytest.raises(WeirError, match="'b.parquet' is no Parquet file"):
+    with pytest.raises(WeirError, match=r"'b\.parquet' is no Parquet file"):
         open_input([tmp_path / "b.parquet"], None, ONE)
 
 

@@ -38,7 +38,7 @@ def test_the_order_of_files(tmp_path: Path) -> None:
     assert names(tmp_path / "*" / "1") == ["c-d/1", "c/1"]
     assert names(tmp_path / "**" / "1*") == ["b/10", "c-d/1", "c/1"]
     assert names(tmp_path / "c", tmp_path / "b") == ["b/10", "b/2", "c/1"]
-    assert names(tmp_path / "b", tmp_path / "b" / "2") == ["b/10", "b/2"]
+    assert names(tmp_path / "b", tmp_path / "b" / "2") == ["10", "2"]
 
 
 def test_a_name_may_look_like_a_pattern(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_name_may_look_like_a_pattern(tmp_path: Path) -> None:
 
 def test_paths_that_name_nothing(tmp_path: Path) -> None:
     for path in ("missing", "*.txt"):
-        with pytest.raises(WeirError, match="is not there|nothing matches") as refused:
+        with pytest.raises(WeirError, match=r"is not there|nothing matches") as refused:
             find_files([tmp_path / path])
         assert refused.value.code is ErrorCode.NOT_FOUND
         assert str(tmp_path) not in refused.value.message
@@ -61,7 +61,7 @@ def test_very_deep_folders(tmp_path: Path) -> None:
     deep = tmp_path
     for _ in range(1200):
         deep = deep / "d"
-    os.makedirs(deep)
+        os.mkdir(deep)
     (deep / "x").touch()
     assert names(tmp_path) == ["d/" * 1200 + "x"]
     # Others who clean up after tests may not go as deep.
