@@ -109,10 +109,10 @@ class Inference:
         self._bus.on_reconnect(self._resend_all)
         self._ticker = background.create_task(self._watch_broker())
 
-    async def on_lost_attempts(self, listener: Callable[[Pending, str], None]) -> None:
-        """Calls `listener` with each durable request that was lost with what ran it, and why; it is done again.
+    async def on_lost_attempts(self, listener: Callable[[list[int], str], None]) -> None:
+        """Calls `listener` with the keys of durable requests that were lost and are done again, and why.
 
-        Only who is asked this listens at all. A message may come late, or not at all: it is for the record.
+        A message may come late, of requests that have ended, or not at all: it is for the record.
         """
 
         def take(message: Message) -> None:
@@ -122,10 +122,7 @@ class Inference:
                 self._malformed_answers += 1
                 logger.warning("dropped a message that tells of no lost attempts: %s", error)
                 return
-            for key in keys:
-                pending = self._in_flight.find(key)
-                if pending is not None:
-                    listener(pending, reason)
+            listener(keys, reason)
 
         await self._bus.subscribe(lost_attempts(self._id), take)
 

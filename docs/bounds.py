@@ -282,4 +282,9 @@ BOUNDS = [
     ("telemetry.trace", "MAX_MOMENTS", "points on the way of one traced request", "left out"),
     ("bus.settings", "MAX_KEYS", "keys of settings", "dropped and counted"),
     ("bus.settings", "MAX_SETTING_BYTES", "settings under one key", "dropped and counted"),
+    ("bus.durable_streams", "DEAD_MAX_BYTES", "stream DEAD", "the oldest dead letters go"),
+    ("bus.durable_streams", "DEAD_TTL_S", "a dead letter is kept", "it is gone"),
+    ("gateway.durable.counters", "MAX_MODELS", "models with counters of durable requests of their own", "summed up"),
+    ("gateway.durable.backlog", "MAX_CONSUMERS", "durable queues with gauges", "they have none"),
+    ("schemas.lost_attempts", "MAX_REASON_LENGTH", "characters of why a durable request was lost", "cut off"),
 ]

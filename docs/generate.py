@@ -78,6 +78,7 @@ def message_fields() -> str:
         ("done", "worker → scheduler", f"worker, [done …] with done = ({done})"),
         ("cancel", "gateway → scheduler", "gateway, keys"),
         ("abandoned", "scheduler → worker", f"scheduler, [({abandoned}) …]"),
+        ("lost attempts", "scheduler → gateway", "keys of durable requests that are done again, reason"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
         ("drain", "worker → scheduler, and its answer", "asker, model, versions to unload, or that may be unloaded"),
         ("readiness", "gateway, worker → worker", "model, version; answered with whether it is ready"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from bus.connection import Callback, Message
@@ -22,16 +21,15 @@ class HeardBus:
         self.callbacks[subject] = callback
 
 
-async def test_only_requests_in_flight_are_told_of() -> None:
+async def test_whoever_asks_hears_of_them() -> None:
     bus: Any = HeardBus()
     inference = Inference(bus, "gateway", None, None)  # type: ignore[arg-type]
     assert bus.callbacks == {}  # nobody asked
-    heard: list[tuple[int, str]] = []
-    await inference.on_lost_attempts(lambda pending, reason: heard.append((pending.key, reason)))
-    inference._in_flight.add(SimpleNamespace(key=7, part=SimpleNamespace(body=b"")))  # type: ignore[arg-type]
+    heard: list[tuple[list[int], str]] = []
+    await inference.on_lost_attempts(lambda keys, reason: heard.append((keys, reason)))
     (subject,) = bus.callbacks
     assert subject == "lost-attempts.gateway"
-    for data in (pack_lost_attempts([6, 7], "worker w was lost"), b"garbage", pack_lost_attempts([], "")):
+    for data in (pack_lost_attempts([6, 7], "worker w was lost"), b"garbage"):
         bus.callbacks[subject](Message(subject, "", data, ""))
-    assert heard == [(7, "worker w was lost")]
+    assert heard == [([6, 7], "worker w was lost")]
     assert inference.malformed_messages == 1
