@@ -9,6 +9,8 @@ import tritonclient.http
 from asking import grpc_inputs, http_inputs
 from serving import Server
 
+from bus.durability import EMBEDDED
+
 Http = tritonclient.http.InferenceServerClient
 Grpc = tritonclient.grpc.InferenceServerClient
 
@@ -32,6 +34,7 @@ def test_server_metadata(http: Http, grpc: Grpc) -> None:
     told = http.get_server_metadata()
     assert told["name"] == "triton"
     assert "binary_tensor_data" in told["extensions"]
+    assert told["durability"] == {"ack_is_fsync": True, "reason": EMBEDDED.reason}
     over_grpc = grpc.get_server_metadata()
     assert (over_grpc.name, list(over_grpc.extensions)) == (told["name"], told["extensions"])
 
