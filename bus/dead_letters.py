@@ -37,7 +37,8 @@ _NO_MESSAGE = (10037, 10043)  # JetStream's error codes: there is no such messag
 
 _MAX_KEPT_ID = 100  # an id has 128 characters at most
 
-_NOT_THE_PRODUCERS = ("nats-", "weir-dead-", "weir-attempts", "weir-history", "weir-id", "weir-deadline-ms")
+_NOT_THE_PRODUCERS = ("nats-", "weir-dead-", "weir-attempts", "weir-history", "weir-id")
+_OF_ITS_TIME = "weir-deadline-ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class DeadLetter:
     body: bytes = b""
 
     def original_headers(self) -> list[tuple[str, str]]:
-        """The headers it was published with, but those of JetStream, and what only held then: a deadline."""
+        """The headers it was published with, but those of JetStream."""
         return [(name, value) for name, value in self.rows if not name.lower().startswith(_NOT_THE_PRODUCERS)]
 
 
@@ -153,7 +154,7 @@ class DeadLetters:
             raise unavailable("it was too large to be kept with its body")
         id = f"{letter.id[:_MAX_KEPT_ID]}.r{letter.sequence}" if has_new_id else letter.id
         record = None if has_new_id else await self._take_record(letter)
-        headers = letter.original_headers()
+        headers = [(header, value) for header, value in letter.original_headers() if header.lower() != _OF_ITS_TIME]
         # The id by a header of its own: as `Nats-Msg-Id` it may still be remembered, and the message be dropped for it.
         what = "renamed" if has_new_id else "replay"
         headers += [("Weir-Id", id), ("Nats-Msg-Id", f"{what}-{letter.sequence}-{letter.dead_ms}")]

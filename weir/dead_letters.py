@@ -79,8 +79,10 @@ def show(nats: str, name: str) -> None:
         typer.echo("history:")
     for attempt in letter.history:
         typer.echo(f"  {_moment(attempt.ended_ms)}  {_printable(attempt.reason)}")
-    typer.echo("headers:")
-    for header, value in letter.rows:
+    headers = letter.original_headers()
+    if headers:
+        typer.echo("headers:")
+    for header, value in headers:
         typer.echo(f"  {_printable(header)}: {_printable(value)}")
     where = f"in object store, as {letter.object!r}" if letter.object else f"{letter.size_bytes} bytes"
     typer.echo(f"body ({where}):")
