@@ -38,18 +38,22 @@ dynamic_batching { } instance_group { kind: KIND_CPU count: 1 }
 """
 _SLEEPER_CODE = """
 import time
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
         time.sleep(%(seconds)r)
-        tensors = [pb_utils.get_input_tensor_by_name(request, "DATA") for request in requests]
-        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", tensor.as_numpy())]) for tensor in tensors]
+        rows = [pb_utils.get_input_tensor_by_name(request, "DATA").as_numpy() for request in requests]
+        offline = sum(int((row < 0).sum()) for row in rows)
+        live = sum(len(row) for row in rows) - offline
+        told = [np.tile(np.array([[live, offline]], np.int64), (len(row), 1)) for row in rows]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("ROWS", array)]) for array in told]
 """
 _SLEEPER = """
 backend: "python" max_batch_size: %(rows)d
 input { name: "DATA" data_type: TYPE_INT64 dims: [ 1 ] }
-output { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "ROWS" data_type: TYPE_INT64 dims: [ 2 ] }
 dynamic_batching { } instance_group { kind: KIND_CPU count: %(instances)d }
 """
 
@@ -65,7 +69,10 @@ def write_digest(repository: Path) -> None:
 
 
 def write_sleeper(repository: Path, seconds: float, rows: int, instances: int) -> None:
-    """Batches of up to `rows` that take the same time, however full they are."""
+    """Batches of up to `rows` that take the same time, however full they are.
+
+    Who sends a negative number is an offline job. Each answer tells how many rows of its batch were live, how many not.
+    """
     settings = {"seconds": seconds, "rows": rows, "instances": instances}
     _write(repository, SLEEPER, _SLEEPER % settings, _SLEEPER_CODE % settings)
 

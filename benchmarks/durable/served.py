@@ -23,13 +23,15 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Served:
-    """See the module. `http` is `host:port`; `folder` has its log."""
+    """See the module. The places are `host:port`; `folder` has its log."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, http: str, nats_url: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, told: dict[str, str]) -> None:
         self.process = process
         self.folder = folder
-        self.http = http
-        self.nats_url = nats_url
+        self.http = told["http"]
+        self.grpc = told["grpc"]
+        self.metrics = told["metrics"]
+        self.nats_url = told["nats_url"]
         self.worst_rss_bytes: dict[str, int] = {}
 
     def log(self) -> str:
@@ -94,7 +96,7 @@ def tireless(folder: Path, repository: Path, *options: str) -> Iterator[Served]:
             told = json.loads(pipe.readline() or "{}")
         if not told.get("ready"):
             raise SystemExit(f"the server did not start: {(folder / 'log.txt').read_text(errors='replace')}")
-        yield Served(process, folder, told["http"], told["nats_url"])
+        yield Served(process, folder, told)
     finally:
         _end(process)
 
