@@ -180,7 +180,7 @@ async def ask_at_rate(server: Served, rate: float, seconds: float) -> Beside:
 
 def job_rows(server: Served) -> float:
     """How many rows the model has run."""
-    with urllib.request.urlopen(f"{server.metrics.removesuffix('/metrics')}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(
         float(line.rpartition(" ")[2])
