@@ -1,9 +1,9 @@
 """`AckLine`: which messages of a subject are done with, and how the broker is told so at the least cost.
 
-On a disk that syncs before it acknowledges, nats-server writes and syncs for each acknowledged message of a work queue: 200 us
-and at most some hundreds a second (2.15, measured). One purge of everything on a subject below a sequence costs as much as
-one acknowledgement, whatever it removes: 28 us a message in hundreds, 6 000 a second. Requests end nearly in order, so what
-has ended below the first that is open is purged; what ended behind one that takes long is acknowledged by itself, in a while.
+On a disk that syncs before it acknowledges, nats-server writes and syncs for each acknowledged message of a work queue:
+200 us, and at most some hundreds a second (2.15, measured). One purge of everything on a subject below a sequence removes
+many for little more: 28 us a message, 6 000 a second. Requests end nearly in order, so what has ended below the first that
+is open is purged; what ended behind one that takes long is acknowledged by itself, in a while.
 Sans-IO: the caller does what `due` says. Messages are delivered in the order of their sequences.
 """
 

@@ -96,9 +96,10 @@ class Producer:
 
     async def settled(self, results: int, timeout_s: float = 60.0) -> None:
         """Returns when RESULT holds so many records and QUEUE is empty."""
-        async with asyncio.timeout(timeout_s):
-            while (await self.count("RESULT"), await self.count("QUEUE")) != (results, 0):
-                await asyncio.sleep(0.05)
+        deadline_s = time.monotonic() + timeout_s
+        while (found := (await self.count("RESULT"), await self.count("QUEUE"))) != (results, 0):
+            assert time.monotonic() < deadline_s, f"{found} in RESULT and QUEUE, not {(results, 0)}"
+            await asyncio.sleep(0.05)
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> None:
