@@ -40,7 +40,10 @@ POST_PATIENCE_S = 15.0
 """How long one post may take."""
 
 KEPT_S = 86400.0
+"""How long an answer waits to be posted."""
+
 MAX_KEPT_BYTES = 1 << 30
+"""Answers that wait to be posted, of all gateways."""
 
 _ACK_WAIT_S = 60.0
 FIRST_DELAY_S = 1.0

@@ -22,7 +22,8 @@ PATHS = {
         f"/v2/models/m{version}/{name}"
         for version in ("", "/versions/1")
         for name in ("infer", "generate", "generate_stream")
-    ],
+    ]
+    + ["/v2/jobs", "/v2/jobs/x", "/v2/jobs/x/result", "/v2/jobs/x/cancel"],
     "shared-memory": [
         f"/v2/{kind}sharedmemory{rest}"
         for kind in ("system", "cuda")
