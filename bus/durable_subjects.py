@@ -42,14 +42,16 @@ def batch(model: str, version: str = "") -> str:
     return f"batch.{token(model)}.v{version}" if version else f"batch.{token(model)}"
 
 
-def job_event(model: str, id: str) -> str:
+def job_event(model: str, id: str, version: str = "") -> str:
     """Where gateways publish what is asked with `Prefer: respond-async`: a subject of its own, by which it is found."""
-    return f"event.{token(model)}.job.{token(id)}"
+    return f"event.{token(model)}.job.{token(id)}.v{version}" if version else f"event.{token(model)}.job.{token(id)}"
 
 
 def durable_target(subject: str) -> tuple[str, str, str]:
     """(lane's first token, model, version) of a subject in QUEUE; the version is "" for the latest."""
     lane, model, *more = subject.split(".")
+    if len(more) == 3 and more[0] == "job":
+        del more[:2]
     version = more[0][1:] if len(more) == 1 and len(more[0]) > 1 and more[0][0] == "v" else ""
     return lane, untoken(model), version
 
@@ -74,9 +76,10 @@ def any_result(id: str) -> str:
     return f"result.*.{token(id)}"
 
 
-def any_job_event(id: str) -> str:
-    """`job_event`, whatever the model."""
-    return f"event.*.job.{token(id)}"
+def any_job_event(id: str, model: str = "") -> tuple[str, str]:
+    """`job_event`, of any version, and of any model unless one is named."""
+    start = f"event.{token(model) if model else '*'}.job.{token(id)}"
+    return start, f"{start}.*"
 
 
 def dead(model: str) -> str:

@@ -55,14 +55,14 @@ class StoredMessages:
         """Listens for answers."""
         await self._bus.subscribe(f"{self._inbox}.*", self._on_answer)
 
-    async def last(self, stream: str, subject: str) -> StoredMessage | None:
-        """The newest message on a subject, which may have wildcards; None where there is none.
+    async def last(self, stream: str, *filters: str) -> StoredMessage | None:
+        """The newest message on some subjects, which may have wildcards; None where there is none.
 
         Raises TimeoutError where the broker doesn't answer in time.
         """
-        if "*" in subject:
-            return await self._ask(stream, {"multi_last": [subject]})
-        return await self._ask(stream, {"last_by_subj": subject})
+        if len(filters) > 1 or "*" in filters[0]:
+            return await self._ask(stream, {"multi_last": filters})
+        return await self._ask(stream, {"last_by_subj": filters[0]})
 
     async def next(self, stream: str, subject: str, sequence: int) -> StoredMessage | None:
         """The first message on a subject from this sequence on; otherwise as `last`."""

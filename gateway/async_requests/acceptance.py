@@ -76,7 +76,7 @@ class Acceptance:
         digest = digest_of(body)
         id = id_of_key(model, version, asked.tenant, asked.key) if asked.key else new_id()
         if asked.key:
-            known = await self._known(model, id, digest)
+            known = await self._known(model, version, id, digest)
             if known is not None:
                 return known
         await self._check_room(served, len(body))
@@ -87,7 +87,7 @@ class Acceptance:
             self._depths.added(model)
             return Accepted(id, model)
         if ack.is_duplicate or ack.is_conflict:
-            known = await self._known(model, id, digest)
+            known = await self._known(model, version, id, digest)
             if known is None:
                 raise just_deleted()
             return known
@@ -95,12 +95,13 @@ class Acceptance:
             raise queue_full(model, ack.description)
         raise unavailable(f"the request could not be stored: {ack.description}")
 
-    async def _known(self, model: str, id: str, digest: str) -> Accepted | None:
+    async def _known(self, model: str, version: str, id: str, digest: str) -> Accepted | None:
         """The request of this id, where there is one. Raises WeirError (422) where it is another."""
         try:
             record = await self._messages.last(subjects.RESULT_STREAM, subjects.result(model, id))
             if record is None:
-                queued = await self._messages.last(subjects.QUEUE_STREAM, subjects.job_event(model, id))
+                place = subjects.job_event(model, id, version)
+                queued = await self._messages.last(subjects.QUEUE_STREAM, place)
                 # Between the two looks it may have been done.
                 record = queued or await self._messages.last(subjects.RESULT_STREAM, subjects.result(model, id))
         except UNREACHABLE:
@@ -149,7 +150,7 @@ class Acceptance:
             headers["Weir-Reply-To"] = callback_subjects.callback(id, asked.callback_url)
         elif asked.reply_to:
             headers["Weir-Reply-To"] = asked.reply_to
-        return await self._publish(subjects.job_event(model, id), body, headers)
+        return await self._publish(subjects.job_event(model, id, version), body, headers)
 
     async def _publish(self, subject: str, body: bytes, headers: dict[str, str]) -> StoreAck:
         size, name = len(body), ""

@@ -136,7 +136,7 @@ class RequestJobs:
             record = await self._messages.last(subjects.RESULT_STREAM, subjects.any_result(id))
             queued = None
             if record is None:
-                queued = await self._messages.last(subjects.QUEUE_STREAM, subjects.any_job_event(id))
+                queued = await self._messages.last(subjects.QUEUE_STREAM, *subjects.any_job_event(id))
             if record is None and queued is None:  # between the two looks it may have been done
                 record = await self._messages.last(subjects.RESULT_STREAM, subjects.any_result(id))
             if record is not None:
@@ -194,7 +194,8 @@ class RequestJobs:
     async def _forget(self, state: JobState) -> None:
         subject = subjects.result(state.model, state.id)
         try:
-            if await self._messages.last(subjects.QUEUE_STREAM, subjects.job_event(state.model, state.id)) is None:
+            places = subjects.any_job_event(state.id, state.model)
+            if await self._messages.last(subjects.QUEUE_STREAM, *places) is None:
                 await self._bus.jetstream.purge_stream(subjects.RESULT_STREAM, subject=subject)
             elif state.record is not None:
                 # What waits there would be done again if there were no record of it.

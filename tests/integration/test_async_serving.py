@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 from asking import Answer, grpc_inputs, http_inputs, infer_body
-from model_zoo import write_small_zoo
+from model_zoo import write_small_zoo, write_versions
 from serving import Server, wait_until
 
 LATER = {"Prefer": "respond-async"}
@@ -50,6 +50,7 @@ def receiver() -> Iterator[int]:
 def server(tmp_path_factory: pytest.TempPathFactory, receiver: int) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("later")
     write_small_zoo(folder / "models")
+    write_versions(folder / "models", "versions", "version_policy { all { } }")
     started = Server(folder, folder / "models", f"--callback-allow=http://127.0.0.1:{receiver}/hooks/")
     try:
         yield started
@@ -123,6 +124,15 @@ def test_failures_are_told_as_the_sync_route_tells_them(server: Server) -> None:
     assert ended(server, location)["status"] == "failed"
     later = ask(server, "GET", f"{location}/result")
     assert (later.status, later.body) == (now.status, now.body)
+
+
+def test_the_version_that_was_asked_for_answers(server: Server) -> None:
+    body = infer_body({"IN": np.ones(1, np.float32)})
+    for path, sum in (("/versions/2", 3.0), ("", 4.0)):
+        answer = ask(server, "POST", f"/v2/models/versions{path}/infer", body, LATER)
+        ended(server, answer.headers["location"])
+        result = ask(server, "GET", f"{answer.headers['location']}/result").document
+        assert result["outputs"][0]["data"] == [sum]
 
 
 def test_a_version_that_there_is_not(server: Server) -> None:

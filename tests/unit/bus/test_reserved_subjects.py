@@ -15,6 +15,7 @@ NOT_SUBJECTS = {
     "infer_target",
     "durable_target",
     "durable_filters",
+    "any_job_event",
     "registry_key",
     "settings_key",
     "parse_settings_key",
