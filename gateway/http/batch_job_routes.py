@@ -1,6 +1,8 @@
 """Offline jobs over HTTP: they are submitted, listed, watched, paused, cancelled, tried again and forgotten.
 
-Their ids begin with `batch-`, by which these routes are told from those of single requests.
+Items may be sent along as JSON Lines (`POST /v2/jobs?model=NAME`, content type application/jsonl); what is sent with a
+request is bounded by `--http-max-input-size`. Ids begin with `batch-`, by which these routes are told from those of single
+requests.
 """
 
 from __future__ import annotations
@@ -10,14 +12,17 @@ from typing import Any
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.doors import Doors
 from gateway.http.routing import get, json_answer, post
-from gateway.jobs.job_record import ID_PREFIX, MAX_RECORD_BYTES
+from gateway.jobs.job_record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS
 from schemas.errors import invalid
 from schemas.json_text import load_json
+
+JSON_LINES = ("application/jsonl", "application/x-ndjson", "application/jsonlines")
+"""The content types of items that are sent along."""
 
 _JOB = f"/v2/jobs/{ID_PREFIX}{{rest}}"
 
@@ -29,12 +34,23 @@ def batch_job_routes(doors: Doors) -> list[Route]:
         return []
 
     async def submit(request: Request) -> Response:
-        told = await jobs.submit(load_json(await _body(request)))
+        if _content_type(request) in JSON_LINES:
+            fields: dict[str, Any] = {name: _number(name, text) for name, text in request.query_params.items()}
+            told = await jobs.submit_items(await _body(request, doors.limits.input_size), fields)
+        else:
+            told = await jobs.submit(load_json(await _body(request, MAX_RECORD_BYTES)))
         headers = {"Location": f"/v2/jobs/{told['id']}"}
         return Response(orjson.dumps(told), 202, headers, "application/json")
 
     async def list_all(_request: Request) -> Response:
         return json_answer({"jobs": await jobs.list()})
+
+    async def result(request: Request) -> Response:
+        id = ID_PREFIX + request.path_params["rest"]
+        lines = await jobs.result_lines(id)
+        if lines is None:
+            return json_answer(await jobs.result(id))
+        return StreamingResponse(lines, media_type=JSON_LINES[0])
 
     async def delete(request: Request) -> Response:
         await jobs.delete(ID_PREFIX + request.path_params["rest"])
@@ -51,7 +67,7 @@ def batch_job_routes(doors: Doors) -> list[Route]:
         get("/v2/jobs", list_all),
         get(_JOB, about(jobs.status)),
         Route(_JOB, delete, methods=["DELETE"]),
-        get(f"{_JOB}/result", about(jobs.result)),
+        get(f"{_JOB}/result", result),
         *(
             post(f"{_JOB}/{verb}", about(ask))
             for verb, ask in (
@@ -64,10 +80,24 @@ def batch_job_routes(doors: Doors) -> list[Route]:
     ]
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, limit_bytes: int) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_RECORD_BYTES:
-            raise invalid(f"a job's description may have {MAX_RECORD_BYTES} bytes")
+        if len(body) > limit_bytes:
+            raise invalid(f"a job may be submitted with {limit_bytes} bytes; larger input is to lie in files")
     return bytes(body)
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _number(name: str, text: str) -> str | int:
+    """The value of a field in a query, where all is text."""
+    if name not in NUMBER_FIELDS:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise invalid(f"field '{name}' of a job must be an integer") from None

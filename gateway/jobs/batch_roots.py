@@ -40,7 +40,7 @@ class BatchRoots:
         inputs: list[str] = []
         for text in spec.inputs:
             if _PATTERN & set(text) and not Path(text).exists():
-                found = sorted(glob.glob(text, recursive=True))
+                found = self._matches(text)
                 if not found:
                     raise invalid(f"no input matches '{text}'")
                 inputs += found
@@ -75,6 +75,15 @@ class BatchRoots:
         """Whether the job's files are to be found here, as far as their names tell."""
         places = [*spec.inputs[:1], spec.output]
         return all(any(Path(place).is_relative_to(root) for root in self._roots) for place in map(_real, places))
+
+    def _matches(self, pattern: str) -> list[str]:
+        """Nothing outside is looked at, even for names."""
+        parts = Path(pattern).parts
+        fixed = next(place for place, part in enumerate(parts) if _PATTERN & set(part))
+        self._inside("input", str(Path(*parts[:fixed])))
+        if ".." in parts[fixed:]:
+            raise invalid(f"input '{pattern}' must not have '..' behind a pattern")
+        return sorted(glob.glob(pattern, recursive=True))
 
     def _inside(self, what: str, text: str) -> Path:
         if not Path(text).is_absolute() or "\0" in text:

@@ -96,6 +96,10 @@ class JobSpec:
                 raise invalid(f"field '{name}' of a job must be {'an integer' if _FIELDS[name] is int else 'a string'}")
             else:
                 fields[name] = value
+        if not all(
+            map(_is_text, [value for value in fields.values() if type(value) is str] + [*fields.get("inputs", ())])
+        ):
+            raise invalid("a text of the job has characters that are none")
         for name, key in (("model", "model"), ("input", "inputs"), ("output", "output")):
             if not fields.get(key):
                 raise invalid(f"a job needs field '{name}'")
@@ -118,6 +122,17 @@ _FIELDS: dict[str, type] = {
     "max_in_flight": int,
     "max_failures": int,
 }
+
+NUMBER_FIELDS = tuple(name for name, kind in _FIELDS.items() if kind is int)
+"""The fields of a specification that are numbers."""
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be stored, and be a path."""
+    try:
+        return b"\0" not in value.encode()
+    except UnicodeEncodeError:  # half of a pair
+        return False
 
 
 def _paths(value: Any) -> tuple[str, ...]:

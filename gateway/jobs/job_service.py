@@ -7,9 +7,11 @@ out. Only some jobs run at a time, the oldest first; the others wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,13 +21,14 @@ from calls.catalog import Catalog
 from calls.inference import Inference
 from gateway.durable.store import DurableStore
 from gateway.jobs.batch_roots import BatchRoots
-from gateway.jobs.files.job_files import OutputFormat, default_output_format, input_format
+from gateway.jobs.files.job_files import InputFormat, OutputFormat, default_output_format, input_format
 from gateway.jobs.job_folder import JobFolder
 from gateway.jobs.job_record import JobEntry, JobSpec, JobState, Wanted, new_job_id, unix_ms
 from gateway.jobs.job_run import STOPPING_PATIENCE_S, JobRun, RunTools, check_model
 from gateway.jobs.job_store import JobStore
+from gateway.jobs.uploads import Uploads, json_lines
 from gateway.settings import GatewaySettings
-from schemas.errors import invalid, unavailable
+from schemas.errors import WeirError, invalid, unavailable
 
 logger = logging.getLogger("weir.gateway")
 
@@ -62,6 +65,7 @@ class JobService:
             roots=self._roots,
             attempts=settings.durable_attempts,
         )
+        self._uploads = None if self._roots.first is None else Uploads(self._roots.first)
         self._leases = durable.leases
         self._catalog = catalog
         self._store = JobStore(bus, durable.publisher)
@@ -78,6 +82,9 @@ class JobService:
         self._background = background
         self._follower = await self._store.start(background, self._on_change)
         self._choose()
+        if self._uploads is not None:
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(self._uploads.sweep, {job.id for job in self._store.all()})
 
     async def stop(self) -> None:
         """Leaves the jobs as they stand, for the next gateway: what is done by then is written."""
@@ -100,7 +107,27 @@ class JobService:
         spec = JobSpec.of(document)
         self._roots.check_any()
         check_model(self._catalog.resolve(spec.model, spec.version))
-        id = new_job_id()
+        return await self._create(new_job_id(), spec)
+
+    async def submit_items(self, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
+        """Takes a job in whose items are JSON Lines in `body`; `document` has the other fields but `output`."""
+        self._roots.check_any()
+        unplaced = JobSpec.of({**document, "input": "-", "output": "-"})
+        check_model(self._catalog.resolve(unplaced.model, unplaced.version))
+        uploads, id = self._uploads, new_job_id()
+        assert uploads is not None  # noqa: S101 - there is a root
+        try:
+            source, output = await asyncio.to_thread(uploads.store, id, body)
+            placed = replace(unplaced, inputs=(source,), output=output, input_format=InputFormat.JSONL.value)
+            return await self._create(id, placed)
+        except OSError as error:
+            await asyncio.to_thread(uploads.remove, id)
+            raise unavailable(f"the items can't be stored: {error.strerror or type(error).__name__}") from error
+        except WeirError:
+            await asyncio.to_thread(uploads.remove, id)
+            raise
+
+    async def _create(self, id: str, spec: JobSpec) -> dict[str, Any]:
         spec = await asyncio.to_thread(self._checked, id, spec)
         entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
         await self._store.create(entry)
@@ -115,9 +142,18 @@ class JobService:
         return self._store.get(id).told()
 
     async def result(self, id: str) -> dict[str, Any]:
-        """Where the results of a job lie. Raises WeirError: NOT_FOUND, UNAVAILABLE while it has not ended."""
+        """Where the results of a job lie. Raises WeirError: NOT_FOUND, INVALID_ARG while it has not ended."""
         job = self._store.get(id)
+        if not job.state.is_final:
+            raise invalid(f"job '{id}' is {job.state.value}: it has no result yet")
         return {"id": id, "state": job.state.value, "output": job.entry.spec.output}
+
+    async def result_lines(self, id: str) -> AsyncIterator[bytes] | None:
+        """The results of a job that has ended, as JSON Lines; None where its output is in another format."""
+        told = await self.result(id)
+        if self._store.get(id).entry.spec.output_format != OutputFormat.JSONL:
+            return None
+        return _in_threads(json_lines(await asyncio.to_thread(self._roots.output, told["output"])))
 
     async def cancel(self, id: str) -> dict[str, Any]:
         """Ends a job; what is done of it stays. One that has ended stays as it is."""
@@ -153,6 +189,8 @@ class JobService:
                 raise unavailable(f"job '{id}' is being cancelled: it can be deleted when that is done")
             await asyncio.sleep(_POLL_S)
         await self._store.delete(id)
+        if self._uploads is not None:
+            await asyncio.to_thread(self._uploads.remove, id)
 
     async def _want(self, id: str, wanted: Wanted) -> dict[str, Any]:
         def change(entry: JobEntry) -> JobEntry:
@@ -260,6 +298,11 @@ class JobService:
         self._choose()
         if self._leases.holds(_lease(id)):
             self._begin(id)  # something else is wanted of it since
+
+
+async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        yield piece
 
 
 def _lease(id: str) -> str:

@@ -198,6 +198,29 @@ def test_the_command_line_tells_of_jobs(
     assert capsys.readouterr().err == "error: there is no job 'batch-0123456789abcdef'\n"
 
 
+def test_items_may_be_sent_along(jobs: JobServer) -> None:
+    body = "".join(f'{{"IN": [{number}]}}\n' for number in range(500)).encode()
+    url = f"http://{jobs.server.http_place}/v2/jobs"
+    kind = {"Content-Type": "application/jsonl"}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}?model=fast&priority=0", body, kind), timeout=15
+    ) as answer:
+        assert answer.status == 202
+        id = json.loads(answer.read())["id"]
+        assert answer.headers["Location"] == f"/v2/jobs/{id}"
+    told = jobs.wait_state(id, "succeeded")
+    with urllib.request.urlopen(f"{url}/{id}/result", timeout=15) as answer:
+        assert answer.headers["Content-Type"] == "application/jsonl"
+        rows = [json.loads(line) for line in answer.read().splitlines()]
+    assert [row["outputs"]["OUT"] for row in rows] == [[number] for number in range(500)]
+    assert jobs.ask("DELETE", f"/v2/jobs/{id}")[0] == 204
+    assert not Path(told["output"]).parent.exists()
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{url}?model=fast&priority=x", body, kind), timeout=15)
+    with refused.value as answer:
+        assert json.loads(answer.read())["error"] == "field 'priority' of a job must be an integer"
+
+
 def test_who_watches_may_leave_and_come_back(jobs: JobServer) -> None:
     source = jobs.lines([{"VALUE": [number], "DELAY_MS": [20.0]} for number in range(200)])
     command = [sys.executable, "-P", "-m", "weir", "batch", "submit", "--model=slow", f"--input={source}"]
