@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -40,6 +41,13 @@ MAX_RUNNING_OF_MODEL = 2
 
 CANCEL_PATIENCE_S = 10.0
 """Wait for a job to be cancelled that is to be deleted."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""For how long a thread of a job may keep the interpreter while the event loop waits for it (Python's own: 5 ms).
+
+Measured with one thread that reads JSON, on a busy machine: of messages that come to the event loop, one in ten is noticed
+later than 0.16 ms, before 8 to 12 ms; the thread does a tenth less.
+"""
 
 _LAST_WORDS_S = 5.0
 _POLL_S = 0.05
@@ -76,6 +84,7 @@ class JobService:
         self._background: asyncio.TaskGroup | None = None
         self._follower: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._usual_switch_interval_s = sys.getswitchinterval()
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Follows the jobs, and runs those that are its to run. Raises NatsError, OSError or TimeoutError."""
@@ -273,6 +282,7 @@ class JobService:
         assert self._background is not None  # noqa: S101 - leases are wanted only then
         self._runs[id] = run = JobRun(job, self._tools, partial(self._store.write_progress, id))
         logger.info("job %s runs here", id)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._tasks[id] = self._background.create_task(self._run(id, run))
 
     def _lose(self, id: str) -> None:
@@ -285,6 +295,8 @@ class JobService:
             await run.run()
         finally:
             del self._runs[id], self._tasks[id]
+            if not self._runs:
+                sys.setswitchinterval(self._usual_switch_interval_s)
         if run.progress.state is not JobState.RUNNING:
             logger.info(
                 "job %s is %s: %d items, %d failed",
