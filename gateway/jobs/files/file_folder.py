@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from gateway.jobs.files.declared_inputs import DeclaredInput
@@ -60,16 +61,19 @@ def _only_input(inputs: dict[str, DeclaredInput]) -> DeclaredInput:
 
 
 def _content(file: FoundFile) -> bytes:
+    descriptor = open_regular(file)
     try:
-        with open(open_regular(file), "rb", buffering=0) as opened:
-            content = opened.read(MAX_ITEM_BYTES + 1)
-            # One read is enough for most; some file systems give less at a time.
-            while (
-                content and len(content) <= MAX_ITEM_BYTES and (more := opened.read(MAX_ITEM_BYTES + 1 - len(content)))
-            ):
-                content += more
+        size = os.fstat(descriptor).st_size
+        content = b""
+        while size <= MAX_ITEM_BYTES:
+            # A byte more than there is: fewer are the end, and one that has grown meanwhile is seen.
+            more = os.read(descriptor, size + 1 - len(content))
+            if not more:
+                return content
+            content = content + more if content else more
+            size = max(size, len(content))
     except OSError as error:
         raise unreadable(file.name, error) from None
-    if len(content) > MAX_ITEM_BYTES:
-        raise invalid(f"'{readable(file.name)}' is larger than {MAX_ITEM_BYTES} bytes")
-    return content
+    finally:
+        os.close(descriptor)
+    raise invalid(f"'{readable(file.name)}' is larger than {MAX_ITEM_BYTES} bytes")

@@ -10,6 +10,7 @@ import stat
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -107,17 +108,25 @@ def is_folder_of(paths: Iterable[str | os.PathLike[str]]) -> bool:
 def open_regular(file: FoundFile) -> int:
     """A descriptor of `file`, to be read. Raises WeirError where it has gone, is none, or lies outside of its folder."""
     try:
-        real, root = os.path.realpath(file.path), os.path.realpath(file.root)
-        if os.path.commonpath([real, root]) != root:
-            raise invalid(f"'{readable(file.name)}' is a link that leads out of the job's input")
-        # Without O_NONBLOCK, opening a pipe waits for its writer.
-        descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        # What is looked at is what is opened then, whatever becomes of the path; a pipe or a device is not opened at all.
+        place = os.open(file.path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            real = os.readlink(f"/proc/self/fd/{place}")
+            if not os.path.join(real, "").startswith(_within(file.root)):
+                raise invalid(f"'{readable(file.name)}' is a link that leads out of the job's input")
+            if not stat.S_ISREG(os.fstat(place).st_mode):
+                raise invalid(f"'{readable(file.name)}' is not a file")
+            return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(place)
     except OSError as error:
         raise unreadable(file.name, error) from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise invalid(f"'{readable(file.name)}' is not a file")
-    return descriptor
+
+
+@lru_cache(maxsize=64)
+def _within(root: str) -> str:
+    """How the paths of all files below `root` begin."""
+    return os.path.join(os.path.realpath(root), "")
 
 
 def unreadable(name: str, error: OSError) -> WeirError:

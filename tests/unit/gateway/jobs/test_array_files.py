@@ -175,7 +175,7 @@ def test_an_archive_whose_content_is_broken(tmp_path: Path) -> None:
         open_input([file], None, ONE)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data(), suffix=st.sampled_from([".npy", ".npz", ".parquet"]))
 def test_whatever_is_in_a_file_nothing_else_is_raised(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str

@@ -57,22 +57,6 @@ def test_paths_that_name_nothing(tmp_path: Path) -> None:
             find_files(paths)
 
 
-def test_very_deep_folders(tmp_path: Path) -> None:
-    deep = tmp_path
-    for _ in range(1200):
-        deep = deep / "d"
-        os.mkdir(deep)
-    (deep / "x").touch()
-    assert names(tmp_path) == ["d/" * 1200 + "x"]
-    # Others who clean up after tests may not go as deep.
-    while deep != tmp_path:
-        for name in os.listdir(deep):
-            if name == "x":
-                os.unlink(deep / name)
-        os.rmdir(deep)
-        deep = deep.parent
-
-
 def content(config: ModelConfig, *paths: Path) -> list[tuple[str, object]]:
     def told(inputs: list[Tensor] | WeirError) -> object:
         if isinstance(inputs, WeirError):
