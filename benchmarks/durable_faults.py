@@ -31,7 +31,7 @@ from benchmarks.durable.served import ROLES, Served, tireless
 from bus.durable_subjects import QUEUE_STREAM, RESULT_STREAM
 
 _LOOK_S = 0.25
-_PROGRESS_S = 30.0
+_PROGRESS_S = 10.0
 _REPLIES_S = 1.0
 """How long answers that are on their way to reply subjects are waited for in the end."""
 

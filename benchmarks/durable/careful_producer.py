@@ -7,6 +7,7 @@ the right ones, and with those that came before.
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import time
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ def start(share: Share) -> tuple[multiprocessing.Process, Connection]:
 
 
 def _main(share: Share, pipe: Connection) -> None:
+    logging.disable(logging.WARNING)  # that the broker goes away is what this is about
     uvloop.run(_produce(share, pipe))
 
 
