@@ -210,6 +210,8 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=options.keep is None)
         uvloop.run(carry_out(run, folder))
     print(run.line())
+    for error, count in run.verdict.errors.most_common(10):
+        print(f"{count} times: {error}")
     return 0 if run.is_clean else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from bus.headers import parse_headers
 _BATCH = 1000
 _EXPIRES_S = 5.0
 _TRIES = 100
+_MOST_TOLD = 200
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Verdict:
     dead_without_record: int = 0
     left_in_queue: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    """What was said of those that did not succeed, with numbers left out."""
     waits_ms: list[int] = field(default_factory=list, repr=False)
     """From acceptance to record."""
 
@@ -72,6 +76,8 @@ async def check(url: str, ledgers: list[Path]) -> Verdict:
         verdict.waits_ms.append(int(headers.get("weir-ended-ms", "0")) - int(headers.get("weir-accepted-ms", "0")))
         if outcome == "succeeded":
             verdict.wrong += not _is_right(message.data, headers, expected[number])
+        else:
+            verdict.errors[re.sub(r"\d+", "…", message.data[:_MOST_TOLD].decode(errors="replace"))] += 1
 
     def on_dead(message: Message) -> None:
         dead.add(number_of(parse_headers(message.header_block).get("weir-dead-id", "")))

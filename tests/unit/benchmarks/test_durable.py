@@ -85,9 +85,11 @@ def test_the_checker_tells_each_fault(nats_server: EmbeddedNats, tmp_path: Path)
         dead_without_record=1,
         left_in_queue=1,
         outcomes=found.outcomes,
+        errors=found.errors,
         waits_ms=[4] * 5,
     )
     assert found.outcomes == {"succeeded": 4, "dead-lettered": 1}
+    assert found.errors.total() == 1
     assert not found.is_clean
 
 
