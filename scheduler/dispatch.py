@@ -111,8 +111,10 @@ class Dispatch:
     ) -> Batch:
         """The batch of these, which is under way from now on; with what waits in later lanes and may join it."""
         lanes, placement = self._lanes, self._placement
+        rows = 0
         if self._leeway is not None:
-            lanes.join(requests, lane, self._leeway)
+            # The placement does not see riders: live requests are staged as if there were none.
+            rows -= lanes.join(requests, lane, self._leeway)
         batch = Batch(self._draw_id(), self._version, instance, requests)
         batch.has_deadlines = lanes.is_timed
         batch.is_series = is_series
@@ -120,7 +122,6 @@ class Dispatch:
         if lane == BATCH and self._leeway is not None:
             batch.is_alone = True
             self._leeway.alone_began()
-        rows = 0
         for request in requests:
             request.place = batch.id
             rows += request.batch_size

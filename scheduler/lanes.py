@@ -123,14 +123,20 @@ class LaneQueues:
             self._aged = dict.fromkeys(aged)
             self.live.put_back(aged)
 
-    def join(self, requests: list[QueuedRequest], lane: int, leeway: Leeway) -> None:
-        """What waits in later lanes joins a batch of these, which was taken from the queue of this one."""
+    def join(self, requests: list[QueuedRequest], lane: int, leeway: Leeway) -> int:
+        """What waits in later lanes joins a batch of these, which was taken from the queue of this one.
+
+        Returns the rows that a job has in it then, as a rider.
+        """
         if lane == LIVE:
             self._is_their_turn = not self._are_young(requests)
         if lane < EVENT and self.waiting_in(EVENT):
             requests += self.event.companions(requests, leeway.events(rows_of(requests)))
         if lane < BATCH and self.waiting_in(BATCH):
-            requests += self.batch.companions(requests, leeway.riders(rows_of(requests)))
+            riders = self.batch.companions(requests, leeway.riders(rows_of(requests)))
+            requests += riders
+            return rows_of(riders)
+        return 0
 
     def has_run(self, requests: int, busy_us: int) -> None:
         """See `SeriesBatcher`: what one lane tells of the model is true for all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,13 @@ def test_arrivals_are_taken_from_an_event_log(tmp_path: Path):
     times = tmp_path / "times"
     times.write_text("300\n100\n200.5\n")
     assert workload_of(scenario(trace=str(times))).times_us == [100, 200, 300]
+
+
+def test_a_job_beside_live_traffic_takes_what_is_left():
+    live = scenario(requests=3_000, load=0.1, service_us=1_000, service_row_us=0, service="constant", max_batch_size=8)
+    alone, beside = simulate(live), simulate(replace(live, job_window=32))
+    assert alone.job_items == 0
+    assert beside.job_riders > beside.answers, "rows are free, so they ride"
+    p99_us = [outcome.percentiles_us(outcome.latencies_us)[2] for outcome in (alone, beside)]
+    assert p99_us[1] < 1.1 * p99_us[0]
+    assert "items a second" in "\n".join(beside.report())
