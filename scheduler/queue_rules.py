@@ -14,7 +14,7 @@ from scheduler.queued_request import QueuedRequest
 from schemas.scheduling_config import DynamicBatching, QueuePolicy
 
 DEFAULT_MAX_QUEUE_SIZE = 10_000
-"""Requests that may wait for one model version, at each of its levels, when its configuration sets no `max_queue_size`."""
+"""Requests of a lane that may wait for one version, at each level, when the configuration sets no `max_queue_size`."""
 
 
 class LevelRules(NamedTuple):
