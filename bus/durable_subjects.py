@@ -76,6 +76,10 @@ def any_result(id: str) -> str:
     return f"result.*.{token(id)}"
 
 
+ANY_JOB = "event.*.job.>"
+"""Every subject of `job_event`."""
+
+
 def any_job_event(id: str, model: str = "") -> tuple[str, str]:
     """`job_event`, of any version, and of any model unless one is named."""
     start = f"event.{token(model) if model else '*'}.job.{token(id)}"

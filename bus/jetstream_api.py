@@ -90,6 +90,16 @@ class JetStreamApi:
         headers = parse_headers(answer.header_block)
         return StoredMessage(int(headers.get("nats-sequence", "0")), headers, answer.header_block, answer.data)
 
+    async def first_subject(self, stream: str, filter: str) -> str:
+        """The subject of the oldest message on subjects that `filter` matches; "" where there is none."""
+        question = orjson.dumps({"seq": 1, "next_by_subj": filter})
+        answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}", question)
+        if answer.status == "404":
+            return ""
+        if answer.status:
+            raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
+        return parse_headers(answer.header_block).get("nats-subject", "")
+
     async def _ask_json(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:
         answer = await self._ask(subject, orjson.dumps(question))
         if answer.status:

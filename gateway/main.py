@@ -172,6 +172,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         listeners.serve("metrics", endpoint.app(), "httptools", background)
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)
+    await inference.on_lost_attempts(intake.lost)
+    later.acceptance.prepare = intake.ensure
     expiry = background.create_task(_expire(registry, bus))
     await listeners.started()
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):

@@ -32,11 +32,10 @@ class DeadLetters:
         self._bus = bus
         self._publisher = publisher
 
-    def add(
-        self, request: DurableRequest, reason: str, on_added: Callable[[], None], is_namesake: bool = False
-    ) -> None:
-        """Stores a copy; `on_added` is called when it is there. `is_namesake`: another request has its id."""
-        name = f"dead-{request.id}-{request.delivery.sequence}" if is_namesake else f"dead-{request.id}"
+    def add(self, request: DurableRequest, reason: str, on_added: Callable[[], None]) -> None:
+        """Stores a copy; `on_added` is called when it is there."""
+        # A request that was replayed has the id of its first letter, and may need another soon after.
+        name = f"dead-{request.id}-{request.delivery.sequence}"
         told = [
             ("Nats-Msg-Id", name),
             ("Weir-Dead-Reason", reason[:_MAX_REASON_LENGTH]),

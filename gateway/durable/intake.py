@@ -89,6 +89,7 @@ class DurableIntake:
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Takes requests in from now on. The streams must be there."""
         self._background = background
+        self._store.streams.on_made_anew(self._on_made_anew)
         self._objects.start(background)
         self._recorder.start(background)
         await self._api.start()
@@ -186,6 +187,12 @@ class DurableIntake:
             for subject, messages in (await self._api.subjects(subjects.QUEUE_STREAM, filter)).items():
                 lane, model, _ = subjects.durable_target(subject)
                 found[lane, model] = found.get((lane, model), 0) + messages
+        # Each job has a subject of its own, so they are not all listed. Those of a model without a consumer, which only a
+        # gateway that died while it took it may leave, come to be the oldest in time.
+        job = await self._api.first_subject(subjects.QUEUE_STREAM, subjects.ANY_JOB)
+        if job:
+            lane, model, _ = subjects.durable_target(job)
+            found.setdefault((lane, model), 1)
         return found
 
     def _is_unknown(self, queue: Queue, now_s: float) -> bool:
@@ -234,6 +241,13 @@ class DurableIntake:
         await owned.add_lane(lane)
 
     async def _on_reconnect(self) -> None:
+        self._take_all_again()
+
+    def _on_made_anew(self, stream: str) -> None:
+        if stream == subjects.QUEUE_STREAM:
+            self._take_all_again()
+
+    def _take_all_again(self) -> None:
         self._last_state = None
         for owned in self._models.values():
             owned.take_again()

@@ -247,7 +247,7 @@ class Recorder:
             self._answer(request, pack_headers([*record.headers(), *headers, ("Weir-Final", "true")]), body)
             self._acknowledge(request, Outcome.DEAD_LETTERED)
 
-        self._dead.add(request, error.message, buried, is_namesake=True)
+        self._dead.add(request, error.message, buried)
 
 
 def _ttl(request: DurableRequest) -> Headers:

@@ -29,6 +29,7 @@ from schemas.errors import WeirError, invalid
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 
 ID = "nats-msg-id"
+REPLAYED_ID = "weir-id"
 TENANT = "weir-tenant"
 REPLY_TO = "weir-reply-to"
 RESULT_TTL = "weir-result-ttl-secs"
@@ -68,7 +69,7 @@ def read_terms(headers: Mapping[str, str], limits: RequestLimits = DEFAULT_LIMIT
     Raises WeirError (INVALID_ARG) for a value that can't be one; `readable_terms` has what can be read nevertheless.
     """
     return DurableTerms(
-        id=check_id(headers.get(ID, "")),
+        id=check_id(_id_in(headers)),
         tenant=_name(headers, TENANT, MAX_NAME_LENGTH),
         reply_to=_reply_to(headers),
         result_ttl_s=_result_ttl_s(headers),
@@ -82,7 +83,7 @@ def readable_terms(headers: Mapping[str, str]) -> DurableTerms:
     """What is needed to answer a request whose headers are refused, as far as it makes sense. Never raises."""
     terms = DurableTerms(content_headers=_content_headers(headers))
     with suppress(WeirError):
-        terms.id = check_id(headers.get(ID, ""))
+        terms.id = check_id(_id_in(headers))
     with suppress(WeirError):
         terms.tenant = _name(headers, TENANT, MAX_NAME_LENGTH)
     with suppress(WeirError):
@@ -92,6 +93,11 @@ def readable_terms(headers: Mapping[str, str]) -> DurableTerms:
     with suppress(WeirError):
         terms.object_name = _name(headers, OBJECT, MAX_OBJECT_NAME_LENGTH)
     return terms
+
+
+def _id_in(headers: Mapping[str, str]) -> str:
+    # A dead letter is replayed under its id, and published under another name, or it would be taken for a duplicate.
+    return headers.get(REPLAYED_ID) or headers.get(ID, "")
 
 
 def check_id(id: str) -> str:
