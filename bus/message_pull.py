@@ -28,15 +28,15 @@ _GONE = ("consumer deleted", "consumer not found", "consumer is push based")
 
 
 class MessagePull:
-    """See the module. The owner passes every message of `inbox`, to which it subscribes, to `receive`. Times are monotonic.
+    """See the module. The owner passes every message of its inbox to `receive`. Times are monotonic.
 
     What is delivered is held until `done` is called with its size.
     """
 
-    def __init__(self, bus: Bus, stream: str, consumer: str, inbox: str, deliver: Callable[[Message], None]) -> None:
+    def __init__(self, bus: Bus, stream: str, consumer: str, deliver: Callable[[Message], None]) -> None:
         self._bus = bus
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._inbox = inbox
+        self._inbox = ""
         self._deliver = deliver
         self._outstanding = 0
         self._heard_s = 0.0
@@ -45,8 +45,9 @@ class MessagePull:
         self.is_running = False
         self.consumer_lost = False
 
-    def start(self, now_s: float) -> None:
-        """Begins, or begins again where the broker has forgotten what was asked for."""
+    def start(self, now_s: float, inbox: str) -> None:
+        """Begins, or begins again where the broker has forgotten what was asked for, with another inbox."""
+        self._inbox = inbox
         self._outstanding = 0
         self._heard_s = now_s
         self.consumer_lost = False
@@ -64,7 +65,7 @@ class MessagePull:
     def check(self, now_s: float) -> None:
         """Asks again if nothing at all has been heard for longer than a request may last. Called now and then."""
         if self.is_running and now_s - self._heard_s > _SILENCE_S:
-            self.start(now_s)
+            self.start(now_s, self._inbox)
 
     def receive(self, message: Message, now_s: float) -> None:
         """Takes one message of the inbox."""

@@ -155,8 +155,8 @@ class DurableIntake:
         await self._find_consumers()
         state = await self._api.stream_state(subjects.QUEUE_STREAM)
         if state != self._last_state:
-            self._last_state = state
             self._found = await self._find_messages() if state.messages else {}
+            self._last_state = state
         for (lane, model), _ in self._found.items():
             owned = self._models.get(model)
             if owned is not None and lane in owned.lanes:
@@ -232,13 +232,13 @@ class DurableIntake:
             owned.is_unknown = is_unknown
             owned.idle_since_s = time.monotonic()
             self._models[model] = owned
-            await owned.add_lane(lane)
+            owned.add_lane(lane)
             self._store.leases.want(_lease(model), owned.on_taken, owned.on_lost)
             return
         if owned.is_unknown and not is_unknown:
             owned.is_unknown = False
             owned.take_again()
-        await owned.add_lane(lane)
+        owned.add_lane(lane)
 
     async def _on_reconnect(self) -> None:
         self._take_all_again()

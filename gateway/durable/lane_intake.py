@@ -62,7 +62,7 @@ class LaneIntake:
         self._plain_subject = subjects.event(model) if lane is Lane.EVENT else subjects.batch(model)
         self.inbox = f"{subjects.durable_inbox(parts.gateway_id)}.{self._plain_subject}"
         consumer = subjects.durable_consumer(self.name, model)
-        self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self.inbox, self._arrived)
+        self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self._arrived)
         self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
         self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights, parts.tenant_limits)
@@ -74,6 +74,7 @@ class LaneIntake:
         self._deadlines: list[tuple[int, int, DurableRequest]] = []
         self._begun_sequence = 0
         self._is_owner = False
+        self._losses = 0  # of the connection, when it began
         self._wake_due = False
         self._scanned_s = 0.0
         self.pending = 0
@@ -90,8 +91,10 @@ class LaneIntake:
 
     # What its owner does
 
-    def begin(self, begun_sequence: int, is_ours_still: bool) -> None:
-        """Takes messages from now on. What lies up to `begun_sequence` may have been begun by an owner before.
+    def begin(self, begun_sequence: int, is_ours_still: bool, inbox: str) -> None:
+        """Takes messages from `inbox` from now on, which come in order and without gaps.
+
+        What lies up to `begun_sequence` may have been begun by an owner before.
 
         With `is_ours_still` nobody else had it since it was ours: what is held goes on.
         """
@@ -99,7 +102,8 @@ class LaneIntake:
             self.drop()
             self._begun_sequence = begun_sequence
         self._is_owner = True
-        self.pull.start(time.monotonic())
+        self._losses = self._parts.bus.losses
+        self.pull.start(time.monotonic(), inbox)
         self._wake()
 
     def pause(self) -> None:
@@ -123,8 +127,11 @@ class LaneIntake:
         self.pull.forget()
 
     def receive(self, message: Message) -> None:
-        """Takes a message of the inbox."""
-        if self._is_owner or message.status:
+        """Takes a message of the inbox.
+
+        After a gap nothing is taken before the next `begin`: what is missing would be purged with what comes after it.
+        """
+        if self._is_owner and self._losses == self._parts.bus.losses:
             self.pull.receive(message, time.monotonic())
 
     def tick(self, now_s: float) -> None:

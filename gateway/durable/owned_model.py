@@ -44,19 +44,17 @@ class OwnedModel:
         self._marks: dict[str, str] = {}  # by lane: what we wrote on the consumer that we took last
         self._due: set[str] = set()  # lanes that are to be taken
         self._fenced_since_s: dict[str, float] = {}
-        self._unsubscribe: list[Callable[[], None]] = []
+        self._unsubscribe: dict[str, Callable[[], None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._lost_s = 0.0
         self._is_dropped = True
         self.is_stopping = False
 
-    async def add_lane(self, lane: str) -> None:
+    def add_lane(self, lane: str) -> None:
         """Takes care of a lane from now on."""
         if lane in self.lanes:
             return
-        intake = LaneIntake(self._parts, self.model, LANES[lane])
-        self.lanes[lane] = intake
-        self._unsubscribe.append(await self._parts.bus.subscribe(intake.inbox, intake.receive))
+        self.lanes[lane] = LaneIntake(self._parts, self.model, LANES[lane])
         if self.has_lease:
             self._take(lane)
 
@@ -108,7 +106,7 @@ class OwnedModel:
         self.has_lease = False
         for intake in self.lanes.values():
             intake.drop()
-        for unsubscribe in self._unsubscribe:
+        for unsubscribe in self._unsubscribe.values():
             unsubscribe()
 
     @property
@@ -132,7 +130,8 @@ class OwnedModel:
 
     async def _take_lane(self, lane: str) -> None:
         intake = self.lanes[lane]
-        mark = f"{self._parts.gateway_id}:{next(_numbers)}"
+        number = next(_numbers)
+        mark = f"{self._parts.gateway_id}:{number}"
         taken = await self._consumers.take(lane, self.model, mark, self.is_unknown)
         is_ours_still = lane in self._marks and self._marks[lane] == taken.previous_owner and not self._is_dropped
         self._marks[lane] = mark
@@ -140,4 +139,9 @@ class OwnedModel:
         intake.is_unknown = self.is_unknown
         if self.has_lease and not self.is_stopping:
             self._fenced_since_s.pop(lane, None)
-            intake.begin(taken.begun_sequence, is_ours_still)
+            # What the consumer before has sent may still be on its way, with gaps: it must not be heard.
+            if lane in self._unsubscribe:
+                self._unsubscribe[lane]()
+            inbox = f"{intake.inbox}.{number}"
+            self._unsubscribe[lane] = await self._parts.bus.subscribe(inbox, intake.receive)
+            intake.begin(taken.begun_sequence, is_ours_still, inbox)
