@@ -1,0 +1,39 @@
+"""Two gateways: one owns the durable queue of a model, and the other goes on when it dies."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from model_zoo import write_small_zoo
+from producers import Producer, int64_body, producer, value_of
+from role_starter import Start
+from serving import wait_until
+
+
+@pytest.mark.timeout(90)
+async def test_the_other_gateway_takes_over(start: Start, tmp_path: Path) -> None:
+    write_small_zoo(tmp_path / "models")
+    start("scheduler")
+    start.worker()
+    ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    first = start("gateway", "--gateway-id=first", *ports)
+    served = start.gateway()
+    wait_until(served.is_ready)
+    async with producer(start.nats.url) as to:
+        headers, _ = await to.ask("event.fast", int64_body(0), Nats_Msg_Id="n0")
+        assert headers["Weir-Outcome"] == "succeeded"
+        sending = asyncio.create_task(_send(to, 400))
+        while await to.count("RESULT") < 100:
+            await asyncio.sleep(0.01)
+        first.end(signal.SIGKILL)
+        await sending
+        await to.settled(400)
+        records = await to.records("fast")
+        assert {id: value_of(body) for id, (_, body) in records} == {f"n{number}": number for number in range(400)}
+        assert len(records) == 400
+
+
+async def _send(to: Producer, total: int) -> None:
+    for number in range(1, total):
+        await to.send("event.fast", int64_body(number), Nats_Msg_Id=f"n{number}")
