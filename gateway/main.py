@@ -150,7 +150,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     if own_counters is not None:
         await own_counters.start()
     await repository.start()
-    await jobs.start(background)
+    jobs.start(background)
     nats_door = NatsDoor(bus, gateway_id, doors)
     await nats_door.start()
     ports: dict[str, int] = {}

@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from nats.errors import Error as NatsError
+
 from bus.connection import Bus
 from calls.catalog import Catalog
 from calls.inference import Inference
@@ -24,7 +26,7 @@ from gateway.durable.store import DurableStore
 from gateway.jobs.batch_roots import BatchRoots
 from gateway.jobs.files.job_files import InputFormat, OutputFormat, default_output_format, input_format
 from gateway.jobs.job_folder import JobFolder
-from gateway.jobs.job_record import JobEntry, JobSpec, JobState, Wanted, new_job_id, unix_ms
+from gateway.jobs.job_record import Job, JobEntry, JobSpec, JobState, Wanted, new_job_id, unix_ms
 from gateway.jobs.job_run import STOPPING_PATIENCE_S, JobRun, RunTools, check_model
 from gateway.jobs.job_store import JobStore
 from gateway.jobs.uploads import Uploads, json_lines
@@ -50,6 +52,8 @@ later than 0.16 ms, before 8 to 12 ms; the thread does a tenth less.
 """
 
 _LAST_WORDS_S = 5.0
+_OPEN_TIMEOUT_S = 10.0
+_OPEN_AGAIN_S = 0.5
 _POLL_S = 0.05
 
 
@@ -84,16 +88,28 @@ class JobService:
         self._background: asyncio.TaskGroup | None = None
         self._follower: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._is_open = False
         self._usual_switch_interval_s = sys.getswitchinterval()
 
-    async def start(self, background: asyncio.TaskGroup) -> None:
-        """Follows the jobs, and runs those that are its to run. Raises NatsError, OSError or TimeoutError."""
+    def start(self, background: asyncio.TaskGroup) -> None:
+        """Follows the jobs from now on, and runs those that are its to run."""
         self._background = background
-        self._follower = await self._store.start(background, self._on_change)
+        self._follower = background.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        while not self._is_open:
+            try:
+                async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                    await self._store.start(self._on_change)
+                self._is_open = True
+            except (NatsError, OSError, TimeoutError) as error:
+                logger.warning("offline jobs can't be read yet: %s: %s", type(error).__name__, error)
+                await asyncio.sleep(_OPEN_AGAIN_S)
         self._choose()
         if self._uploads is not None:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._uploads.sweep, {job.id for job in self._store.all()})
+        await self._store.follow_hints()
 
     async def stop(self) -> None:
         """Leaves the jobs as they stand, for the next gateway: what is done by then is written."""
@@ -114,13 +130,13 @@ class JobService:
     async def submit(self, document: Any) -> dict[str, Any]:
         """Takes a job in. Raises WeirError for one that could not run."""
         spec = JobSpec.of(document)
-        self._roots.check_any()
+        self._check_open()
         check_model(self._catalog.resolve(spec.model, spec.version))
         return await self._create(new_job_id(), spec)
 
     async def submit_items(self, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
         """Takes a job in whose items are JSON Lines in `body`; `document` has the other fields but `output`."""
-        self._roots.check_any()
+        self._check_open()
         unplaced = JobSpec.of({**document, "input": "-", "output": "-"})
         check_model(self._catalog.resolve(unplaced.model, unplaced.version))
         uploads, id = self._uploads, new_job_id()
@@ -140,19 +156,20 @@ class JobService:
         spec = await asyncio.to_thread(self._checked, id, spec)
         entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
         await self._store.create(entry)
-        return self._store.get(id).told()
+        return self._find(id).told()
 
     async def list(self) -> list[dict[str, Any]]:
         """All jobs, the newest first."""
+        self._check_open(needs_root=False)
         return [job.told() for job in reversed(self._store.all())]
 
     async def status(self, id: str) -> dict[str, Any]:
         """One job. Raises WeirError (NOT_FOUND)."""
-        return self._store.get(id).told()
+        return self._find(id).told()
 
     async def result(self, id: str) -> dict[str, Any]:
         """Where the results of a job lie. Raises WeirError: NOT_FOUND, INVALID_ARG while it has not ended."""
-        job = self._store.get(id)
+        job = self._find(id)
         if not job.state.is_final:
             raise invalid(f"job '{id}' is {job.state.value}: it has no result yet")
         return {"id": id, "state": job.state.value, "output": job.entry.spec.output}
@@ -160,7 +177,7 @@ class JobService:
     async def result_lines(self, id: str) -> AsyncIterator[bytes] | None:
         """The results of a job that has ended, as JSON Lines; None where its output is in another format."""
         told = await self.result(id)
-        if self._store.get(id).entry.spec.output_format != OutputFormat.JSONL:
+        if self._find(id).entry.spec.output_format != OutputFormat.JSONL:
             return None
         return _in_threads(json_lines(await asyncio.to_thread(self._roots.output, told["output"])))
 
@@ -178,7 +195,7 @@ class JobService:
 
     async def retry(self, id: str) -> dict[str, Any]:
         """Has the failures of a job that has ended tried again, and what it had not come to done."""
-        job = self._store.get(id)
+        job = self._find(id)
         if not job.state.is_final:
             raise invalid(f"job '{id}' is {job.state.value}: only one that has ended can be tried again")
 
@@ -189,6 +206,7 @@ class JobService:
 
     async def delete(self, id: str) -> None:
         """Forgets a job, cancelled before if it has not ended; its files stay. One that isn't there is no error."""
+        self._check_open(needs_root=False)
         if self._store.find(id) is None:
             return
         await self._want(id, Wanted.CANCEL)
@@ -201,9 +219,19 @@ class JobService:
         if self._uploads is not None:
             await asyncio.to_thread(self._uploads.remove, id)
 
+    def _check_open(self, needs_root: bool = True) -> None:
+        if needs_root:
+            self._roots.check_any()
+        if not self._is_open:
+            raise unavailable("the jobs have not been read yet")
+
+    def _find(self, id: str) -> Job:
+        self._check_open(needs_root=False)
+        return self._store.get(id)
+
     async def _want(self, id: str, wanted: Wanted) -> dict[str, Any]:
         def change(entry: JobEntry) -> JobEntry:
-            state = self._store.get(id).state
+            state = self._find(id).state
             if state.is_final and wanted is Wanted.CANCEL:
                 return entry
             if state.is_final:
@@ -249,7 +277,7 @@ class JobService:
         self._turns.pop(id, None)
         if turn is not None:
             self._turns[id] = turn
-        if not self._is_stopping and self._background is not None:
+        if self._is_open and not self._is_stopping:
             self._choose()
 
     def _choose(self) -> None:

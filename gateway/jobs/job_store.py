@@ -51,17 +51,22 @@ class JobStore:
         self._progress: dict[str, JobProgress] = {}
         self._hinted_until_s: dict[str, float] = {}
         self._hint = asyncio.Event()
+        self._is_subscribed = False
         self._on_change: Callable[[str], None] = lambda _id: None
         self.malformed = 0
 
-    async def start(self, background: asyncio.TaskGroup, on_change: Callable[[str], None]) -> asyncio.Task[None]:
-        """Follows the bucket; returns the task that does. Raises NatsError, OSError or TimeoutError without a broker."""
+    async def start(self, on_change: Callable[[str], None]) -> None:
+        """Reads the bucket, and hears of its writes from now on.
+
+        Raises NatsError, OSError or TimeoutError without a broker; then it may be called again.
+        """
         self._on_change = on_change
-        await self._bus.subscribe(subjects.job_subject(">"), self._on_write)
+        if not self._is_subscribed:
+            await self._bus.subscribe(subjects.job_subject(">"), self._on_write)
+            self._is_subscribed = True
+            self._bus.on_reconnect(self._read_all)
         await self._bus.flush()
         await self._read_all()
-        self._bus.on_reconnect(self._read_all)
-        return background.create_task(self._follow_hints())
 
     def find(self, id: str) -> Job | None:
         """The job, if there is one."""
@@ -158,7 +163,8 @@ class JobStore:
             keys = []
         for id in self._entries.keys() - set(keys):
             self._forget(id)
-        for key in keys:
+        # How far a job is comes first: without it, one that has ended would look like one that is to be run.
+        for key in sorted(keys, key=lambda key: not key.endswith(_PROGRESS)):
             try:
                 value = (await bucket.get(key)).value or b""
             except KeyNotFoundError:
@@ -174,7 +180,8 @@ class JobStore:
             self._hinted_until_s[key] = time.monotonic() + _HINT_S
             self._hint.set()
 
-    async def _follow_hints(self) -> None:
+    async def follow_hints(self) -> None:
+        """Reads what may have been written, for ever."""
         while True:
             await self._hint.wait()
             for id, until_s in list(self._hinted_until_s.items()):
