@@ -14,7 +14,7 @@ from pathlib import Path
 
 FILES_OF_A_FOLDER = 1000
 
-_WORDS = "weir river sluice water dam gauge flood stream mill bridge canal lock".split()
+_WORDS = ["weir", "river", "sluice", "water", "dam", "gauge", "flood", "stream", "mill", "bridge", "canal", "lock"]
 
 
 def files(count: int) -> Iterator[tuple[str, str]]:
