@@ -18,6 +18,7 @@ from bus.connection import Bus, Message
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.payload_store import PayloadStore
+from schemas.bodies import is_body_ref
 from schemas.errors import WeirError, unavailable
 from schemas.messages import Part, pack_cancel, pack_frame, pack_release
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
@@ -144,11 +145,14 @@ class Outbox:
             self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
 
     def _place_bodies(self, frame: list[Part]) -> None:
-        placed = self._payloads.place_bodies([part.body for part in frame])
+        # What is sent again may lie in a slot already: a reference to a reference would be followed once.
+        own = [position for position, part in enumerate(frame) if not is_body_ref(part.body)]
+        placed = self._payloads.place_bodies([frame[position].body for position in own])
         if placed is None:
             return
         refs, slot = placed
-        for position, (part, ref) in enumerate(zip(frame, refs, strict=True)):
+        for position, ref in zip(own, refs, strict=True):
+            part = frame[position]
             frame[position] = part._replace(body=ref)
             pending = self._in_flight.find(part.key)
             if pending is not None:

@@ -77,9 +77,14 @@ def pack_body_ref(ref: PayloadRef) -> bytes:
     return bytes(pack(ref))
 
 
+def is_body_ref(body: bytes) -> bool:
+    """Whether this stands in the place of a body."""
+    return body[:1] == _BODY_REF
+
+
 def body_ref(body: bytes) -> PayloadRef | None:
     """Where the body lies, if this stands in its place. Raises MalformedMessage."""
-    if body[:1] != _BODY_REF:
+    if not is_body_ref(body):
         return None
     try:
         return payload_ref(*msgpack.unpackb(body))
