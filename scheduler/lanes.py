@@ -114,7 +114,10 @@ class LaneQueues:
         return min(lane.next_timeout_us for lane in self._lanes)
 
     def age(self, now_us: int) -> None:
-        """Events that have waited for long enough, and come up behind live requests, count as live from now on."""
+        """Events that have waited for long enough, and come up behind live requests, count as live from now on.
+
+        What is `overdue` by now was taken out before.
+        """
         if self._is_their_turn and not self._aged and self.event and self.live:
             aged = self.event.long_waiting(now_us - AGED_US, self.live.largest)
             for request in aged:
@@ -122,6 +125,9 @@ class LaneQueues:
                 request.terms = NO_TERMS if terms == NO_TERMS else terms
             self._aged = dict.fromkeys(aged)
             self.live.put_back(aged)
+            # One whose timeout has passed under DELAY stands behind the others here, too.
+            refused = self.live.overdue(now_us)
+            assert not refused  # noqa: S101 - `overdue` comes before each dispatch
 
     def join(self, requests: list[QueuedRequest], lane: int, leeway: Leeway) -> int:
         """What waits in later lanes joins a batch of these, which was taken from the queue of this one.

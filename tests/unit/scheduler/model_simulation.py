@@ -101,17 +101,8 @@ class Simulation(LaneLife, SeriesLife):
         for version, batch_size, shape_key, *terms in requests:
             priority, timeout_us, left_ms, *lane = terms or (0, 0, 0)
             deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
-            row = part(
-                self._next_key,
-                version,
-                batch_size,
-                shape_key,
-                priority=priority,
-                timeout_us=timeout_us,
-                deadline_ms=deadline_ms,
-                lane=lane[0] if lane else 0,
-            )
-            rows.append(row)
+            facts = version, batch_size, shape_key, b"body", priority, timeout_us, deadline_ms, *lane
+            rows.append(part(self._next_key, *facts))
             self._next_key += 1
         self._enqueue(gateway, rows)
 
