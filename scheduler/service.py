@@ -336,8 +336,7 @@ class SchedulerService:
             owned.alarm.set(wake_at_us)
 
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
-        requests, instance = batch.requests, batch.instance
-        rows: list[Row]
+        requests, instance, rows = batch.requests, batch.instance, list[Row]()
         if batch.tells_lanes:
             rows = [
                 (r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms, None, r.lane) for r in requests
