@@ -14,6 +14,7 @@ PAGES = (
     "docs/schedulers.md",
     "docs/nats.md",
     "docs/events.md",
+    "docs/jobs.md",
     "docs/python.md",
     "docs/observability.md",
     "docs/compatibility.md",
