@@ -35,3 +35,9 @@ def pack_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> byte
     items = headers.items() if isinstance(headers, Mapping) else headers
     lines = [f"{name}: {' '.join(value.splitlines())}\r\n".encode(errors="replace") for name, value in items]
     return b"".join((_VERSION_LINE, *lines, b"\r\n"))
+
+
+def last_header(block: bytes, name: bytes) -> str:
+    """The last header of this name, as the server writes it: its own come after those that a message was stored with."""
+    _, found, rest = block.rpartition(b"\r\n%b:" % name)
+    return rest.partition(b"\r\n")[0].decode("utf-8", "replace").strip() if found else ""

@@ -16,7 +16,7 @@ import orjson
 from nats.js.errors import APIError
 
 from bus.connection import Bus, Message
-from bus.headers import parse_headers
+from bus.headers import last_header, parse_headers
 
 _TIMEOUT_S = 5.0
 
@@ -88,7 +88,8 @@ class JetStreamApi:
                 return None
             raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
         headers = parse_headers(answer.header_block)
-        return StoredMessage(int(headers.get("nats-sequence", "0")), headers, answer.header_block, answer.data)
+        sequence = int(last_header(answer.header_block, b"Nats-Sequence") or 0)
+        return StoredMessage(sequence, headers, answer.header_block, answer.data)
 
     async def first_subject(self, stream: str, filter: str) -> str:
         """The subject of the oldest message on subjects that `filter` matches; "" where there is none."""
@@ -98,7 +99,7 @@ class JetStreamApi:
             return ""
         if answer.status:
             raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
-        return parse_headers(answer.header_block).get("nats-subject", "")
+        return last_header(answer.header_block, b"Nats-Subject")
 
     async def _ask_json(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:
         answer = await self._ask(subject, orjson.dumps(question))

@@ -14,7 +14,7 @@ import orjson
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus, Message
-from bus.headers import parse_headers
+from bus.headers import last_header, parse_headers
 
 PATIENCE_S = 5.0
 """How long an answer is waited for."""
@@ -102,16 +102,11 @@ class StoredMessages:
 def _stored(message: Message) -> StoredMessage:
     block = message.header_block
     headers = parse_headers(block)
-    time = datetime.fromisoformat(_said_by_server(block, b"Nats-Time-Stamp"))
+    time = datetime.fromisoformat(last_header(block, b"Nats-Time-Stamp"))
     return StoredMessage(
-        _said_by_server(block, b"Nats-Subject"),
-        int(_said_by_server(block, b"Nats-Sequence")),
+        last_header(block, b"Nats-Subject"),
+        int(last_header(block, b"Nats-Sequence")),
         int(time.timestamp() * 1000),
         headers,
         message.data,
     )
-
-
-def _said_by_server(block: bytes, name: bytes) -> str:
-    # The server's own headers come after those that the message was stored with.
-    return block.rpartition(b"\r\n%b:" % name)[2].partition(b"\r\n")[0].decode().strip()

@@ -98,6 +98,9 @@ class Catalog:
         only = self._only_one_called(name)
         if only is not None and version in only.version_texts:
             return only
+        check_version(version)
+        if version and version != str(int(version)):
+            return self.resolve(name, str(int(version)))  # Triton reads the number, however it is written
         raise self._refusal(name, version)
 
     def is_ready(self, name: str, version: str) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
 from functools import partial
 
 from bus import durable_subjects as subjects
@@ -30,6 +29,7 @@ from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.request_terms import check_id, read_terms, readable_terms
 from gateway.durable.runner import Runner
 from gateway.durable.sequence_lines import SequenceLines
+from gateway.durable.stalled_requests import StalledRequests
 from schemas.errors import ErrorCode, WeirError, queue_full, unavailable
 from schemas.lanes import Lane
 from schemas.model_config import ModelConfig
@@ -70,7 +70,7 @@ class LaneIntake:
         self._held: dict[int, DurableRequest] = {}  # by sequence in the stream
         self._named: dict[str, DurableRequest] = {}
         self._cancelled: dict[str, None] = {}
-        self._stalled: deque[DurableRequest] = deque()  # their model is away
+        self._stalled = StalledRequests()
         self._deadlines: list[tuple[int, int, DurableRequest]] = []
         self._begun_sequence = 0
         self._is_owner = False
@@ -142,11 +142,8 @@ class LaneIntake:
             request = heapq.heappop(self._deadlines)[2]
             if request.stage in (Stage.WAITING, Stage.BACKING_OFF):
                 self._expire(request, now_ms)
-        if self._stalled and self._is_owner:
-            stalled, self._stalled = self._stalled, deque()
-            while stalled and not self._stalled:
-                self._enter(stalled.popleft())
-            self._stalled += stalled  # the first of them finds its model still away
+        if self._is_owner:
+            self._stalled.try_again(self._enter)
         if now_s - self._scanned_s > _AGE_SCAN_S:
             self._scanned_s = now_s
             for request in [r for r in self._stalled if r.trials.is_late(now_ms)]:
@@ -234,8 +231,8 @@ class LaneIntake:
             return
         if request.trials.deadline_ms:
             heapq.heappush(self._deadlines, (request.trials.deadline_ms, request.delivery.sequence, request))
-        if self._stalled or not self._is_owner:
-            self._stalled.append(request)
+        if self._stalled.has(request.version) or not self._is_owner:
+            self._stalled.add(request)
         else:
             self._enter(request)
 
@@ -291,7 +288,7 @@ class LaneIntake:
         if self._is_owner:
             self._enter(request)
         else:
-            self._stalled.append(request)
+            self._stalled.add(request)
 
     def _wake(self) -> None:
         """Something may be begun: once all that has arrived by now is taken in."""
@@ -334,7 +331,7 @@ class LaneIntake:
         elif is_known and request.version and error.code is ErrorCode.NOT_FOUND:
             self.runner.failed(request, error)  # other versions are there: this one is not awaited for ever
         elif error.code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
-            self._stalled.append(request)
+            self._stalled.add(request)
         else:
             self._name_early(request)
             self.runner.failed(request, error)
@@ -361,8 +358,7 @@ class LaneIntake:
     def _leave(self, request: DurableRequest) -> None:
         """A request is not to be begun, or not to be answered, any more."""
         self._queue.remove(request)
-        if request in self._stalled:
-            self._stalled.remove(request)
+        self._stalled.remove(request)
         self.runner.give_up(request)
 
     def _on_ended(self, request: DurableRequest) -> None:

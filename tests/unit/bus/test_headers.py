@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.headers import pack_headers, parse_headers
+from bus.headers import last_header, pack_headers, parse_headers
 
 NAMES = st.from_regex(r"[A-Za-z][A-Za-z0-9-]{0,20}", fullmatch=True)
 VALUES = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=40).map(str.strip)
@@ -29,3 +29,9 @@ def test_nothing_breaks_the_reader(block: bytes) -> None:
 
 def test_what_is_no_character_is_packed_all_the_same() -> None:
     assert parse_headers(pack_headers({"A": "x\ud800y"})) == {"a": "x?y"}
+
+
+def test_the_last_one_of_a_name_is_the_servers() -> None:
+    block = b"NATS/1.0\r\nNats-Subject: made up\r\nA: b\r\nNats-Subject: event.m\r\n\r\n"
+    assert last_header(block, b"Nats-Subject") == "event.m"
+    assert last_header(block, b"Nats-Sequence") == ""

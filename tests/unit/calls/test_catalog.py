@@ -112,7 +112,7 @@ async def test_versions_that_are_ready_are_served(nats_url: str) -> None:
         await c.load("w1", v1=ModelState.READY, v2=ModelState.LOADING, v3=ModelState.READY)
         served = c.catalog.resolve("m", "")
         assert (served.versions, served.latest, served.labels) == ([1, 3], "3", {"OUT": ["cat"]})
-        assert c.catalog.resolve("m", "1") is served
+        assert c.catalog.resolve("m", "1") is c.catalog.resolve("m", "01") is served
         assert [c.catalog.is_ready("m", v) for v in ("", "1", "2", "3", "4")] == [True, True, False, True, False]
         assert not c.catalog.is_ready("other", "")
 
