@@ -1,9 +1,11 @@
 """`MessagePull`: a standing pull on a consumer of durable messages, bounded in messages and bytes that are not done with.
 
 As `bus.pull`, but for messages that each are a request of their own: whole ones are delivered (with headers and subject),
-and no more are asked for while too many are held.
+and no more are asked for while too many are held. What is asked for names the group of the consumer's owner: a consumer
+that another has made anew since refuses it, and so gives none of his messages to one who thinks that he owns it still.
 Source: JetStream's pull consumer protocol ($JS.API.CONSUMER.MSG.NEXT with `batch`, `max_bytes` and `expires`; statuses
-404, 408, 409, 503; `Nats-Pending-Messages` tells what is left of a request that ended early).
+404, 408, 409, 503; `Nats-Pending-Messages` tells what is left of a request that ended early) and priority groups (ADR-42;
+400 where another's is named).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _BATCH = 512
 _REFILL_AT = 256
 _EXPIRES_S = 30.0
 _SILENCE_S = _EXPIRES_S + 5
-_GONE = ("consumer deleted", "consumer not found", "consumer is push based")
+_GONE = ("consumer deleted", "consumer not found", "consumer is push based", "priority group")
 
 
 class MessagePull:
@@ -37,6 +39,7 @@ class MessagePull:
         self._bus = bus
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = ""
+        self._group = ""
         self._deliver = deliver
         self._outstanding = 0
         self._heard_s = 0.0
@@ -45,9 +48,13 @@ class MessagePull:
         self.is_running = False
         self.consumer_lost = False
 
-    def start(self, now_s: float, inbox: str) -> None:
-        """Begins, or begins again where the broker has forgotten what was asked for, with another inbox."""
+    def start(self, now_s: float, inbox: str, group: str) -> None:
+        """Begins, or begins again where the broker has forgotten what was asked for, with another inbox.
+
+        `group` is the one by which the consumer was made.
+        """
         self._inbox = inbox
+        self._group = group
         self._outstanding = 0
         self._heard_s = now_s
         self.consumer_lost = False
@@ -65,7 +72,7 @@ class MessagePull:
     def check(self, now_s: float) -> None:
         """Asks again if nothing at all has been heard for longer than a request may last. Called now and then."""
         if self.is_running and now_s - self._heard_s > _SILENCE_S:
-            self.start(now_s, self._inbox)
+            self.start(now_s, self._inbox, self._group)
 
     def receive(self, message: Message, now_s: float) -> None:
         """Takes one message of the inbox."""
@@ -94,7 +101,7 @@ class MessagePull:
         if room < _BATCH or self.held_bytes > max(0, MAX_HELD_BYTES - 2 * request_bytes):
             return
         self._outstanding = max(0, self._outstanding) + _BATCH
-        asked = {"batch": _BATCH, "max_bytes": request_bytes, "expires": int(_EXPIRES_S * 1e9)}
+        asked = {"batch": _BATCH, "max_bytes": request_bytes, "expires": int(_EXPIRES_S * 1e9), "group": self._group}
         self._bus.publish(self._next_subject, json.dumps(asked).encode(), self._inbox)
 
     def _on_status(self, message: Message) -> None:

@@ -3,15 +3,20 @@
 Whoever takes a consumer makes it anew. That fences off the owner before, whose pulls end, and has everything that is not
 acknowledged delivered again, at once and in order. What was delivered before may have been begun: a consumer remembers up
 to where that was, by itself and, for those in whose place it stands, in its metadata.
-Source: JetStream consumers (explicit acknowledgement, `filter_subjects`, metadata).
+
+Its name stays the same, so an owner before who was paused, or whose connection was, could ask the new one for messages:
+they would be missing here, and be purged with those around them. So each is made with a priority group of its own, and
+refuses whoever does not name it.
+Source: JetStream consumers (explicit acknowledgement, `filter_subjects`, metadata), priority groups (ADR-42).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import hashlib
+from typing import Any, NamedTuple
 
-from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.api import ConsumerInfo
+from nats.js.errors import APIError, BadRequestError, NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus
@@ -21,15 +26,20 @@ MAX_UNACKED = 65_536
 
 _ACK_WAIT_S = 3600.0  # a takeover doesn't wait for it, and what is delivered twice to one gateway is recognised
 _TRIES = 3
+_NOBODY = "nobody"
 _BEGUN, _OWNER, _UNKNOWN, _MODEL, _LANE = "weir-begun", "weir-owner", "weir-unknown", "weir-model", "weir-lane"
 
 
 class TakenConsumer(NamedTuple):
-    """A consumer that was taken: the last sequence that may have been begun before, and who had it ("" for nobody)."""
+    """A consumer that was taken: the last sequence that may have been begun before, and who had it ("" for nobody).
+
+    `group` is what must be named to get messages from it.
+    """
 
     name: str
     begun_sequence: int
     previous_owner: str
+    group: str
 
 
 class KnownConsumer(NamedTuple):
@@ -48,8 +58,12 @@ class QueueConsumers:
         self._bus = bus
 
     async def take(self, lane: str, model: str, owner: str, is_unknown: bool = False) -> TakenConsumer:
-        """Makes the consumer anew. Raises NatsError, OSError or TimeoutError while the broker is away."""
+        """Makes the consumer anew. Raises NatsError, OSError or TimeoutError while the broker is away.
+
+        `owner` is another one each time.
+        """
         name = subjects.durable_consumer(lane, model)
+        group = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
         begun, previous = 0, ""
         for tries_left in reversed(range(_TRIES)):
             info = await self._info(name)
@@ -61,18 +75,18 @@ class QueueConsumers:
                 await self._delete(name)
             told = {_BEGUN: str(begun), _OWNER: owner, **({_UNKNOWN: "1"} if is_unknown else {})}
             try:
-                await self._add(lane, model, told)
+                await self._add(lane, model, told, group)
                 break
             except BadRequestError:  # another made it in between
                 if not tries_left:
                     raise
-        return TakenConsumer(name, begun, previous)
+        return TakenConsumer(name, begun, previous, group)
 
     async def ensure(self, lane: str, model: str) -> None:
         """Makes the consumer unless there is one."""
         if await self._info(subjects.durable_consumer(lane, model)) is None:
             try:
-                await self._add(lane, model, {})
+                await self._add(lane, model, {}, _NOBODY)
             except BadRequestError:  # its owner has just made it
                 await self._bus.jetstream.consumer_info(subjects.QUEUE_STREAM, subjects.durable_consumer(lane, model))
 
@@ -98,19 +112,27 @@ class QueueConsumers:
         except NotFoundError:
             return None
 
-    async def _add(self, lane: str, model: str, metadata: dict[str, str]) -> None:
-        await self._bus.jetstream.add_consumer(
-            subjects.QUEUE_STREAM,
-            ConsumerConfig(
-                durable_name=subjects.durable_consumer(lane, model),
-                filter_subjects=list(subjects.durable_filters(lane, model)),
-                ack_policy=AckPolicy.EXPLICIT,
-                ack_wait=_ACK_WAIT_S,
-                max_ack_pending=MAX_UNACKED,
-                max_waiting=64,
-                metadata={_LANE: lane, _MODEL: model, **metadata},
-            ),
-        )
+    async def _add(self, lane: str, model: str, metadata: dict[str, str], group: str) -> None:
+        # nats-py's ConsumerConfig knows of no groups.
+        name = subjects.durable_consumer(lane, model)
+        config: dict[str, Any] = {
+            "name": name,
+            "durable_name": name,
+            "filter_subjects": list(subjects.durable_filters(lane, model)),
+            "deliver_policy": "all",
+            "replay_policy": "instant",
+            "ack_policy": "explicit",
+            "ack_wait": int(_ACK_WAIT_S * 1e9),
+            "max_ack_pending": MAX_UNACKED,
+            "max_waiting": 64,
+            "priority_policy": "overflow",
+            "priority_groups": [group],
+            "metadata": {_LANE: lane, _MODEL: model, **metadata},
+        }
+        question = {"stream_name": subjects.QUEUE_STREAM, "action": "create", "config": config}
+        answer = await self._bus.ask(f"$JS.API.CONSUMER.CREATE.{subjects.QUEUE_STREAM}.{name}", question)
+        if "error" in answer:
+            APIError.from_error(answer["error"])
 
     async def _delete(self, name: str) -> None:
         try:

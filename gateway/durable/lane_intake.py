@@ -91,8 +91,10 @@ class LaneIntake:
 
     # What its owner does
 
-    def begin(self, begun_sequence: int, is_ours_still: bool, inbox: str) -> None:
+    def begin(self, begun_sequence: int, is_ours_still: bool, inbox: str, group: str) -> None:
         """Takes messages from `inbox` from now on, which come in order and without gaps.
+
+        `group` is what the consumer asks for.
 
         What lies up to `begun_sequence` may have been begun by an owner before.
 
@@ -103,7 +105,7 @@ class LaneIntake:
             self._begun_sequence = begun_sequence
         self._is_owner = True
         self._losses = self._parts.bus.losses
-        self.pull.start(time.monotonic(), inbox)
+        self.pull.start(time.monotonic(), inbox, group)
         self._wake()
 
     def pause(self) -> None:

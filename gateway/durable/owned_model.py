@@ -144,4 +144,4 @@ class OwnedModel:
                 self._unsubscribe[lane]()
             inbox = f"{intake.inbox}.{number}"
             self._unsubscribe[lane] = await self._parts.bus.subscribe(inbox, intake.receive)
-            intake.begin(taken.begun_sequence, is_ours_still, inbox)
+            intake.begin(taken.begun_sequence, is_ours_still, inbox, taken.group)
