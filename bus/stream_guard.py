@@ -56,6 +56,7 @@ class StreamGuard:
         self._limits = limits
         self._wanted = {str(config.name): config for config in durable_streams(limits)}
         self._listeners: list[Callable[[str], None]] = []
+        self._gone_listeners: list[Callable[[str], None]] = []
         self._background: asyncio.TaskGroup | None = None
         self._is_restoring = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,6 +64,10 @@ class StreamGuard:
     def on_made_anew(self, listener: Callable[[str], None]) -> None:
         """Calls `listener` with the name of a stream that was gone and is there again, without consumers."""
         self._listeners.append(listener)
+
+    def on_gone(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` with the name of a stream that was deleted: what is known of its messages is void."""
+        self._gone_listeners.append(listener)
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Makes what is missing, has limits follow our options, and watches from now on.
@@ -110,6 +115,8 @@ class StreamGuard:
     def _on_deleted(self, message: Message) -> None:
         name = message.subject.rsplit(".", 1)[1]
         logger.error("stream %s was deleted while it was in use: what it held is gone, and it is made anew", name)
+        for listener in self._gone_listeners:
+            listener(name)
         if not self._is_restoring:
             self._is_restoring = True
             self._do(self._restore_soon())

@@ -1,4 +1,8 @@
-"""`Acknowledger`: tells the broker which messages of one lane of a model are done with, by `AckLine`."""
+"""`Acknowledger`: tells the broker which messages of one lane of a model are done with, by `AckLine`.
+
+Nothing is told between a loss of the broker and the next `begin`: if it comes back without its stream, or the stream is
+made anew, the sequences of what is done with are those of other messages.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import time
 from functools import partial
 
 from nats.errors import Error as NatsError
+from nats.js.errors import APIError
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus
@@ -28,10 +33,15 @@ class Acknowledger:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._purges: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._losses = -1  # of the connection, when it began
 
     def __len__(self) -> int:
-        """Messages that are done with and not told yet, and purges under way."""
-        return sum(map(len, self._lines.values())) + len(self._purges)
+        """Messages that are done with and not told yet though they can be, and purges under way."""
+        return (sum(map(len, self._lines.values())) if self._may_tell else 0) + len(self._purges)
+
+    def begin(self) -> None:
+        """The messages of the stream that is there now are ours."""
+        self._losses = self._bus.losses
 
     def opened(self, subject: str, sequence: int) -> None:
         """A message was delivered for the first time."""
@@ -56,11 +66,16 @@ class Acknowledger:
 
     def clear(self) -> None:
         """None of the messages is ours any more."""
+        self._losses = -1
         for line in self._lines.values():
             line.clear()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    @property
+    def _may_tell(self) -> bool:
+        return self._losses == self._bus.losses
 
     def _line(self, subject: str) -> AckLine:
         return self._lines.get(subject, self._deeper)
@@ -78,6 +93,10 @@ class Acknowledger:
             timer.cancel()
         if filter in self._purges and not everything:
             return  # its end has it done again
+        if not self._may_tell:
+            if len(self._lines[filter]):
+                self._schedule(filter, _BLOCKED_FLUSH_S)
+            return
         due = self._lines[filter].due(time.monotonic(), everything)
         for ack_subject in due.singles:
             self._bus.publish(ack_subject, b"+ACK")
@@ -92,9 +111,12 @@ class Acknowledger:
     async def _purge(self, filter: str, due: DueAcks) -> None:
         try:
             await self._api.purge(subjects.QUEUE_STREAM, filter, due.purge_below)
-        except (NatsError, OSError, TimeoutError):
+        except APIError:  # it refuses
             for _, ack_subject in due.purged:
                 self._bus.publish(ack_subject, b"+ACK")
+        except (NatsError, OSError, TimeoutError):
+            for sequence, ack_subject in due.purged:
+                self._lines[filter].delivered_again(sequence, ack_subject)  # unless none is ours any more
 
     def _purged(self, filter: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

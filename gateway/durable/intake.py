@@ -89,6 +89,7 @@ class DurableIntake:
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Takes requests in from now on. The streams must be there."""
         self._background = background
+        self._store.streams.on_gone(self._on_gone)
         self._store.streams.on_made_anew(self._on_made_anew)
         self._objects.start(background)
         self._recorder.start(background)
@@ -242,6 +243,11 @@ class DurableIntake:
 
     async def _on_reconnect(self) -> None:
         self._take_all_again()
+
+    def _on_gone(self, stream: str) -> None:
+        if stream == subjects.QUEUE_STREAM:
+            for owned in self._models.values():
+                owned.drop()
 
     def _on_made_anew(self, stream: str) -> None:
         if stream == subjects.QUEUE_STREAM:

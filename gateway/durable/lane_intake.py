@@ -105,6 +105,7 @@ class LaneIntake:
             self._begun_sequence = begun_sequence
         self._is_owner = True
         self._losses = self._parts.bus.losses
+        self.acks.begin()
         self.pull.start(time.monotonic(), inbox, group)
         self._wake()
 

@@ -76,6 +76,13 @@ class OwnedModel:
         if self.has_lease:
             self._take(*self.lanes)
 
+    def drop(self) -> None:
+        """The stream is gone, and its messages: nothing is told of them, or begun, any more."""
+        self._marks.clear()
+        for intake in self.lanes.values():
+            intake.drop()
+        self.take_again()  # whoever makes the stream anew
+
     def tick(self, now_s: float) -> None:
         """Looks after what time alone brings."""
         if not self.has_lease and not self._is_dropped and now_s - self._lost_s > RETAKE_PATIENCE_S:

@@ -1,0 +1,81 @@
+"""When the broker is told what is done with, and when it must not be: sequences may be other messages' after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bus.connection import Bus
+from bus.jetstream_api import JetStreamApi
+from gateway.durable.acknowledger import Acknowledger
+
+
+class Api:
+    def __init__(self) -> None:
+        self.purged: list[int] = []
+        self.failures = 0
+
+    async def purge(self, _stream: str, _filter: str, below: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise TimeoutError
+        self.purged.append(below)
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.published: list[str] = []
+        self.bus = SimpleNamespace(losses=0, publish=lambda subject, data: self.published.append(subject))
+        self.api = Api()
+        self.acks = Acknowledger(cast(Bus, self.bus), cast(JetStreamApi, self.api), "event.m")
+        self.acks.begin()
+
+    def end(self, *sequences: int) -> None:
+        for sequence in sequences:
+            self.acks.opened("event.m", sequence)
+        for sequence in sequences:
+            self.acks.ended("event.m", sequence, f"ack.{sequence}")
+
+
+@pytest.fixture
+async def setting() -> Any:
+    return Setting()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_nothing_is_told_between_a_loss_and_the_next_beginning(setting: Setting) -> None:
+    setting.end(1, 2, 3, 4)
+    setting.bus.losses += 1
+    setting.acks.flush()
+    await asyncio.sleep(0.15)
+    assert (setting.api.purged, setting.published) == ([], [])
+    assert len(setting.acks) == 0  # nothing that a gateway that stops could wait for
+    setting.acks.begin()
+    await until(lambda: setting.api.purged == [5])
+
+
+async def test_what_was_dropped_is_never_told(setting: Setting) -> None:
+    setting.end(1, 2, 3, 4)
+    setting.bus.losses += 1
+    setting.acks.clear()
+    setting.acks.begin()
+    setting.end(1)  # another message of that sequence, in a stream that was made anew
+    await until(lambda: setting.published)
+    assert (setting.api.purged, setting.published) == ([], ["ack.1"])
+
+
+async def test_a_purge_that_nobody_answers_is_asked_for_again(setting: Setting) -> None:
+    setting.api.failures = 1
+    setting.end(1, 2, 3, 4)
+    await until(lambda: setting.api.purged == [5])
+    assert setting.published == []
+    await until(lambda: len(setting.acks) == 0)
