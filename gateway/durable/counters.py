@@ -18,6 +18,8 @@ MAX_MODELS = 1000
 OTHER_MODELS = "_other"
 """The name under which they are."""
 
+_LANE_NAMES = {lane: lane.name.lower() for lane in Lane}
+
 
 class DurableCounters:
     """See the module. Everything only counts up but `waiting` and `in_flight`, which `Backlog` sets as the broker tells
@@ -110,4 +112,4 @@ class DurableCounters:
 
 def lane_name(lane: Lane) -> str:
     """The label of a lane: "live", "event" or "batch"."""
-    return lane.name.lower()
+    return _LANE_NAMES[lane]

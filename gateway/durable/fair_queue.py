@@ -90,6 +90,12 @@ class FairQueue(Generic[Item]):
     def pop(self) -> Item | None:
         """Takes out the item that is next; None when nothing waits."""
         ring = self._ring
+        if len(ring) == 1:
+            tenant = next(iter(ring.values()))
+            tenant.credit, tenant.has_turn = 0.0, False  # whoever comes finds him at the beginning of a turn
+            item, _ = tenant.first()
+            self._take(tenant, item)
+            return item
         turned = 0
         while ring:
             tenant = next(iter(ring.values()))

@@ -102,10 +102,9 @@ class Trials:
     @property
     def ends_ms(self) -> int:
         """When it expires; 0 for never."""
-        ends = [self.deadline_ms] if self.deadline_ms else []
-        if self.max_age_ms:
-            ends.append(self.accepted_ms + self.max_age_ms)
-        return min(ends, default=0)
+        old_ms = self.accepted_ms + self.max_age_ms if self.max_age_ms else 0
+        deadline_ms = self.deadline_ms
+        return min(deadline_ms, old_ms) if deadline_ms and old_ms else deadline_ms or old_ms
 
     def is_late(self, now_ms: int) -> bool:
         """Whether nobody wants its answer any more."""
