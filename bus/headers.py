@@ -33,8 +33,11 @@ def header_rows(block: bytes) -> list[tuple[str, str]]:
 def pack_headers(headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
     """The block of these headers. What would end a line early is made a space, and what is no character a question mark."""
     items = headers.items() if isinstance(headers, Mapping) else headers
-    lines = [f"{name}: {' '.join(value.splitlines())}\r\n".encode(errors="replace") for name, value in items]
-    return b"".join((_VERSION_LINE, *lines, b"\r\n"))
+    lines = [f"{name}: {value}\r\n" for name, value in items]
+    text = "".join(lines)
+    if len(text.splitlines()) != len(lines):
+        text = "".join(f"{' '.join(line.splitlines())}\r\n" for line in lines)
+    return b"%b%b\r\n" % (_VERSION_LINE, text.encode(errors="replace"))
 
 
 def last_header(block: bytes, name: bytes) -> str:

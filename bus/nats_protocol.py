@@ -207,10 +207,8 @@ class NatsProtocol(asyncio.Protocol):
                 callback = callbacks.get(fields[1])
                 if callback is not None:
                     reply = fields[2].decode() if len(fields) == 5 else ""
-                    # "NATS/1.0 503 No Responders": the status stands in the first line, if there is one.
-                    first = data[headers:start].split(b"\r\n", 1)[0].split(None, 2)
-                    status = first[1].decode() if len(first) > 1 else ""
                     block = data[headers:start]
+                    status = "" if block.startswith(b"NATS/1.0\r\n") else _status(block)
                     self._call(callback, Message(fields[0].decode(), reply, data[start:stop], status, block))
                 position = stop + 2
             else:
@@ -254,3 +252,9 @@ class NatsProtocol(asyncio.Protocol):
         if not self.established.done():
             self.established.set_exception(ConnectionError(f"nats-server refused the connection: {text}"))
         logger.error("nats-server: %s", text)
+
+
+def _status(header_block: bytes) -> str:
+    """The status in the first line, if there is one: "NATS/1.0 503 No Responders"."""
+    first = header_block.split(b"\r\n", 1)[0].split(None, 2)
+    return first[1].decode() if len(first) > 1 else ""
