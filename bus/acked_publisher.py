@@ -9,6 +9,7 @@ Source: JetStream's publish acknowledgement (ADR-1).
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from itertools import count
@@ -24,6 +25,8 @@ WRONG_LAST_SEQUENCE = (10071, 10164)
 
 NO_ROOM = (10077,)
 """Its code when a stream's limits are reached."""
+
+_is_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]{1,19})\}', re.ASCII).fullmatch
 
 _RETRY_S = 0.1  # no stream answers: it is being made, or its server restarts
 _PATIENCE_S = 5.0
@@ -144,6 +147,9 @@ class AckedPublisher:
 
 
 def _ack_of(data: bytes) -> StoreAck:
+    plain = _is_plain_ack(data)
+    if plain is not None:
+        return StoreAck(int(plain[1]))
     try:
         said = orjson.loads(data)
         error = said.get("error")

@@ -173,15 +173,16 @@ class Recorder:
 
     def _on_stored(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes, ack: StoreAck) -> None:
         if ack.is_stored:
-            self._finish(request, outcome, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
+            self._finish(request, outcome, lines, body)
         elif ack.is_conflict:
             self.settle(request, partial(self._store, request, outcome, lines, body))
         else:
             logger.warning("the record of a request to %s is not stored: %s", request.model, ack.description)
             asyncio.get_running_loop().call_later(_RETRY_S, self._store, request, outcome, lines, body)
 
-    def _finish(self, request: DurableRequest, outcome: Outcome, block: bytes, body: bytes) -> None:
-        self._answer(request, block, body)
+    def _finish(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes) -> None:
+        if request.terms.reply_to:
+            self._answer(request, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
         self._counters.end(request.model, outcome)
         self._acknowledge(request, outcome)
 
