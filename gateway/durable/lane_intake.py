@@ -18,7 +18,6 @@ from functools import partial
 from bus import durable_subjects as subjects
 from bus.connection import Message
 from bus.delivered_message import delivery_of
-from bus.headers import parse_headers
 from bus.message_pull import MessagePull
 from calls.catalog import ServedModel
 from gateway.durable.acknowledger import Acknowledger
@@ -26,7 +25,8 @@ from gateway.durable.bodies import HEADER_LENGTH, parse_body
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.fair_queue import FairQueue
 from gateway.durable.intake_parts import IntakeParts
-from gateway.durable.request_terms import check_id, read_terms, readable_terms
+from gateway.durable.known_headers import KnownHeaders
+from gateway.durable.request_terms import check_id
 from gateway.durable.runner import Runner
 from gateway.durable.sequence_lines import SequenceLines
 from gateway.durable.stalled_requests import StalledRequests
@@ -66,6 +66,7 @@ class LaneIntake:
         self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
         self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights, parts.tenant_limits)
+        self._headers = KnownHeaders(parts.limits)
         self._lines: SequenceLines[DurableRequest] = SequenceLines()
         self._held: dict[int, DurableRequest] = {}  # by sequence in the stream
         self._named: dict[str, DurableRequest] = {}
@@ -194,11 +195,8 @@ class LaneIntake:
             self._admit(request)
 
     def _read_headers(self, request: DurableRequest) -> bool:
-        headers = parse_headers(request.message.header_block)
-        try:
-            request.terms = read_terms(headers, self._parts.limits)
-        except WeirError as error:
-            request.terms = readable_terms(headers)
+        request.terms, error = self._headers.read(request.message.header_block)
+        if error is not None:
             self._name_early(request)
             self.runner.refuse(request, error)
             return False

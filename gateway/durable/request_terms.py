@@ -62,6 +62,12 @@ class DurableTerms:
         """Unix time after which the answer is of no use; 0 for never."""
         return self.said.deadline_ms or 0
 
+    def with_id(self, id: str) -> DurableTerms:
+        """The same for another request, with which all but the id is shared."""
+        return DurableTerms(
+            id, self.tenant, self.reply_to, self.result_ttl_s, self.object_name, self.said, self.content_headers
+        )
+
 
 def read_terms(headers: Mapping[str, str], limits: RequestLimits = DEFAULT_LIMITS) -> DurableTerms:
     """What `headers` (names in lower case) say. `terms.said.apply(request)` tells a request what concerns it.
