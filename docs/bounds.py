@@ -80,6 +80,7 @@ BOUNDS = [
     ("gateway.durable.known_headers", "MAX_BLOCKS", "headers of a lane of a model that are known", "read anew"),
     ("gateway.durable.known_headers", "MAX_BLOCK_BYTES", "one of them", "read anew"),
     ("gateway.durable.objects", "OBJECTS_AT_A_TIME", "objects that a gateway reads or writes at once", "they wait"),
+    ("gateway.durable.record_lines", "MAX_KEPT", "common parts of records that are known", "packed anew"),
     ("gateway.durable.record_store", "MAX_BATCH", "records of one batch", "the next batch takes the rest"),
     ("gateway.durable.record_store", "MAX_BATCH_BYTES", "their bytes", "the next batch takes the rest"),
     (

@@ -25,6 +25,7 @@ from gateway.durable.counters import DurableCounters
 from gateway.durable.dead_letters import DeadLetters
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.objects import ObjectBodies
+from gateway.durable.record_lines import RecordLines
 from gateway.durable.record_store import RecordStore
 from schemas.errors import ErrorCode, WeirError
 from schemas.terminal import Outcome
@@ -71,6 +72,7 @@ class Recorder:
         self._objects = objects
         self._counters = counters
         self._records = RecordStore(bus, publisher)
+        self._lines = RecordLines()
         self._dead = DeadLetters(bus, publisher)
         self._background: asyncio.TaskGroup | None = None
         self._lookups = asyncio.Semaphore(_LOOKUPS_AT_A_TIME)
@@ -92,7 +94,12 @@ class Recorder:
 
     def succeed(self, request: DurableRequest, headers: Headers, body: bytes, version: str) -> None:
         """The request has its answer, the last one if there are several."""
-        self._end(request, Outcome.SUCCEEDED, 200, headers, body, version)
+        block = self._lines.of_success(request, version, headers, time.time_ns() // 1_000_000)
+        if block is None or len(block) + len(body) + _SPARE_BYTES > self._bus.max_payload_bytes:
+            self._end(request, Outcome.SUCCEEDED, 200, headers, body, version)
+            return
+        self._begin(request)
+        self._store(request, Outcome.SUCCEEDED, block, body)
 
     def fail(self, request: DurableRequest, outcome: Outcome, error: WeirError, status: int = 0) -> None:
         """The request ends with an error."""
