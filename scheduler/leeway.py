@@ -3,8 +3,9 @@
 A job's requests may ride in the empty places of other batches, and run alone on idle instances. What that costs live
 requests is learnt from what comes and from what has run:
 - **Riders** may make a batch a twentieth longer at most, and less the busier live requests keep the instances, where each
-  delay is passed on to those behind. What a row costs tells `RowCost`. Now and then a batch takes as many riders as it
-  has rows, and so tells what is not known otherwise.
+  delay is passed on to those behind. What a row costs tells `RowCost`, whose doubt speaks for riders: where executions
+  differ for reasons of their own, rows that are free would else never be found to be, and riders themselves settle it.
+  Now and then a batch takes as many riders as it has rows, or may become a little longer, and so tells what is not known.
 - **Alone**, with several instances, a job's batches leave as many of them free as live requests are found to take at
   once, and one more; unless batches of live requests turn out to take longer beside them, for what they share.
 - **Alone**, with no instance to spare, they run when no live request has come for several times as long as usual.
@@ -37,7 +38,9 @@ FIRST_TRIED_IN, TRIED_ONE_IN = 32, 1024
 _ARRIVALS = 32  # that the usual gap is the mean of
 _CROWD_MEMORY = 1024
 _CROWD_SHARE = 0.004
-_BUSY = 0.5  # here nothing is tried out
+_BUSY = 0.5  # here hardly anything is tried out
+_TRIED_SHARE = 0.3
+_TRIED_DOUBT, _RIDERS_DOUBT = 2.0, 0.5  # standard errors of what a row costs
 _DRAGS = 1.1
 _LOAD_WINDOW_US = 1_000_000
 
@@ -55,7 +58,7 @@ class Leeway:
         self._alone = 0
         self._alone_us = 0  # when one that ran alone ended last
         self._drag = 1.0  # how much longer batches take beside those
-        self._untried, self._try_in = 0, FIRST_TRIED_IN
+        self._untried, self._try_in, self._most_tried = 0, FIRST_TRIED_IN, 0
         self._load = 0.0
         self._busy_us = 0
         self._since_us = 0
@@ -127,19 +130,24 @@ class Leeway:
     def riders(self, rows: int) -> int:
         """So many rows of a job may join a batch of so many rows."""
         self._untried += 1
-        if self._untried >= self._try_in and self._load < _BUSY:
-            self._untried, self._try_in = 0, min(2 * self._try_in, TRIED_ONE_IN)
-            return max(rows, self._rows_longer(rows, RIDERS_SHARE))
-        return self._rows_longer(rows, RIDERS_SHARE * (1 - self._load))
+        free = 1 - self._load
+        if self._untried >= (self._try_in if self._load < _BUSY else TRIED_ONE_IN):
+            most_rows = self.cost.most_rows
+            if most_rows <= self._most_tried:  # sizes that have never run are soon come to
+                self._try_in = min(2 * self._try_in, TRIED_ONE_IN)
+            self._untried, self._most_tried = 0, most_rows
+            return max(rows, self._rows_longer(rows, _TRIED_SHARE, _TRIED_DOUBT))
+        return self._rows_longer(rows, RIDERS_SHARE * free, _RIDERS_DOUBT * free)
 
     def events(self, rows: int) -> int:
         """So many rows of events may join a batch of so many rows."""
         return max(rows, self._rows_longer(rows, EVENTS_SHARE))
 
-    def _rows_longer(self, rows: int, share: float) -> int:
+    def _rows_longer(self, rows: int, share: float, doubt: float = 0.0) -> int:
         """Rows with which a batch takes longer by this share at most; not far from what has been seen."""
         cost = self.cost
-        return int(min(cost.rows_within(share * cost.expected_us(rows)), max(0, 2 * cost.most_rows - rows)))
+        most = max(0, 2 * cost.most_rows - rows)
+        return int(min(cost.rows_within(share * cost.expected_us(rows), doubt), most))
 
 
 def _hardly_reached(crowds: Counter[int]) -> int:

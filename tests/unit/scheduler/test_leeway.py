@@ -85,3 +85,17 @@ def test_riders_are_fewer_the_busier_live_requests_keep_the_instances():
 
     assert 20 <= riders(100_000) <= 26
     assert riders(6_000) < 10
+
+
+@pytest.mark.parametrize(("row_us", "least", "most"), [(0, 0.7, 1.0), (1_000, 0.0, 0.1)])
+def test_what_a_row_costs_is_found_on_a_machine_that_does_much_else(row_us: int, least: float, most: float):
+    dice = random.Random(4)
+    leeway = Leeway(0)
+    now_us, riding = 10_000_000, 0
+    for _ in range(2_000):
+        now_us += 16_667
+        riders = min(15, leeway.riders(1))
+        riding += riders
+        busy_us = int((10_000 + row_us * riders) * dice.lognormvariate(0, 0.6))
+        leeway.has_run(now_us, now_us - busy_us, 1 + riders, busy_us, is_alone=False, instances=2)
+    assert least <= riding / (2_000 * 15) <= most

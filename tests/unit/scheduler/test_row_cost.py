@@ -42,3 +42,17 @@ def test_what_changes_is_followed():
         for number in range(4_000):
             cost.has_run(1 + number % 8, 1_000 + row_us * (number % 8))
     assert cost.us_per_row == pytest.approx(0, abs=2)
+
+
+def test_how_uncertain_the_line_is_is_told():
+    dice = random.Random(2)
+    errors, told = [], []
+    for _ in range(100):
+        cost = RowCost()
+        for _ in range(300):
+            cost.has_run(1 + (dice.random() < 0.05), 10_000 * dice.lognormvariate(0, 0.3))
+        errors.append((cost._together / cost._variance) ** 2)
+        if cost.us_per_row:
+            told.append(cost.uncertain_us_per_row)
+    assert sum(told) / len(told) == pytest.approx((sum(errors) / len(errors)) ** 0.5, rel=0.3)
+    assert cost.rows_within(1_000, doubt=2.0) >= cost.rows_within(1_000)
