@@ -41,8 +41,9 @@ class DynamicBatcher(Batcher):
     ) -> None:
         super().__init__(rules or QueueRules())
         self._max_batch_size = max(1, max_batch_size)
-        self._has_preferred = bool(preferred_batch_sizes)
         self._preferred = frozenset(preferred_batch_sizes or (self._max_batch_size,))
+        # A completed configuration names the largest size where none was named.
+        self._has_preferred = self._preferred != {self._max_batch_size}
         self._max_preferred = max(self._preferred)
         self._delay_us = max_queue_delay_us
         self._max_batch_bytes = max_batch_bytes

@@ -147,6 +147,13 @@ def test_a_batch_of_a_preferred_size_is_brought_to_another_or_left():
     assert version.sent()[0] == [9, 10, 4, 5]
 
 
+def test_the_largest_size_alone_is_no_preference_that_keeps_others_out():
+    version = Version(DynamicBatcher(8, preferred_batch_sizes=[8]))
+    version.come(EVENT, 1)
+    version.come(LIVE, 2)
+    assert version.sent() == [[2, 3, 1]]
+
+
 def test_an_event_that_has_waited_counts_as_live_one_batch_at_a_time():
     version = Version(DefaultBatcher())
     version.come(LIVE)
