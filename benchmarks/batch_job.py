@@ -4,20 +4,20 @@ beside a job that takes all there is.
 First many small pictures are given to `weir batch submit`, and while the job runs processes of the server, drawn at random,
 are killed with kill -9. In the end each item must stand in the output once, in order, with the digest of its own file. Then
 a client asks at a fixed rate a model whose batches always take the same time, alone and beside a job that would fill every
-batch; the model tells who was in a batch with whom.
+batch, in turn; the model tells who was in a batch with whom.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
@@ -142,6 +142,14 @@ class Beside:
     job_items: float = 0.0
     seconds: float = 0.0
 
+    def add(self, other: Beside) -> None:
+        """Both windows together."""
+        self.latencies_ms += other.latencies_ms
+        self.rows_a_batch += other.rows_a_batch
+        self.riders += other.riders
+        self.job_items += other.job_items
+        self.seconds += other.seconds
+
     def cells(self) -> tuple[str, ...]:
         p50, p90, p99, most = np.percentile(self.latencies_ms, [50, 90, 99, 100])
         riding = f"{self.riders / self.job_items:.0%}" if self.job_items else "-"
@@ -190,41 +198,45 @@ def job_rows(server: Served) -> float:
 
 
 def beside_a_job(folder: Path, options: argparse.Namespace) -> list[tuple[str, Beside]]:
-    """The client alone, beside the job, and alone again."""
+    """The client alone, and beside the job, in turn: the job is paused meanwhile."""
     write_sleeper(folder / "models", options.batch_ms / 1000, options.rows, options.instances)
     rows = folder / "rows.npy"
     # More than could be done, were there nobody else.
-    items = int(options.seconds * 4 * options.instances * options.rows / (options.batch_ms / 1000))
+    items = int((options.seconds + 5) * options.rounds * options.instances * options.rows / (options.batch_ms / 1000))
     np.save(rows, np.full((items, 1), -1, np.int64))
     seen: list[tuple[str, Beside]] = []
     with tireless(folder, folder / "models", f"--batch-root={folder}") as server:
         asyncio.run(ask_at_rate(server, options.rate, 2.0))
-        seen.append(("without", asyncio.run(ask_at_rate(server, options.rate, options.seconds))))
         submit = weir_batch(server, "submit", f"--model={SLEEPER}", f"--input={rows}", f"--output={folder / 'rows'}")
         done = subprocess.run([*submit, "--no-wait"], cwd=_ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"the job was not taken: {done.stderr}")
-        counted = job_rows(server)
-        while job_rows(server) < counted + options.rows * 10:
-            time.sleep(_POLL_S)
-        seen.append(("with", asyncio.run(ask_at_rate(server, options.rate, options.seconds))))
-        subprocess.run(weir_batch(server, "cancel", done.stdout.strip()), cwd=_ROOT, capture_output=True, check=False)
-        wait_until_cancelled(server, done.stdout.strip())
-        seen.append(("without, again", asyncio.run(ask_at_rate(server, options.rate, options.seconds))))
+        id = done.stdout.strip()
+        for number in range(options.rounds):
+            have_job(server, id, "pause", "paused")
+            seen.append((f"{number + 1} without", asyncio.run(ask_at_rate(server, options.rate, options.seconds))))
+            have_job(server, id, "resume", "running")
+            counted = job_rows(server)
+            while job_rows(server) < counted + options.rows:
+                time.sleep(_POLL_S)
+            seen.append((f"{number + 1} with", asyncio.run(ask_at_rate(server, options.rate, options.seconds))))
+        have_job(server, id, "cancel", "cancelled")
     return seen
 
 
-def wait_until_cancelled(server: Served, id: str) -> None:
-    """Until the job's state is final, a minute at most."""
+def have_job(server: Served, id: str, verb: str, state: str) -> None:
+    """Has it do something else, and waits until it does, a minute at most."""
+    subprocess.run(weir_batch(server, verb, id), cwd=_ROOT, capture_output=True, check=True)
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
-        try:
-            with urllib.request.urlopen(f"http://{server.http}/v2/jobs/{id}", timeout=10) as answer:
-                if json.load(answer)["state"] in ("cancelled", "succeeded", "failed"):
-                    return
-        except (OSError, urllib.error.URLError):
-            pass
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{server.http}/v2/jobs/{id}") as answer:
+            told = json.load(answer)["state"]
+            if told == state:
+                return
+            if told in ("cancelled", "succeeded", "failed"):
+                break
         time.sleep(_POLL_S)
+    raise SystemExit(f"the job did not become {state}")
 
 
 def table_of(seen: list[tuple[str, Beside]], options: argparse.Namespace) -> Table:
@@ -247,6 +259,12 @@ def table_of(seen: list[tuple[str, Beside]], options: argparse.Namespace) -> Tab
         table.add_column(heading, justify="left" if heading == "the job" else "right")
     for name, beside in seen:
         table.add_row(name, *beside.cells())
+    for name in ("without", "with"):
+        together = Beside()
+        for of, beside in seen:
+            if of.endswith(" " + name):
+                together.add(beside)
+        table.add_row(f"all {name}", *together.cells())
     return table
 
 
@@ -258,6 +276,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=1.5, help="seconds from one kill to the next")
     parser.add_argument("--seed", type=int, default=1, help="of pictures and kills")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each window; 0 to leave this part out")
+    parser.add_argument("--rounds", type=int, default=3, help="windows without the job, and with it")
     parser.add_argument("--rate", type=float, default=60.0, help="live requests a second")
     parser.add_argument("--batch-ms", type=float, default=10.0)
     parser.add_argument("--rows", type=int, default=16)
