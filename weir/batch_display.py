@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import shlex
 import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from weir.batch_client import JobsClient, Unreachable
@@ -20,6 +21,7 @@ ALL_SUCCEEDED, JOB_ENDED_BADLY, ITEMS_FAILED = 0, 1, 3
 
 _POLL_S = 0.5
 _LINES_EVERY_S = 10.0
+_WIDTHS = 0, 38, 52, 64, 80  # from which on a terminal has room for one field more
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow", "running": "cyan"}
 
 
@@ -54,8 +56,10 @@ def show_table(jobs: list[dict[str, Any]]) -> None:
             _moment(job["created_ms"]),
             job["output"],
         )
-    # What is piped is not folded at the width of no terminal.
-    (console if console.is_terminal else Console(width=500)).print(table)
+    # What is piped is not folded at the width of no terminal, and on a narrow one its lines are: ids are to be copied.
+    wide = Console(width=max(500, console.width), force_terminal=console.is_terminal, no_color=console.no_color)
+    fits = console.is_terminal and wide.measure(table).maximum <= console.width
+    (console if fits else wide).print(table, soft_wrap=True, crop=False)
 
 
 def show_job(job: dict[str, Any], as_json: bool) -> None:
@@ -97,14 +101,20 @@ def watch(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
         summary += f", {_number(shown['failed'])} failed"
     took_s = max(0, shown["ended_ms"] - shown["started_ms"]) / 1000 if shown["started_ms"] else 0.0
     if took_s and shown["state"] == "succeeded":
-        summary += f", in {_duration(took_s)}"
-    console.print(f"job {shown['id']} {_styled(shown['state'])}: {summary}")
+        summary += f", in {_duration(took_s)}" + (f" ({_speed(shown['done'] / took_s)})" if shown["done"] else "")
+    # Not folded: paths and commands are there to be copied.
+    console.print(f"job {shown['id']} {_styled(shown['state'])}: {summary}", soft_wrap=True)
     if shown["error"]:
-        console.print(shown["error"], style="red", markup=False)
-    if shown["state"] == "succeeded":
-        console.print(f"output: {shown['output']}", markup=False)
+        console.print(shown["error"], style="red", markup=False, soft_wrap=True)
+    if shown["done"] or shown["state"] == "succeeded":
+        console.print(f"output: {shown['output']}", markup=False, soft_wrap=True)
+    if shown["failed"] and shown["output_format"] == "jsonl":
+        console.print(
+            f"failures: grep '\"error\":' {shlex.quote(shown['output'])}/part-*", markup=False, soft_wrap=True
+        )
     if shown["failed"] or shown["state"] != "succeeded":
-        console.print(f"failures can be tried again: weir batch retry {shown['id']}{url_option(client)}", markup=False)
+        what = "what failed is tried again" if shown["state"] == "succeeded" else "it goes on where it ended"
+        console.print(f"{what} with: weir batch retry {shown['id']}{url_option(client)}", markup=False, soft_wrap=True)
     return shown
 
 
@@ -117,51 +127,56 @@ DEFAULT_URL = "localhost:8000"
 
 
 def _watch_bar(client: JobsClient, job: dict[str, Any], console: Console) -> dict[str, Any]:
-    columns = (
-        SpinnerColumn(finished_text=" "),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TaskProgressColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}", style="cyan"),
+    columns: list[ProgressColumn] = [SpinnerColumn(finished_text=" "), BarColumn(bar_width=None), TaskProgressColumn()]
+    fields = [
+        TextColumn("{task.fields[items]}"),
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[failed]}", style="red"),
-        TextColumn("{task.fields[said]}", style="yellow"),
-    )
+        TextColumn("{task.fields[rate]}", style="cyan"),
+        TextColumn("{task.description}"),
+    ]
+    # On a narrow terminal what matters least is left out, rather than all of it cut short.
+    columns += fields[: sum(console.width >= width for width in _WIDTHS)]
     with Progress(*columns, console=console, refresh_per_second=5, expand=True) as progress:
-        task = progress.add_task(job["model"], total=None, rate="", left="", failed="", said="")
+        task = progress.add_task(job["model"], total=None, items="", rate="", left="", failed="")
+        said = ""
         while True:
-            said = "" if job["state"] == "running" else job["state"]
+            is_running = job["state"] == "running"
             progress.update(
                 task,
                 total=job["total"],
                 completed=job["done"],
-                rate=_rate(job) if job["rate_per_s"] else "",
-                left=f"{_left(job)} left" if _left(job) else "",
+                items=_items(job).replace(" of ", "/"),
+                rate=_rate(job) if is_running and job["rate_per_s"] else "",
+                left=(f"{_left(job)} left" if _left(job) else "") if is_running else job["state"],
                 failed=f"{_number(job['failed'])} failed" if job["failed"] else "",
-                said=job["note"] or said,
             )
             if job["state"] in FINAL:
                 return job
+            if job["note"] and job["note"] != said:
+                # Above the bar, where there is room for all of it.
+                progress.console.print(f"waiting: {job['note']}", style="yellow", markup=False, soft_wrap=True)
+            said = job["note"]
             time.sleep(_POLL_S)
             try:
                 job = client.status(job["id"])
             except Unreachable:
-                progress.update(task, said="waiting for the server", rate="", left="")
+                progress.update(task, left="waiting for the server", rate="")
 
 
 def _watch_lines(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
     """The same where there is no terminal: a line when the state has changed, and now and then."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    before, next_s, is_away = "", 0.0, False
+    before, next_s, is_away = ("", ""), 0.0, False
     while True:
-        if job["state"] != before or time.monotonic() >= next_s:
+        now = job["state"], job["note"] or before[1]
+        if now != before or time.monotonic() >= next_s:
             parts = [job["state"], f"{_items(job)} items", f"{_number(job['failed'])} failed"]
             parts += [_rate(job)] if job["rate_per_s"] else []
             parts += [f"{_left(job)} left"] if _left(job) else []
             parts += [job["note"]] if job["note"] else []
             console.print(f"{job['id']}: {', '.join(parts)}")
-            before, next_s = job["state"], time.monotonic() + _LINES_EVERY_S
+            before, next_s = now, time.monotonic() + _LINES_EVERY_S
         if job["state"] in FINAL:
             return job
         time.sleep(_POLL_S)
@@ -184,7 +199,10 @@ def _items(job: dict[str, Any]) -> str:
 
 
 def _rate(job: dict[str, Any]) -> str:
-    rate = job["rate_per_s"]
+    return _speed(job["rate_per_s"])
+
+
+def _speed(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 100 else f"{rate:.3g}/s"
 
 
