@@ -10,6 +10,7 @@ Sans-IO: the caller does what `due` says. Messages are delivered in the order of
 from __future__ import annotations
 
 import heapq
+from itertools import islice
 from typing import NamedTuple
 
 FLUSH_S = 0.025
@@ -79,14 +80,15 @@ class AckLine:
                 prefix.append((sequence, found[0]))
                 self._remember(sequence)
         singles: list[str] = []
-        for sequence, (ack_subject, ended_s) in list(zip(self._ended, self._ended.values(), strict=True))[
-            : len(self._ended) if everything else MAX_SINGLES
-        ]:
+        oldest = islice(self._ended.items(), None if everything else MAX_SINGLES)
+        for sequence, (ack_subject, ended_s) in list(oldest):
             if not everything and now_s - ended_s < BLOCKED_PATIENCE_S:
                 break
             del self._ended[sequence]
             self._remember(sequence)
             singles.append(ack_subject)
+        if len(self._order) > 2 * len(self._ended) + _MAX_REMEMBERED:
+            self._order = sorted(self._ended)  # one that stays open for long lets nothing leave the heap
         if len(prefix) < _MIN_PURGE:
             return DueAcks(0, [], [ack_subject for _, ack_subject in prefix] + singles)
         return DueAcks(prefix[-1][0] + 1, prefix, singles)

@@ -38,3 +38,17 @@ def test_nothing_open_is_ever_removed(events: list[tuple[str, int]]) -> None:
     left = line.due(now_s, everything=True)
     gone = {s for s in stream if s < max(due.purge_below, left.purge_below)} | set(map(int, due.singles + left.singles))
     assert stream - gone == set(is_open)
+
+
+def test_one_that_stays_open_makes_nothing_grow() -> None:
+    line = AckLine()
+    line.opened(1)
+    for number in range(2, 30_000):
+        line.opened(number)
+        line.ended(number, "ack", 0.0)
+        if number % 50 == 0:
+            line.due(10.0)
+    assert len(line._order) < 20_000
+    line.due(10.0, everything=True)
+    line.ended(1, "ack", 10.0)
+    assert line.due(10.0).singles == ["ack"]
