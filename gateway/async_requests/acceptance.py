@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from uuid import uuid4
 
+from nats.js.errors import NotFoundError
+
 from bus import callback_subjects
 from bus import durable_subjects as subjects
 from bus.acked_publisher import StoreAck
@@ -177,8 +179,15 @@ class Acceptance:
         except TimeoutError:
             raise no_broker() from None
         if name and (ack.is_duplicate or not ack.is_stored):
-            await self._remove_object(name)
+            await self._remove_unnamed(subject, name)
         return ack
+
+    async def _remove_unnamed(self, subject: str, name: str) -> None:
+        """Removes an object, unless the message that is there is our own, whose first acknowledgement was lost."""
+        with contextlib.suppress(*UNREACHABLE):  # then it goes when its time has come
+            there = await self._messages.last(subjects.QUEUE_STREAM, subject)
+            if there is None or there.headers.get("weir-object", "") != name:
+                await self._remove_object(name)
 
     async def _put_object(self, name: str, body: bytes) -> None:
         try:
@@ -188,6 +197,6 @@ class Acceptance:
             raise no_broker() from None
 
     async def _remove_object(self, name: str) -> None:
-        with contextlib.suppress(*UNREACHABLE):  # then it goes when its time has come
-            store = await self._bus.jetstream.object_store(subjects.REQUEST_OBJECTS)
+        store = await self._bus.jetstream.object_store(subjects.REQUEST_OBJECTS)
+        with contextlib.suppress(NotFoundError):  # it is done, and was removed by who did it
             await store.delete(name)

@@ -6,8 +6,11 @@ import struct
 import zlib
 from pathlib import Path
 
+import pytest
 from later_door import Door, document, run
 
+from bus.acked_publisher import AckedPublisher
+from bus.connection import Message
 from bus.embedded import EmbeddedNats
 from gateway.access import Access
 from schemas.errors import invalid
@@ -111,15 +114,19 @@ def test_bad_requests_are_refused_at_the_door_and_nothing_is_stored(nats_url: st
     run(nats_url, scenario)
 
 
+async def accepted_binary(door: Door, content: bytes) -> str:
+    head = document(0, parameters={"binary_data_output": True})
+    size = {"binary_data_size": len(content)}
+    head["inputs"] = [{"name": "IN", "datatype": "FP32", "shape": [len(content) // 4], "parameters": size}]
+    text = json.dumps(head).encode()
+    return await door.accepted(text + content, Inference_Header_Content_Length=str(len(text)))
+
+
 def test_requests_and_answers_larger_than_a_message_lie_in_object_stores(nats_url: str) -> None:
     async def scenario(door: Door) -> None:
         door.intake.large = True
         content = bytes(9 << 20)
-        head = document(0, parameters={"binary_data_output": True})
-        size = {"binary_data_size": len(content)}
-        head["inputs"] = [{"name": "IN", "datatype": "FP32", "shape": [len(content) // 4], "parameters": size}]
-        text = json.dumps(head).encode()
-        id = await door.accepted(text + content, Inference_Header_Content_Length=str(len(text)))
+        id = await accepted_binary(door, content)
         await door.done(id)
         assert door.intake.seen[0]["weir-object"].startswith(id)
         result = await door.ask("GET", f"/v2/jobs/{id}/result")
@@ -128,6 +135,33 @@ def test_requests_and_answers_larger_than_a_message_lie_in_object_stores(nats_ur
         assert (await door.ask("GET", f"/v2/jobs/{id}/result")).status == 404
 
     run(nats_url, scenario)
+
+
+def test_a_body_stays_where_the_first_acknowledgement_of_its_request_is_lost(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+    heard = AckedPublisher._on_ack
+
+    def lose_the_first(publisher: AckedPublisher, message: Message) -> None:
+        if lost:
+            heard(publisher, message)
+            return
+        lost.append(int(message.subject.rpartition(".")[2]))
+        publisher._again(lost[0])  # as when the broker is back
+
+    monkeypatch.setattr(AckedPublisher, "_on_ack", lose_the_first)
+
+    async def scenario(door: Door) -> None:
+        door.intake.large = True
+        door.intake.takes.clear()
+        await asyncio.sleep(0.6)  # the fetch that is under way ends
+        id = await accepted_binary(door, bytes(9 << 20))
+        door.intake.takes.set()
+        assert (await door.done(id))["status"] == "succeeded"
+
+    run(nats_url, scenario)
+    assert lost
 
 
 def test_an_idempotency_key_is_stored_once(nats_url: str) -> None:
