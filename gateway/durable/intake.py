@@ -109,6 +109,7 @@ class DurableIntake:
         if self._task is not None:
             self._task.cancel()
         self._recorder.stop()
+        self._objects.stop()
 
     async def ensure(self, model: str, lane: str = "event") -> None:
         """Has a consumer for a lane ("event" or "batch") of a model, so that what is published there is found.

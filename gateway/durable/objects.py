@@ -1,6 +1,7 @@
 """`ObjectBodies`: bodies and answers that are larger than a message, in the object stores `requests` and `results`.
 
-A few are read or written at a time, by tasks of their own, so that nobody behind them waits.
+A few are read or written at a time, by tasks of their own, so that nobody behind them waits. A broker that is away, or has
+just come back, is nobody's fault: it is waited for.
 Source: NATS ADR-20 (object store).
 """
 
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from nats.errors import Error as NatsError
 from nats.js.errors import BadObjectMetaError, BucketNotFoundError, DigestMismatchError, NotFoundError
@@ -26,7 +28,9 @@ OBJECTS_AT_A_TIME = 4
 
 _TIMEOUT_S = 60.0
 _RETRY_S = 0.5
-_TRIES = 3
+PATIENCE_S = 20.0
+"""So long it is tried with a broker that is there all the time."""
+
 _MAX_KEPT_NAME = 80
 
 
@@ -39,6 +43,12 @@ class ObjectBodies:
         self._background: asyncio.TaskGroup | None = None
         self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
         self._running = 0
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Tries nothing again: who comes after us does it."""
+        self._is_stopping = True
+        self._waiting.clear()
 
     def start(self, background: asyncio.TaskGroup) -> None:
         """Works in tasks of `background` from now on."""
@@ -71,7 +81,7 @@ class ObjectBodies:
 
     async def _fetch(self, name: str, on_body: Callable[[bytes | WeirError], None]) -> None:
         problem: WeirError = unavailable(f"object '{_shown(name)}' could not be read")
-        for _ in range(_TRIES):
+        async for _ in self._tries():
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
                     on_body(await self._read(name))
@@ -87,8 +97,18 @@ class ObjectBodies:
                 break
             except (NatsError, OSError, TimeoutError) as error:
                 logger.debug("object %s: %s", name, error)
-                await asyncio.sleep(_RETRY_S)
-        on_body(problem)
+        if not self._is_stopping:
+            on_body(problem)
+
+    async def _tries(self) -> AsyncIterator[None]:
+        losses, since_s = -1, 0.0
+        while not self._is_stopping:
+            if losses != self._bus.losses or not self._bus.is_connected:
+                losses, since_s = self._bus.losses, time.monotonic()
+            elif time.monotonic() - since_s > PATIENCE_S:
+                return
+            yield
+            await asyncio.sleep(_RETRY_S)
 
     async def _read(self, name: str) -> bytes:
         store = await self._bus.jetstream.object_store(subjects.REQUEST_OBJECTS)
@@ -103,7 +123,7 @@ class ObjectBodies:
         return content.getvalue()
 
     async def _put(self, name: str, data: bytes, on_put: Callable[[WeirError | None], None]) -> None:
-        for _ in range(_TRIES):
+        async for _ in self._tries():
             try:
                 async with asyncio.timeout(_TIMEOUT_S):
                     store = await self._bus.jetstream.object_store(subjects.RESULT_OBJECTS)
@@ -111,9 +131,10 @@ class ObjectBodies:
                 on_put(None)
                 return
             except (NatsError, OSError, TimeoutError) as error:
-                logger.warning("an answer of %d bytes could not be stored: %s", len(data), type(error).__name__)
-                await asyncio.sleep(_RETRY_S)
-        on_put(internal("the response could not be stored"))
+                logger.debug("an answer of %d bytes is not stored yet: %s", len(data), type(error).__name__)
+        if not self._is_stopping:
+            logger.warning("an answer of %d bytes could not be stored", len(data))
+            on_put(internal("the response could not be stored"))
 
     async def _delete(self, name: str) -> None:
         try:
