@@ -5,10 +5,12 @@ Subjects under `event.`, `batch.`, `result.` and `dead.` and the `Weir-*` header
 
 from __future__ import annotations
 
+import re
+
 from bus.subjects import consumer_of, token, untoken
 
 QUEUE_STREAM = "QUEUE"
-QUEUE_SUBJECTS = ("event.*", "event.*.>", "batch.*", "batch.*.>")
+QUEUE_SUBJECTS = ("event.*", "event.*.*", "event.*.job.*", "event.*.job.*.*", "batch.*", "batch.*.*")
 """Durable requests: on disk until they have their terminal record."""
 
 RESULT_STREAM = "RESULT"
@@ -30,6 +32,9 @@ REQUEST_OBJECTS = "requests"
 
 RESULT_OBJECTS = "results"
 """Object store of answers that are larger than a message."""
+
+
+_is_target = re.compile(r"(event|batch)\.[^.]+(\.v[^.]+)?|event\.[^.]+\.job\.[^.]+(\.v[^.]+)?").fullmatch
 
 
 def event(model: str, version: str = "") -> str:
@@ -54,6 +59,17 @@ def durable_target(subject: str) -> tuple[str, str, str]:
         del more[:2]
     version = more[0][1:] if len(more) == 1 and len(more[0]) > 1 and more[0][0] == "v" else ""
     return lane, untoken(model), version
+
+
+def is_durable_target(subject: str) -> bool:
+    """Whether a subject in QUEUE is one on which requests are published."""
+    return _is_target(subject) is not None
+
+
+def canonical(subject: str) -> str:
+    """A subject in QUEUE with its model written as `token` writes it: under another name nobody looks for it."""
+    lane, model, *more = subject.split(".")
+    return ".".join((lane, token(untoken(model)), *more))
 
 
 def durable_consumer(lane: str, model: str) -> str:

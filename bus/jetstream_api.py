@@ -19,6 +19,7 @@ from bus.connection import Bus, Message
 from bus.headers import last_header, parse_headers
 
 _TIMEOUT_S = 5.0
+_NO_SUCH_MESSAGE = (10037, 10043, 10057)
 
 
 class StreamState(NamedTuple):
@@ -83,23 +84,26 @@ class JetStreamApi:
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """The last message on `subject`, which is one that a message may have; None where there is none."""
         answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
-        if answer.status:
-            if answer.status == "404":
-                return None
-            raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
-        headers = parse_headers(answer.header_block)
-        sequence = int(last_header(answer.header_block, b"Nats-Sequence") or 0)
-        return StoredMessage(sequence, headers, answer.header_block, answer.data)
+        return _stored(answer)
 
     async def first_subject(self, stream: str, filter: str) -> str:
         """The subject of the oldest message on subjects that `filter` matches; "" where there is none."""
+        found = await self.first(stream, filter)
+        return "" if found is None else last_header(found.header_block, b"Nats-Subject")
+
+    async def first(self, stream: str, filter: str) -> StoredMessage | None:
+        """The oldest message on subjects that `filter` matches; None where there is none."""
         question = orjson.dumps({"seq": 1, "next_by_subj": filter})
         answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}", question)
-        if answer.status == "404":
-            return ""
-        if answer.status:
-            raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
-        return last_header(answer.header_block, b"Nats-Subject")
+        return _stored(answer)
+
+    async def delete(self, stream: str, sequence: int) -> None:
+        """Removes a message; one that is gone already is no error."""
+        try:
+            await self._ask_json(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+        except APIError as error:
+            if error.err_code not in _NO_SUCH_MESSAGE:
+                raise
 
     async def _ask_json(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:
         answer = await self._ask(subject, orjson.dumps(question))
@@ -133,3 +137,12 @@ class JetStreamApi:
         answered = self._asked.get(int(number)) if number.isascii() and number.isdigit() else None
         if answered is not None and not answered.done():
             answered.set_result(message)
+
+
+def _stored(answer: Message) -> StoredMessage | None:
+    if answer.status == "404":
+        return None
+    if answer.status:
+        raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
+    block = answer.header_block
+    return StoredMessage(int(last_header(block, b"Nats-Sequence") or 0), parse_headers(block), block, answer.data)

@@ -76,7 +76,7 @@ BOUNDS = [
         "durable requests of a lane of a model that are delivered and not acknowledged",
         "they wait",
     ),
-    ("gateway.durable.runner", "WINDOW", "durable requests of a lane of a model that run", "they wait"),
+    ("gateway.durable.run_window", "WINDOW", "durable requests of a lane of a model that run", "they wait"),
     ("gateway.durable.known_headers", "MAX_BLOCKS", "headers of a lane of a model that are known", "read anew"),
     ("gateway.durable.known_headers", "MAX_BLOCK_BYTES", "one of them", "read anew"),
     ("gateway.durable.objects", "OBJECTS_AT_A_TIME", "objects that a gateway reads or writes at once", "they wait"),

@@ -45,7 +45,7 @@ class DeadLetters:
             ("Weir-Attempts", str(request.attempts)),
         ]
         history = [(a.ended_ms, a.reason[:200]) for a in request.trials.history]
-        original = _original_lines(request.message.header_block)
+        original = original_lines(request.message.header_block)
         block = pack_headers([*told, ("Weir-History", orjson.dumps(history).decode())])[:-2] + original
         data = request.message.data
         if len(block) + len(data) + _SPARE_BYTES > self._bus.max_payload_bytes:
@@ -69,7 +69,7 @@ class DeadLetters:
         self._publisher.publish(subject, data, block, stored)
 
 
-def _original_lines(block: bytes) -> bytes:
+def original_lines(block: bytes) -> bytes:
     """The headers as they were sent, to follow others, and the empty line that ends them.
 
     Those by which the stream was told what to do with the message are not repeated to another.

@@ -43,6 +43,7 @@ class DurableRequest:
         "format",
         "has_object",
         "id",
+        "is_counted",
         "is_named",
         "lane",
         "losses",
@@ -99,6 +100,8 @@ class DurableRequest:
         """The version whose responses came."""
         self.pending: Pending | None = None
         self.stage = Stage.WAITING
+        self.is_counted = False
+        """Whether it counts among those that wait."""
         self.losses = 0
         self.responses = 0
         """Responses before the last that were published, in the present attempt."""

@@ -32,11 +32,10 @@ ANY_TENANT = "*"
 class FairQueue(Generic[Item]):
     """See the module.
 
-    `weights` are by tenant, above 0, 1 for those not named (or that of `*`). `limits` is how many items of a tenant may
-    wait, `*` for each of those not named; without one, any number.
+    `weights` are by tenant, above 0, 1 for those not named (or that of `*`).
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None, limits: Mapping[str, int] | None = None) -> None:
+    def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         weights = weights or {}
         if not all(0 < weight < math.inf for weight in weights.values()):
             raise ValueError("weights of tenants must be above 0")
@@ -44,8 +43,6 @@ class FairQueue(Generic[Item]):
         # The least weight may take a row a turn, so no turn of a row is in vain.
         self._quanta = {tenant: weight / least for tenant, weight in weights.items()}
         self._quantum = weights.get(ANY_TENANT, DEFAULT_WEIGHT) / least
-        self._limits = dict(limits or {})
-        self._limit = self._limits.get(ANY_TENANT)
         self._ring: OrderedDict[str, _Tenant[Item]] = OrderedDict()
         self._owners: dict[Item, _Tenant[Item]] = {}
 
@@ -65,27 +62,18 @@ class FairQueue(Generic[Item]):
         found = self._ring.get(tenant)
         return 0 if found is None else len(found.items)
 
-    def has_room(self, tenant: str) -> bool:
-        """Whether one more item of `tenant` may wait."""
-        limit = self._limits.get(tenant, self._limit)
-        return limit is None or self.waiting(tenant) < limit
-
-    def add(self, tenant: str, item: Item, cost: int = 1) -> bool:
-        """`item` waits behind those of its tenant; False where these are as many as may wait.
+    def add(self, tenant: str, item: Item, cost: int = 1) -> None:
+        """`item` waits behind those of its tenant.
 
         `cost` is in rows, at least 1. Raises ValueError for an item that waits already.
         """
         if item in self._owners:
             raise ValueError("the item waits already")
         found = self._ring.get(tenant)
-        limit = self._limits.get(tenant, self._limit)
-        if limit is not None and (0 if found is None else len(found.items)) >= limit:
-            return False
         if found is None:
             found = self._ring[tenant] = _Tenant(tenant, self._quanta.get(tenant, self._quantum))
         found.items[item] = max(1, cost)
         self._owners[item] = found
-        return True
 
     def pop(self) -> Item | None:
         """Takes out the item that is next; None when nothing waits."""

@@ -28,6 +28,7 @@ from gateway.durable.owned_model import LANES, OwnedModel
 from gateway.durable.recorder import Recorder
 from gateway.durable.retry_policy import UNKNOWN_PATIENCE_MS, RetryPolicy
 from gateway.durable.store import DurableStore
+from gateway.durable.stray_messages import StrayMessages
 from gateway.settings import GatewaySettings
 from schemas.queue_bounds import QueueBounds
 
@@ -82,6 +83,8 @@ class DurableIntake:
         self._unknown_since_s: dict[Queue, float] = {}
         self._last_state: StreamState | None = None
         self._found: dict[Queue, int] = {}
+        self._strays: set[str] = set()
+        self._stray_messages = StrayMessages(self._api, store.publisher)
         self._background: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self.is_stopping = False
@@ -159,6 +162,8 @@ class DurableIntake:
         if state != self._last_state:
             self._found = await self._find_messages() if state.messages else {}
             self._last_state = state
+        if self._strays and await self._stray_messages.move(sorted(self._strays)):
+            self._strays.clear()
         for (lane, model), _ in self._found.items():
             owned = self._models.get(model)
             if owned is not None and lane in owned.lanes:
@@ -187,12 +192,17 @@ class DurableIntake:
         found: dict[Queue, int] = {}
         for filter in _SUBJECTS:
             for subject, messages in (await self._api.subjects(subjects.QUEUE_STREAM, filter)).items():
+                if subjects.canonical(subject) != subject:
+                    self._strays.add(subject)
+                    continue
                 lane, model, _ = subjects.durable_target(subject)
                 found[lane, model] = found.get((lane, model), 0) + messages
         # Each job has a subject of its own, so they are not all listed. Those of a model without a consumer, which only a
         # gateway that died while it took it may leave, come to be the oldest in time.
         job = await self._api.first_subject(subjects.QUEUE_STREAM, subjects.ANY_JOB)
-        if job:
+        if job and subjects.canonical(job) != job:
+            self._strays.add(job)
+        elif job:
             lane, model, _ = subjects.durable_target(job)
             found.setdefault((lane, model), 1)
         return found

@@ -21,18 +21,17 @@ from bus.delivered_message import delivery_of
 from bus.message_pull import MessagePull
 from calls.catalog import ServedModel
 from gateway.durable.acknowledger import Acknowledger
-from gateway.durable.bodies import HEADER_LENGTH, parse_body
 from gateway.durable.durable_request import DurableRequest, Stage
+from gateway.durable.early_names import kserve_id
 from gateway.durable.fair_queue import FairQueue
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.known_headers import KnownHeaders
-from gateway.durable.request_terms import check_id
 from gateway.durable.runner import Runner
 from gateway.durable.sequence_lines import SequenceLines
 from gateway.durable.stalled_requests import StalledRequests
-from schemas.errors import ErrorCode, WeirError, queue_full, unavailable
+from gateway.durable.waiting_limits import WaitingLimits
+from schemas.errors import ErrorCode, WeirError, invalid, unavailable
 from schemas.lanes import Lane
-from schemas.model_config import ModelConfig
 from schemas.queue_bounds import queue_bounds
 from schemas.requests import SEQUENCE_START
 from schemas.terminal import Outcome
@@ -46,7 +45,6 @@ ROW_BYTES = 64 << 10
 SEQUENCE_LOST = "the gateway was lost while it ran a request of sequence {}: start the sequence again"
 
 _AGE_SCAN_S = 2.0
-_NO_CONFIG = ModelConfig(name="")
 
 
 class LaneIntake:
@@ -65,7 +63,8 @@ class LaneIntake:
         self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self._arrived)
         self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
-        self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights, parts.tenant_limits)
+        self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights)
+        self._limits = WaitingLimits(model, parts.tenant_limits)
         self._headers = KnownHeaders(parts.limits)
         self._lines: SequenceLines[DurableRequest] = SequenceLines()
         self._held: dict[int, DurableRequest] = {}  # by sequence in the stream
@@ -127,7 +126,8 @@ class LaneIntake:
         self._stalled.clear()
         self._deadlines.clear()
         self._lines.clear()
-        self._queue = FairQueue(self._parts.weights, self._parts.tenant_limits)
+        self._limits.clear()
+        self._queue = FairQueue(self._parts.weights)
         self.pull.forget()
 
     def receive(self, message: Message) -> None:
@@ -141,6 +141,9 @@ class LaneIntake:
     def tick(self, now_s: float) -> None:
         """Looks after what time alone brings: deadlines, models that are back."""
         self.pull.check(now_s)
+        if self._held:
+            self.runner.tick(now_s, self.model)
+            self._wake()
         now_ms = time.time_ns() // 1_000_000
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             request = heapq.heappop(self._deadlines)[2]
@@ -183,15 +186,20 @@ class LaneIntake:
         version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
         request = DurableRequest(message, delivery, self.lane, self.model, version, self._on_ended)
         self._held[delivery.sequence] = request
+        request.maybe_begun = delivery.sequence <= self._begun_sequence or delivery.deliveries > 1
+        if request.maybe_begun:
+            self._parts.counters.redeliver(self.model)
+        else:
+            self._parts.counters.accept(self.model, self.lane)
         if message.header_block and not self._read_headers(request):
             return
-        if delivery.sequence <= self._begun_sequence or delivery.deliveries > 1:
-            self._parts.counters.redeliver(self.model)
-            request.maybe_begun = True
+        if message.subject != self._plain_subject and not subjects.is_durable_target(message.subject):
+            self._name_early(request)
+            self.runner.refuse(request, invalid(f"no requests are taken on subject '{message.subject}'"))
+        elif request.maybe_begun:
             self._name_early(request)
             self._parts.recorder.settle(request, partial(self._admit, request))
         else:
-            self._parts.counters.accept(self.model, self.lane)
             self._admit(request)
 
     def _read_headers(self, request: DurableRequest) -> bool:
@@ -208,19 +216,7 @@ class LaneIntake:
         if request.terms.id:
             request.name("")
         elif not request.is_named and not request.terms.object_name:
-            request.name(self._kserve_id(request))
-
-    def _kserve_id(self, request: DurableRequest) -> str:
-        content = request.terms.content_headers
-        if content.get(HEADER_LENGTH) == "0":
-            return ""
-        try:
-            asked, request.format = parse_body(
-                self.model, "", request.body, content, _NO_CONFIG, self._parts.limits, self._parts.find_region
-            )
-            return check_id(asked.id)
-        except WeirError:
-            return ""
+            request.name(kserve_id(request, self._parts))
 
     def _admit(self, request: DurableRequest) -> None:
         """A request that has no record yet."""
@@ -246,12 +242,28 @@ class LaneIntake:
         except WeirError as error:
             self._on_unresolved(request, error)
             return
-        if not request.trials.max_age_ms:
-            request.trials.max_age_ms = queue_bounds(served.config, self._parts.bounds).max_age_ms
+        if not request.is_counted and not self._count(request, served):
+            return
         if request.terms.object_name and not request.has_object:
             self._parts.objects.fetch(request.terms.object_name, partial(self._on_object, request))
         elif self._stand_in_line(request, served):
             self._queue_up(request)
+
+    def _count(self, request: DurableRequest, served: ServedModel) -> bool:
+        """Whether the request may wait; those that were let in before, and what was checked at a door, always may."""
+        bounds = queue_bounds(served.config, self._parts.bounds)
+        request.trials.max_age_ms = bounds.max_age_ms
+        terms = request.terms
+        if not request.maybe_begun:
+            is_checked = request.message.subject.startswith(f"{self._plain_subject}.job.")
+            error = self._limits.refusal(terms.tenant, request.size_bytes, None if is_checked else bounds)
+            if error is not None:
+                self._name_early(request)
+                self._parts.recorder.fail(request, Outcome.FAILED, error)
+                return False
+        request.is_counted = True
+        self._limits.added(terms.tenant, request.size_bytes)
+        return True
 
     def _on_object(self, request: DurableRequest, body: bytes | WeirError) -> None:
         if request.stage is not Stage.WAITING:
@@ -277,13 +289,8 @@ class LaneIntake:
         return not request.sequence or self._lines.join(request.sequence, request)
 
     def _queue_up(self, request: DurableRequest) -> None:
-        tenant = request.terms.tenant
-        if self._queue.add(tenant, request, 1 + len(request.body) // ROW_BYTES):
-            self._wake()
-            return
-        self._name_early(request)
-        error = queue_full(self.model, f"tenant '{tenant}' has as many requests waiting as it may")
-        self._parts.recorder.fail(request, Outcome.FAILED, error)
+        self._queue.add(request.terms.tenant, request, 1 + len(request.body) // ROW_BYTES)
+        self._wake()
 
     def _enter_again(self, request: DurableRequest) -> None:
         if self._is_owner:
@@ -367,6 +374,8 @@ class LaneIntake:
         if self._held.get(sequence) is not request:
             return  # the lane was let go meanwhile
         del self._held[sequence]
+        if request.is_counted:
+            self._limits.ended(request.terms.tenant, request.size_bytes)
         if self._named.get(request.id) is request:
             del self._named[request.id]
         self.acks.ended(request.message.subject, sequence, request.ack_subject)

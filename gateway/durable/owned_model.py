@@ -93,6 +93,8 @@ class OwnedModel:
             self._parts.counters.forget(self.model)
         for lane, intake in self.lanes.items():
             intake.tick(now_s)
+            if self.has_lease:
+                self._parts.counters.set_oldest(self.model, LANES[lane], intake.oldest_ms)
             if self.has_lease and intake.pull.consumer_lost:
                 if now_s - self._fenced_since_s.setdefault(lane, now_s) > _FENCED_PATIENCE_S:
                     self._take(lane)

@@ -232,9 +232,9 @@ class Recorder:
 
     def _on_found(self, request: DurableRequest, found: StoredMessage) -> None:
         self._begin(request)
-        self._counters.conflict(request.model)
         digest = found.headers.get("weir-digest", "")
         if digest and digest != request.body_digest():
+            self._counters.conflict(request.model)
             self._refuse_namesake(request)
             return
         told = [(name, value) for name, value in found.headers.items() if name not in _NOT_RECORDED]
@@ -242,6 +242,10 @@ class Recorder:
             outcome = Outcome(found.headers.get("weir-outcome", ""))
         except ValueError:
             outcome = Outcome.SUCCEEDED
+        if outcome is Outcome.CANCELLED:
+            self._counters.end(request.model, outcome)  # its record was written by who cancelled it
+        else:
+            self._counters.conflict(request.model)
         self._answer(request, pack_headers([*_as_written(told), ("Weir-Final", "true")]), found.data)
         self._acknowledge(request, outcome)
 

@@ -17,6 +17,7 @@ from gateway.durable.bodies import HEADER_LENGTH, BodyFormat, encode_response, f
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.request_terms import check_id
+from gateway.durable.run_window import RunWindow
 from schemas.errors import WeirError, internal
 from schemas.lanes import Lane
 from schemas.requests import InferResponse
@@ -24,8 +25,7 @@ from schemas.terminal import Outcome
 
 logger = logging.getLogger("weir.gateway")
 
-WINDOW = 1024
-"""Durable requests of one lane of a model that are submitted and have no answer."""
+_NEAR_MS = 60_000  # nothing is expected to wait longer in the scheduler: deadlines cost something there
 
 STOPPING = "the server is stopping"
 
@@ -51,6 +51,7 @@ class Runner:
         self._on_named = on_named
         self._on_again = on_again
         self._running: dict[int, DurableRequest] = {}  # by the key of what was submitted
+        self._window = RunWindow()
         self._served: ServedModel | None = None
         self._prepared = PreparedRequests()
         self.is_stopping = False
@@ -62,7 +63,20 @@ class Runner:
     @property
     def has_room(self) -> bool:
         """Whether one more may be begun."""
-        return len(self._running) < WINDOW
+        return len(self._running) < self._window.size
+
+    def tick(self, now_s: float, model: str) -> None:
+        """Reckons anew how many may be begun."""
+        self._window.tick(now_s, self._places(model))
+
+    def _places(self, model: str) -> int | None:
+        """How many requests the model's instances run at once; None where others run them, or they take any number."""
+        catalog = self._parts.catalog
+        served = catalog.served_model(model)
+        if served is None or served.config.is_decoupled or served.config.is_ensemble:
+            return None
+        told = catalog.told_of(served.name, int(served.latest))
+        return sum(row.instances for _, row in told) * max(1, served.config.max_batch_size)
 
     def find(self, key: int) -> DurableRequest | None:
         """The request that was submitted under this key."""
@@ -123,6 +137,7 @@ class Runner:
         asked = request.request
         assert asked is not None  # noqa: S101 - it was read
         inference = self._parts.inference
+        asked.deadline_ms = self._deadline_ms(request)
         request.pending = inference.submit(asked, partial(self._on_answer, request))
         length = self._preparable_length(request)
         if length and not inference.caches(served):
@@ -144,8 +159,14 @@ class Runner:
         request.trials.names_timeout = asked.timeout_us > 0
         body = prepared.pack(request.body)
         request.pending = self._parts.inference.submit_prepared(
-            served, prepared, body, partial(self._on_answer, request), request.trials.deadline_ms
+            served, prepared, body, partial(self._on_answer, request), self._deadline_ms(request)
         )
+
+    def _deadline_ms(self, request: DurableRequest) -> int:
+        """After when the scheduler need not begin it: its own deadline, or the end of its age where that is near."""
+        ends_ms = request.trials.ends_ms
+        is_near = ends_ms < time.time_ns() // 1_000_000 + _NEAR_MS
+        return ends_ms if is_near else request.trials.deadline_ms
 
     def _name(self, request: DurableRequest, kserve_id: str) -> bool:
         request.name(kserve_id)
@@ -185,10 +206,7 @@ class Runner:
         if response is not None:
             encoded = encode_response(asked, response, served, request.format)
             request.answered_by = response.model_version
-            if request.unsent is not None:
-                self._parts.recorder.respond(request, request.responses, *request.unsent)
-                request.responses += 1
-                request.unsent = None
+            self._send_unsent(request)
         if not is_final:
             request.unsent = encoded  # it may be the last: then it is the terminal record's
             return
@@ -199,6 +217,13 @@ class Runner:
         self._parts.policy.after(0, None, request.trials)
         headers, body = encoded or ([], b"")
         self._parts.recorder.succeed(request, headers, body, request.answered_by)
+
+    def _send_unsent(self, request: DurableRequest) -> None:
+        """The latest response is not the last: another one, or an error, has come after it."""
+        if request.unsent is not None:
+            self._parts.recorder.respond(request, request.responses, *request.unsent)
+            request.responses += 1
+            request.unsent = None
 
     def failed(self, request: DurableRequest, error: WeirError) -> None:
         """An attempt ended with an error: the request is begun again later, or ends."""
@@ -214,6 +239,7 @@ class Runner:
             self._parts.counters.retry(request.model)
             asyncio.get_running_loop().call_later(max(0, decision.at_ms - now_ms) / 1000, self._again, request)
         else:
+            self._send_unsent(request)
             self.end(request, decision.outcome, WeirError(error.code, decision.reason or error.message))
 
     def end(self, request: DurableRequest, outcome: Outcome, error: WeirError) -> None:
@@ -241,6 +267,7 @@ class Runner:
 
     def _let_go(self, request: DurableRequest) -> None:
         if request.pending is not None:
+            self._window.answered()
             self._running.pop(request.pending.key, None)
             request.pending = None
             self._on_room()
