@@ -183,7 +183,7 @@ def test_a_costly_item_gets_its_turn_at_once_where_nobody_else_waits() -> None:
 
 
 def test_names_that_come_and_go_leave_nothing_behind() -> None:
-    queue: FairQueue[int] = FairQueue({"t1": 2.0}, {"*": 5})
+    queue: FairQueue[int] = FairQueue({"t1": 2.0})
     for number in range(100_000):
         queue.add(f"t{number}", number)
         if len(queue) > 10:
