@@ -14,6 +14,7 @@ NOT_SUBJECTS = {
     "untoken",
     "infer_target",
     "durable_target",
+    "is_durable_target",
     "durable_filters",
     "any_job_event",
     "registry_key",
