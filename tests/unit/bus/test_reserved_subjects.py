@@ -15,6 +15,7 @@ NOT_SUBJECTS = {
     "infer_target",
     "durable_target",
     "is_durable_target",
+    "canonical",
     "durable_filters",
     "any_job_event",
     "registry_key",
