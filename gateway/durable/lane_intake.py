@@ -21,6 +21,7 @@ from bus.delivered_message import delivery_of
 from bus.message_pull import MessagePull
 from calls.catalog import ServedModel
 from gateway.durable.acknowledger import Acknowledger
+from gateway.durable.arrival_line import ArrivalLine
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.early_names import kserve_id
 from gateway.durable.fair_queue import FairQueue
@@ -64,6 +65,7 @@ class LaneIntake:
         self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
         self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights)
+        self._arrivals = ArrivalLine(self._admit)
         self._limits = WaitingLimits(model, parts.tenant_limits)
         self._headers = KnownHeaders(parts.limits)
         self._lines: SequenceLines[DurableRequest] = SequenceLines()
@@ -94,11 +96,8 @@ class LaneIntake:
     def begin(self, begun_sequence: int, is_ours_still: bool, inbox: str, group: str) -> None:
         """Takes messages from `inbox` from now on, which come in order and without gaps.
 
-        `group` is what the consumer asks for.
-
-        What lies up to `begun_sequence` may have been begun by an owner before.
-
-        With `is_ours_still` nobody else had it since it was ours: what is held goes on.
+        `group` is what the consumer asks for. What lies up to `begun_sequence` may have been begun by an owner before. With
+        `is_ours_still` nobody else had it since it was ours: what is held goes on.
         """
         if not is_ours_still:
             self.drop()
@@ -127,6 +126,7 @@ class LaneIntake:
         self._deadlines.clear()
         self._lines.clear()
         self._limits.clear()
+        self._arrivals.clear()
         self._queue = FairQueue(self._parts.weights)
         self.pull.forget()
 
@@ -198,7 +198,10 @@ class LaneIntake:
             self.runner.refuse(request, invalid(f"no requests are taken on subject '{message.subject}'"))
         elif request.maybe_begun:
             self._name_early(request)
-            self._parts.recorder.settle(request, partial(self._admit, request))
+            self._arrivals.add(request, is_asked=True)
+            self._parts.recorder.settle(request, partial(self._arrivals.settled, request))
+        elif len(self._arrivals):
+            self._arrivals.add(request, is_asked=False)
         else:
             self._admit(request)
 
@@ -384,6 +387,7 @@ class LaneIntake:
             if following is not None:
                 self._queue_up(following)
         self.pull.done(request.size_bytes)
+        self._arrivals.advance()
 
 
 def _size_bytes(message: Message) -> int:
