@@ -40,8 +40,7 @@ from schemas.terminal import Outcome
 MAX_CANCELLED = 10_000
 """Ids that were cancelled before their requests came here, and are remembered for a while."""
 
-ROW_BYTES = 64 << 10
-"""Bytes of a body that count as much as a request does, when tenants share a model."""
+ROW_BYTES = 64 << 10  # of a body count as much as a request does, when tenants share a model
 
 SEQUENCE_LOST = "the gateway was lost while it ran a request of sequence {}: start the sequence again"
 
@@ -56,7 +55,7 @@ class LaneIntake:
         self.lane = lane
         self.name = "batch" if lane is Lane.BATCH else "event"
         self.is_unknown = False
-        """Nobody has the model: what comes is dead-lettered."""
+        """Nobody has the model."""
         self._parts = parts
         self._plain_subject = subjects.event(model) if lane is Lane.EVENT else subjects.batch(model)
         self.inbox = f"{subjects.durable_inbox(parts.gateway_id)}.{self._plain_subject}"

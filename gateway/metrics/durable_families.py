@@ -25,7 +25,7 @@ def durable_families(durable: DurableStore) -> Iterator[Family]:
     )
     yield counter(
         "weir_durable_ended",
-        "Terminal records of durable requests that this gateway has stored",
+        "Durable requests that have ended at this gateway, each once",
         _samples(counters.ended, "outcome"),
     )
     for name, help, counts in (
