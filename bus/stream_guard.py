@@ -59,6 +59,7 @@ class StreamGuard:
         self._gone_listeners: list[Callable[[str], None]] = []
         self._background: asyncio.TaskGroup | None = None
         self._is_restoring = False
+        self._is_missing = False  # a stream, which may have been deleted while another was made anew
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_made_anew(self, listener: Callable[[str], None]) -> None:
@@ -117,6 +118,7 @@ class StreamGuard:
         logger.error("stream %s was deleted while it was in use: what it held is gone, and it is made anew", name)
         for listener in self._gone_listeners:
             listener(name)
+        self._is_missing = True
         if not self._is_restoring:
             self._is_restoring = True
             self._do(self._restore_soon())
@@ -133,11 +135,12 @@ class StreamGuard:
 
     async def _restore_soon(self) -> None:
         try:
-            while self._bus.is_connected:  # else the reconnection sees to it
+            while self._is_missing and self._bus.is_connected:  # else the reconnection sees to it
+                self._is_missing = False
                 try:
                     await self._restore(is_told=True)
-                    return
                 except (NatsError, OSError, TimeoutError) as error:
+                    self._is_missing = True
                     logger.warning("streams not made anew yet: %s: %s", type(error).__name__, error)
                     await asyncio.sleep(_RETRY_S)
         finally:

@@ -258,7 +258,7 @@ class DurableIntake:
     def _on_gone(self, stream: str) -> None:
         if stream == subjects.QUEUE_STREAM:
             for owned in self._models.values():
-                owned.drop()
+                owned.forget_stream()
 
     def _on_made_anew(self, stream: str) -> None:
         if stream == subjects.QUEUE_STREAM:

@@ -76,11 +76,11 @@ class OwnedModel:
         if self.has_lease:
             self._take(*self.lanes)
 
-    def drop(self) -> None:
-        """The stream is gone, and its messages: nothing is told of them, or begun, any more."""
+    def forget_stream(self) -> None:
+        """The stream is gone, and its messages: it is told of none of them any more."""
         self._marks.clear()
         for intake in self.lanes.values():
-            intake.drop()
+            intake.acks.clear()
         self.take_again()  # whoever makes the stream anew
 
     def tick(self, now_s: float) -> None:

@@ -278,3 +278,26 @@ async def test_the_broker_tells_what_waits(embedded: EmbeddedNats) -> None:
         counters.set_waiting("m.n", Lane.BATCH, 1)
         counters.forget("m.n")
         assert counters.waiting == {}
+
+
+async def test_a_stream_that_is_deleted_while_another_is_made_anew_is_too(
+    embedded: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(embedded.url) as (bus, background):
+        guard, restored = StreamGuard(bus, LIMITS), list[str]()
+        await guard.start(background)
+        restore = guard._restore
+
+        async def restore_and_lose(is_told: bool = False) -> None:
+            await restore(is_told)
+            if not restored:
+                restored.append("once")
+                await bus.jetstream.delete_stream("QUEUE")
+                await bus.flush()
+
+        monkeypatch.setattr(guard, "_restore", restore_and_lose)
+        await bus.jetstream.delete_stream("DEAD")
+        async with asyncio.timeout(10):
+            while not restored or "error" in await bus.ask("$JS.API.STREAM.INFO.QUEUE"):
+                await asyncio.sleep(0.02)
+        guard.stop()
