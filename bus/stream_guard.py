@@ -114,7 +114,12 @@ class StreamGuard:
         logger.info("changed limits of stream %s: %s", name, told)
 
     def _on_deleted(self, message: Message) -> None:
-        name = message.subject.rsplit(".", 1)[1]
+        self.gone(message.subject.rsplit(".", 1)[1])
+
+    def gone(self, name: str) -> None:
+        """A stream is not there, as an advisory says or whoever asked for it: not every deletion is told by an advisory."""
+        if self._is_restoring and self._is_missing:
+            return
         logger.error("stream %s was deleted while it was in use: what it held is gone, and it is made anew", name)
         for listener in self._gone_listeners:
             listener(name)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import orjson
 from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.connection import Message
@@ -152,6 +153,8 @@ class DurableIntake:
                 swept_s = now_s
                 try:
                     await self._sweep(now_s)
+                except NotFoundError:
+                    self._store.streams.gone(subjects.QUEUE_STREAM)
                 except (NatsError, OSError, TimeoutError) as error:
                     logger.debug("the durable queues are not seen: %s: %s", type(error).__name__, error)
             await asyncio.sleep(_TICK_S)
