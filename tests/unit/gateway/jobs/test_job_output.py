@@ -119,7 +119,7 @@ def unsynced() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unsynced")
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=4, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5), data=st.data())
 def test_each_item_is_there_once_and_in_order_after_any_restarts(
     tmp_path_factory: pytest.TempPathFactory, format: OutputFormat, seed: int, cuts: list[int], data: st.DataObject

@@ -150,7 +150,7 @@ class Drive:
         assert self.plan.written == len(self.disk.items)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 150), LIMITS, st.integers(0, 2**32), st.lists(st.integers(1, 400), max_size=5))
 def test_each_item_is_written_once_in_order(total: int, limits: PlanLimits, seed: int, cuts: list[int]) -> None:
     chance = random.Random(seed)
