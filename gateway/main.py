@@ -150,7 +150,6 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     if own_counters is not None:
         await own_counters.start()
     await repository.start()
-    jobs.start(background)
     nats_door = NatsDoor(bus, gateway_id, doors)
     await nats_door.start()
     ports: dict[str, int] = {}
@@ -160,9 +159,12 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
             ports["grpc_port"] = await grpc_server.start(settings.grpc_address, settings.grpc_port)
     except (OSError, ValueError) as error:
         announce_failure(str(error))
+        later.stop()
+        durable.stop()
         await inference.stop(0)
         await bus.close()
         return 1
+    jobs.start(background)
     if listeners.has("HTTP"):
         ports["http_port"] = listeners.port("HTTP")
         listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
