@@ -44,7 +44,7 @@ serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001 and 8002 until Ct
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.
 	@echo "left out: $$($(RUN) pytest -m gpu --collect-only --quiet | grep -c ::) gpu tests, $$($(RUN) pytest -m slow --collect-only --quiet | grep -c ::) slow tests"
-	$(RUN) pytest -n 2 -m "not slow and not gpu"
+	$(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(TESTED) ## Run the slow tests.
 	$(RUN) pytest -m "slow and not gpu"
