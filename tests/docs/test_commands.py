@@ -26,7 +26,7 @@ from examples.read_picture import LINES
 RECIPES = {
     "make demo": "-m examples.demo",
     "make serve": "-m examples.serve",
-    "make test": '-m pytest -n 2 -m "not slow and not gpu"',
+    "make test": '-m pytest -n 2 --dist loadfile -m "not slow and not gpu"',
     "make lint": "-m ruff check",
     "make bench": "-m benchmarks.compare",
 }
