@@ -33,6 +33,9 @@ logger = logging.getLogger("weir.gateway")
 MAX_WAITING = 10_000
 """Clients that wait for the end of a job; more are answered at once."""
 
+_STORING_S = 0.02  # between looks for a record that was published
+_LOOK_S = 1.0  # between looks for one of which nothing was heard
+
 MAX_ID_LENGTH = 512
 """Characters of a job's id."""
 
@@ -70,7 +73,9 @@ class RequestJobs:
             raise no_job(id[:MAX_ID_LENGTH])
         if state.is_done or not wait_s or self._is_stopping or len(self._waiters) >= MAX_WAITING:
             return state
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + wait_s
+        waiter: asyncio.Future[None] = loop.create_future()
 
         def on_record(_message: Message) -> None:
             if not waiter.done():
@@ -80,9 +85,13 @@ class RequestJobs:
         self._waiters.add(waiter)
         try:
             state = await self._look(id) or state  # it may have ended before anybody listened
-            if not state.is_done:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(waiter, wait_s)
+            while not (state.is_done or self._is_stopping) and (left_s := until_s - loop.time()) > 0:
+                if waiter.done():
+                    # A record is seen as it is published, and stored a moment later, with others perhaps.
+                    await asyncio.sleep(min(left_s, _STORING_S))
+                else:
+                    # One that was published before we listened, and was not stored when we looked, wakes nobody.
+                    await asyncio.wait((waiter,), timeout=min(left_s, _LOOK_S))
                 state = await self._look(id) or state
         finally:
             self._waiters.discard(waiter)
