@@ -97,7 +97,8 @@ class JobService:
         self._follower = background.create_task(self._follow())
 
     async def _follow(self) -> None:
-        while not self._is_open:
+        # A cancellation may be lost in nats-py (wait_for of Python 3.11), and this task must end all the same.
+        while not (self._is_open or self._is_stopping):
             try:
                 async with asyncio.timeout(_OPEN_TIMEOUT_S):
                     await self._store.start(self._on_change)
@@ -109,7 +110,8 @@ class JobService:
         if self._uploads is not None:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._uploads.sweep, {job.id for job in self._store.all()})
-        await self._store.follow_hints()
+        if not self._is_stopping:
+            await self._store.follow_hints()
 
     async def stop(self) -> None:
         """Leaves the jobs as they stand, for the next gateway: what is done by then is written."""
