@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from bus.connection import Message
+from bus.live_queues import LiveQueue
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import NO_FRAME, requests_of
 from scheduler.service import SchedulerService
@@ -177,7 +178,7 @@ async def service_us_per_request(batch_size: int) -> float:
     bus = _CollectingBus()
     service = SchedulerService(bus, "scheduler-0", None)  # type: ignore[arg-type]
     await service.listen()
-    owned = await service.own("model", "live-model")
+    owned = await service.own(LiveQueue("model"), "live-model")
     owned.scheduler.configure(1, CONFIG)
     owned.scheduler.set_instances("worker-0", {1: 1})
     calls = 2000 // batch_size // 10

@@ -21,6 +21,7 @@ from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
 from bus import subjects
 from bus.connection import Bus
+from bus.live_queues import LiveQueue
 from schemas.errors import WeirError, unavailable
 
 logger = logging.getLogger("weir.bus")
@@ -131,22 +132,22 @@ async def ensure_stream(bus: Bus, config: StreamConfig) -> bool:
     return False
 
 
-async def take_live_consumer(bus: Bus, model: str) -> str:
-    """Takes over the queue of `model`: every frame not yet acknowledged is delivered again, to the caller.
+async def take_live_consumer(bus: Bus, queue: LiveQueue) -> str:
+    """Takes over a queue: every frame not yet acknowledged is delivered again, to the caller.
 
     A frame that a previous owner had pulled would otherwise wait for `ack_wait`; a consumer made anew knows of no
     delivery. Returns the consumer's name.
     """
-    name = subjects.live_consumer(model)
+    name = queue.consumer
     try:
-        await bus.jetstream.delete_consumer(subjects.LIVE_STREAM, name)
+        await bus.jetstream.delete_consumer(queue.stream, name)
     except NotFoundError:
         pass
     await bus.jetstream.add_consumer(
-        subjects.LIVE_STREAM,
+        queue.stream,
         ConsumerConfig(
             durable_name=name,
-            filter_subject=subjects.live(model),
+            filter_subject=queue.subject,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=_ACK_WAIT_S,
             max_ack_pending=MAX_UNACKED_FRAMES,

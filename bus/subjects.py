@@ -27,7 +27,8 @@ MODEL_FILES_STREAM = f"OBJ_{MODEL_FILES_STORE}"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 
-_MAX_CONSUMER_NAME = 255
+_MAX_CONSUMER_NAME = 250
+"""nats-server takes 255 bytes; a partition's number may follow."""
 
 
 def token(name: str) -> str:
@@ -48,9 +49,14 @@ def untoken(text: str) -> str:
     return raw.decode(errors="replace")
 
 
-def live(model: str) -> str:
+def queue_token(model: str, partition: int = 0) -> str:
+    """One of a model's queues as a subject token (`bus.live_queues`): no model's name turns into that of a partition."""
+    return f"{token(model)}=p{partition}" if partition else token(model)
+
+
+def live(model: str, partition: int = 0) -> str:
     """Frames of requests for `model` from gateways, in stream LIVE."""
-    return f"live.{token(model)}"
+    return f"live.{queue_token(model, partition)}"
 
 
 INFER = "infer.*"
@@ -105,9 +111,9 @@ def inbox(scheduler: str) -> str:
     return f"inbox.{scheduler}"
 
 
-def cancel(model: str) -> str:
+def cancel(model: str, partition: int = 0) -> str:
     """Requests for `model` that their gateways have abandoned."""
-    return f"cancel.{token(model)}"
+    return f"cancel.{queue_token(model, partition)}"
 
 
 def abandoned(worker: str) -> str:
@@ -141,6 +147,18 @@ HEARTBEATS = "heartbeat.*"
 def heartbeat(worker: str) -> str:
     """A worker's sign of life, with the batches it holds."""
     return f"heartbeat.{worker}"
+
+
+PRESENCE = "presence.*.*"
+"""What processes tell of themselves."""
+
+PRESENCE_QUERY = "presence.query"
+"""Asks all processes to tell of themselves, on their `presence` subjects."""
+
+
+def presence(role: str, id: str) -> str:
+    """What one process tells of itself (`schemas.presence`), again and again."""
+    return f"presence.{role}.{id}"
 
 
 STATISTICS_QUERY = "statistics.query"
@@ -289,12 +307,12 @@ def cache_answers(caller: str) -> str:
     return f"cached.{caller}"
 
 
-def live_consumer(model: str) -> str:
-    """Name of the durable consumer through which the owner of `model` pulls its frames.
+def live_consumer(model: str, partition: int = 0) -> str:
+    """Name of the durable consumer through which the owner of a queue of `model` pulls its frames.
 
     nats-server takes 255 bytes at most, which a model's namespace may exceed: a digest stands for the rest then.
     """
-    return consumer_of("live", model)
+    return consumer_of("live", model) + (f"=p{partition}" if partition else "")
 
 
 def consumer_of(lane: str, model: str) -> str:

@@ -390,4 +390,5 @@ BOUNDS = [
     ("gateway.durable.counters", "MAX_MODELS", "models with counters of durable requests of their own", "summed up"),
     ("gateway.durable.backlog", "MAX_CONSUMERS", "durable queues with gauges", "they have none"),
     ("schemas.lost_attempts", "MAX_REASON_LENGTH", "characters of why a durable request was lost", "cut off"),
+    ("bus.presence", "MAX_PROCESSES", "processes that are known to be there", "not listened to"),
 ]

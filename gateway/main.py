@@ -14,6 +14,7 @@ from bus.desired_models import DesiredModels
 from bus.identity import own_id
 from bus.model_files import ModelFiles
 from bus.payloads import PayloadArena, remove_dead_segments
+from bus.presence import Presence
 from bus.registry import RegistryView
 from bus.settings import SharedSettings
 from calls.cache_config import CacheConfig
@@ -178,12 +179,16 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     later.acceptance.prepare = intake.ensure
     expiry = background.create_task(_expire(registry, bus))
     await listeners.started()
+    presence = Presence(bus, "gateway", gateway_id, lambda: {"urls": _urls(settings, ports)})
+    presence_task = await presence.start(background)
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
         if f"{name}_port" in ports:
             logger.info("Started %s at %s:%d", service, getattr(settings, f"{name}_address"), ports[f"{name}_port"])
     announce_ready(**ports, models=catalog.index(), durability=durable.durability.told._asdict())
 
     await stop.wait()
+    presence_task.cancel()
+    presence.tell(leaving=True)
     # Connections stay open until what was asked on them is answered; then the doors close.
     listeners.stop("HTTP")
     later.stop()
@@ -206,6 +211,16 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     payloads.close()
     await bus.close()
     return 0
+
+
+def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:
+    """Where this gateway is asked, for people: an address that stands for all of a host's is told as it is."""
+    forms = {"http": "http://{}:{}", "grpc": "grpc://{}:{}", "metrics": "http://{}:{}/metrics"}
+    return [
+        form.format(getattr(settings, f"{name}_address"), ports[f"{name}_port"])
+        for name, form in forms.items()
+        if f"{name}_port" in ports
+    ]
 
 
 async def _expire(registry: RegistryView, bus: Bus) -> None:

@@ -11,6 +11,7 @@ import uvloop
 
 from bus.connection import Bus
 from bus.identity import new_id
+from bus.presence import Presence
 from bus.settings import follow_log
 from scheduler.event_log import EventLog
 from scheduler.model_scheduler import ModelScheduler
@@ -49,11 +50,15 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
     new_model = event_log.model if event_log else ModelScheduler
     service = SchedulerService(bus, scheduler_id, background, new_model, settings.model_repositories)
     await service.start()
+    presence = Presence(bus, "scheduler", scheduler_id, lambda: {"queues": service.owned_queues})
+    presence_task = await presence.start(background)
     await follow_log(bus, log)
     # What stands now stands to the end: a full collection looks at 54 000 objects for 57 ms, and every request waits.
     gc.freeze()
     announce_ready(scheduler=scheduler_id)
     await stop.wait()
+    presence_task.cancel()
+    presence.tell(leaving=True)
     await service.stop(settings.exit_timeout_secs)
     if event_log is not None:
         event_log.close()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from bus.connection import Bus
+from bus.live_queues import LiveQueue
 from bus.pull import FramePull
+from bus.streams import take_live_consumer
 from scheduler.alarm import Alarm
 from scheduler.counters import DispatchCounters
 from scheduler.lost_attempts import LostAttempts
@@ -52,7 +55,7 @@ class LiveFrame:
 
 
 class OwnedModel:
-    """One model: its policy, pull and alarm (which calls `wake` with the model), counters, and the bytes held for it.
+    """One queue of a model: its policy, pull and alarm (which calls `wake` with it), counters, and the bytes held for it.
 
     `unsubscribe` ends the subscription through which the pull's frames come, `publish` sends a message. `let_go` holds
     (worker, version) of what workers were given leave to unload.
@@ -60,12 +63,14 @@ class OwnedModel:
 
     def __init__(
         self,
+        queue: LiveQueue,
         scheduler: ModelScheduler,
         pull: FramePull,
         wake: Callable[[OwnedModel], None],
         unsubscribe: Callable[[], None],
         publish: Callable[[str, bytes], None],
     ) -> None:
+        self.queue = queue
         self.name = scheduler.name
         self.scheduler = scheduler
         self.pull = pull
@@ -77,6 +82,11 @@ class OwnedModel:
         self._held_bytes = 0
         self._full = False
         self._closed = False
+
+    async def take_again(self, bus: Bus) -> None:
+        """Pulls from a consumer that is made anew: the broker has forgotten it. Raises NatsError, OSError, TimeoutError."""
+        await take_live_consumer(bus, self.queue)
+        self.pull.start()
 
     def close(self) -> None:
         """Takes no more frames; what is held is still served."""

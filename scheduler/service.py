@@ -20,6 +20,7 @@ from nats.errors import Error as NatsError
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.live_queues import LiveQueue
 from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.streams import ensure_streams, take_live_consumer
@@ -73,8 +74,8 @@ class SchedulerService:
         self._born_ns = time.time_ns()
         self._registry = RegistryView(bus)
         self._follower = RecordFollower(self._registry, StrategyFiles(repositories))
-        self._models: dict[str, OwnedModel] = {}
-        self._taking: dict[str, asyncio.Task[None]] = {}
+        self._queues: dict[LiveQueue, OwnedModel] = {}
+        self._taking: dict[LiveQueue, asyncio.Task[None]] = {}
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
@@ -102,29 +103,29 @@ class SchedulerService:
         await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
 
-    async def own(self, name: str, consumer: str) -> OwnedModel:
-        """Serves the model from now on with what `consumer` delivers."""
-        inbox = f"{subjects.inbox(self._id)}.{subjects.token(name)}"
+    async def own(self, queue: LiveQueue, consumer: str) -> OwnedModel:
+        """Serves the queue from now on with what `consumer` delivers."""
+        inbox = queue.inbox(self._id)
         pull = FramePull(
             self._bus,
-            subjects.LIVE_STREAM,
+            queue.stream,
             consumer,
             inbox,
             lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
-        scheduler = self._new_model(name, self._batch_ids.__next__)
-        owned = OwnedModel(scheduler, pull, self._touch, unsubscribe, self._bus.publish)
-        self._models[name] = owned
-        await self._bus.subscribe(subjects.cancel(name), partial(self._on_cancel, owned))
-        await self._bus.subscribe(subjects.drain(name), partial(self._on_drain, owned))
-        self._on_model_change(name)
+        scheduler = self._new_model(queue.model, self._batch_ids.__next__)
+        owned = OwnedModel(queue, scheduler, pull, self._touch, unsubscribe, self._bus.publish)
+        self._queues[queue] = owned
+        await self._bus.subscribe(queue.cancel_subject, partial(self._on_cancel, owned))
+        await self._bus.subscribe(queue.drain_subject, partial(self._on_drain, owned))
+        self._follow(owned)
         pull.start()
         return owned
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
-        for owned in self._models.values():
+        for owned in self._queues.values():
             owned.close()
         deadline = time.monotonic() + timeout_s
         while self._batches and time.monotonic() < deadline:
@@ -138,7 +139,12 @@ class SchedulerService:
     @property
     def unanswered(self) -> int:
         """Requests this scheduler is responsible for."""
-        return sum(len(owned.scheduler) for owned in self._models.values())
+        return sum(len(owned.scheduler) for owned in self._queues.values())
+
+    @property
+    def owned_queues(self) -> list[tuple[str, int, int]]:
+        """Model, partition and epoch of the queues that it owns."""
+        return [(*queue, 0) for queue in self._queues]
 
     # What comes in
 
@@ -215,18 +221,17 @@ class SchedulerService:
             return  # it says nothing about us
         missing = {
             batch_id
-            for owned in self._models.values()
+            for owned in self._queues.values()
             for batch_id in owned.scheduler.in_flight_on(heartbeat.worker)
             if batch_id not in held
         }
         lost = missing & self._missing.get(heartbeat.worker, set())
         self._missing[heartbeat.worker] = missing - lost
-        by_model: dict[str, list[int]] = defaultdict(list)
+        by_queue: dict[OwnedModel, list[int]] = defaultdict(list)
         for batch_id in lost:
-            by_model[self._batches.pop(batch_id).name].append(batch_id)
-        for name, batch_ids in by_model.items():
-            logger.warning("model %s: %d batches were lost on the way and are done again", name, len(batch_ids))
-            owned = self._models[name]
+            by_queue[self._batches.pop(batch_id)].append(batch_id)
+        for owned, batch_ids in by_queue.items():
+            logger.warning("model %s: %d batches were lost on the way and are done again", owned.queue, len(batch_ids))
             self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
             self._touch(owned)
 
@@ -235,7 +240,7 @@ class SchedulerService:
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:
-        models = [model_counters(owned.scheduler, owned.counters, clock.now_us()) for owned in self._models.values()]
+        models = [model_counters(owned.scheduler, owned.counters, clock.now_us()) for owned in self._queues.values()]
         return pack_scheduler(self._id, self._born_ns, models, self.malformed_messages, leaving)
 
     def _dropped(self, model: str, error: MalformedMessage) -> None:
@@ -247,12 +252,15 @@ class SchedulerService:
     def _on_model_change(self, name: str) -> None:
         if not name:
             return
-        owned = self._models.get(name)
-        if owned is None:
-            if name not in self._taking:
-                task = self._taking[name] = asyncio.get_running_loop().create_task(self._take(name))
-                task.add_done_callback(lambda task: self._on_taken(name, task))
-            return
+        queue = LiveQueue(name)
+        owned = self._queues.get(queue)
+        if owned is not None:
+            self._follow(owned)
+        elif queue not in self._taking:
+            task = self._taking[queue] = asyncio.get_running_loop().create_task(self._take(queue))
+            task.add_done_callback(lambda task: self._on_taken(queue, task))
+
+    def _follow(self, owned: OwnedModel) -> None:
         for ended in self._follower.update(owned, clock.now_us()):
             self._finish(ended)
         self._touch(owned)
@@ -268,27 +276,27 @@ class SchedulerService:
         if free is None:
             return
         if free:
-            self._on_model_change(owned.name)
+            self._follow(owned)
         self._bus.publish(message.reply, pack_drain(self._id, owned.name, free))
 
-    async def _take(self, name: str) -> None:
-        await self.own(name, await take_live_consumer(self._bus, name))
+    async def _take(self, queue: LiveQueue) -> None:
+        await self.own(queue, await take_live_consumer(self._bus, queue))
 
-    def _on_taken(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._taking[name]
+    def _on_taken(self, queue: LiveQueue, task: asyncio.Task[None]) -> None:
+        del self._taking[queue]
         if not task.cancelled() and (error := task.exception()):
             # The broker is away or restarting; `_tick` tries again.
-            logger.warning("model %s: could not take its queue: %s", name, error)
+            logger.warning("model %s: could not take its queue: %s", queue, error)
 
     def _take_unowned(self) -> None:
         known = {name for view in self._registry.workers.values() for name in view.models}
-        for name in known - self._models.keys():
+        for name in known - {queue.model for queue in self._queues}:
             self._on_model_change(name)
 
     def _on_worker_lost(self, worker: str) -> None:
         now_us = clock.now_us()
         self._missing.pop(worker, None)
-        for owned in self._models.values():
+        for owned in self._queues.values():
             for batch_id in owned.scheduler.in_flight_on(worker):
                 self._batches.pop(batch_id, None)
             self._finish(owned.worker_lost(now_us, worker))
@@ -309,14 +317,8 @@ class SchedulerService:
         self._no_deaths_before_s = time.monotonic() + RECONNECT_GRACE_S
         self._missing.clear()
         await ensure_streams(self._bus)
-        for owned in list(self._models.values()):
-            await self._take_again(owned)
-
-    async def _take_again(self, owned: OwnedModel) -> None:
-        await take_live_consumer(self._bus, owned.name)
-        owned.pull.start()
-
-    # What goes out
+        for owned in list(self._queues.values()):
+            await owned.take_again(self._bus)
 
     def _touch(self, owned: OwnedModel) -> None:
         if not self._dirty:
@@ -384,7 +386,7 @@ class SchedulerService:
         seconds = 0.0
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            for worker in {worker for owned in self._models.values() for worker in owned.scheduler.workers()}:
+            for worker in {worker for owned in self._queues.values() for worker in owned.scheduler.workers()}:
                 self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
             seconds += PROBE_INTERVAL_S
             if seconds >= 1.0 and self._bus.is_connected:
@@ -392,7 +394,7 @@ class SchedulerService:
                 self._take_unowned()
                 for worker in self._registry.expire():
                     self._erase(worker)
-                for owned in list(self._models.values()):
+                for owned in list(self._queues.values()):
                     self._finish(owned.scheduler.expire(clock.now_us()))
                     if owned.pull.consumer_lost:
-                        await self._try(self._take_again(owned))
+                        await self._try(owned.take_again(self._bus))

@@ -17,6 +17,7 @@ from bus.desired_models import DesiredModels
 from bus.identity import own_id
 from bus.model_files import ModelFiles
 from bus.payloads import remove_dead_segments
+from bus.presence import Presence
 from bus.sequence_states import SequenceStates
 from bus.settings import follow_log
 from bus.thread_publisher import ThreadPublisher
@@ -167,6 +168,8 @@ async def _work(
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
     await service.start(background)
+    presence = Presence(bus, "worker", worker_id)
+    presence_task = await presence.start(background)
     polling = background.create_task(devices.run(settings.metrics_interval_ms))
     await follow_log(bus, log)
     await drains.start()
@@ -197,6 +200,8 @@ async def _work(
     await mirrors.stop()
     polling.cancel()
     await service.stop(settings.exit_timeout_secs)
+    presence_task.cancel()
+    presence.tell(leaving=True)
     await inner_calls.close()
     control.remove_folders()
     mirrors.remove_folders()

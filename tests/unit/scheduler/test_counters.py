@@ -9,6 +9,7 @@ from collecting_bus import CollectingBus
 from queued import part
 
 from bus import subjects
+from bus.live_queues import LiveQueue
 from scheduler.counters import DispatchCounters, forget_unloaded
 from scheduler.owned_model import OwnedModel
 from scheduler.service import SchedulerService
@@ -34,7 +35,7 @@ async def service(bus: CollectingBus) -> SchedulerService:
 
 @pytest.fixture
 async def owned(service: SchedulerService, bus: CollectingBus) -> OwnedModel:
-    owned = await service.own("model", "live-model")
+    owned = await service.own(LiveQueue("model"), "live-model")
     owned.scheduler.configure(1, CONFIG)
     owned.scheduler.set_instances("worker", {1: 1})
     bus.published.clear()

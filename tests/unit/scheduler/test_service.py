@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from queued import BODY, part
 
+from bus.live_queues import LiveQueue
 from bus.registry import WorkerView
 from scheduler.owned_model import OwnedModel
 from scheduler.service import SchedulerService
@@ -67,7 +68,7 @@ async def serve(config: dict[str, Any] = CONFIG) -> Served:
     bus = CollectingBus()
     service = SchedulerService(bus, "scheduler", None)
     await service.listen()
-    owned = await service.own("model", "live-model")
+    owned = await service.own(LiveQueue("model"), "live-model")
     owned.scheduler.configure(1, ModelConfig.model_validate(config))
     owned.scheduler.set_instances("worker", {1: 1})
     bus.published.clear()

@@ -1,0 +1,104 @@
+"""Which processes are there: told, asked for, left, fallen silent."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgpack
+import pytest
+from collecting_bus import CollectingBus
+
+from bus import subjects
+from bus.connection import Message
+from bus.presence import Presence, PresenceView
+from schemas.presence import RoleRecord, pack_role, unpack_role
+from schemas.wire import WIRE_VERSION, MalformedMessage
+
+RECORD = RoleRecord(role="scheduler", id="scheduler-1", host="ab", pid=1, since_ms=1, queues=[("m", 0, 7)])
+
+
+class AskableBus(CollectingBus):
+    recover: Callable[[], Awaitable[None]]
+
+    def on_reconnect(self, listener: Callable[[], Awaitable[None]]) -> None:
+        self.recover = listener
+
+    def tell(self, record: RoleRecord, subject: str = "") -> None:
+        subject = subject or subjects.presence(record.role, record.id)
+        self._callbacks[subjects.PRESENCE](Message(subject, "", pack_role(record), ""))
+
+
+class Seen:
+    """A view with a clock of its own, and what its listener was told."""
+
+    def __init__(self) -> None:
+        self.bus = AskableBus()
+        self.now_s = 100.0
+        self.view = PresenceView(self.bus, clock=lambda: self.now_s)
+        self.changes: list[tuple[str, bool]] = []
+        self.view.on_change(lambda record, is_there: self.changes.append((record.id, is_there)))
+
+
+@pytest.fixture
+async def seen() -> Seen:
+    seen = Seen()
+    await seen.view.start()
+    return seen
+
+
+def test_who_comes_changes_and_leaves_is_told_once(seen: Seen) -> None:
+    assert seen.bus.taken(subjects.PRESENCE_QUERY) == [b""]
+    seen.bus.tell(RECORD)
+    seen.bus.tell(RECORD)
+    seen.bus.tell(RECORD.model_copy(update={"queues": []}))
+    assert seen.changes == [("scheduler-1", True)] * 2
+    seen.bus.tell(RECORD.model_copy(update={"leaving": True}))
+    seen.bus.tell(RECORD.model_copy(update={"leaving": True}))
+    assert seen.changes[2:] == [("scheduler-1", False)]
+    assert seen.view.processes == {}
+
+
+def test_who_falls_silent_is_forgotten_and_comes_back(seen: Seen) -> None:
+    seen.bus.tell(RECORD)
+    seen.now_s += 0.9
+    assert seen.view.expire(1.0) == []
+    seen.now_s += 0.2
+    assert seen.view.expire(1.0) == ["scheduler-1"]
+    seen.bus.tell(RECORD)
+    assert seen.changes == [("scheduler-1", True), ("scheduler-1", False), ("scheduler-1", True)]
+
+
+async def test_after_a_loss_of_the_broker_nobody_is_taken_for_gone(seen: Seen) -> None:
+    seen.bus.tell(RECORD)
+    seen.now_s += 60
+    await seen.bus.recover()
+    assert seen.view.expire(1.0) == []
+
+
+def test_who_tells_of_another_is_not_believed(seen: Seen) -> None:
+    seen.bus.tell(RECORD, "presence.scheduler.scheduler-2")
+    assert seen.view.processes == {}
+    assert seen.view.malformed == 1
+
+
+async def test_a_process_tells_of_itself_when_asked_and_when_it_leaves() -> None:
+    bus = CollectingBus()
+    presence = Presence(bus, "gateway", "gateway-1", lambda: {"urls": ["http://localhost:8000"]})  # type: ignore[arg-type]
+    presence.tell()
+    presence.tell(leaving=True)
+    first, last = map(unpack_role, bus.taken("presence.gateway.gateway-1"))
+    assert (first.id, first.urls, first.leaving) == ("gateway-1", ["http://localhost:8000"], False)
+    assert last == first.model_copy(update={"leaving": True})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", msgpack.packb([WIRE_VERSION + 1, {}]), msgpack.packb([WIRE_VERSION, []]), msgpack.packb([1, 2, 3])]
+    + [
+        msgpack.packb([WIRE_VERSION, RECORD.model_dump() | change])
+        for change in ({"role": "king"}, {"id": "a.b"}, {"id": "a*"}, {"pid": "1"}, {"queues": [["m", "0", 1]]})
+    ],
+)
+def test_garbage_is_none(data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        unpack_role(data)
