@@ -16,7 +16,7 @@ import orjson
 from nats.js.errors import APIError
 
 from bus.connection import Bus, Message
-from bus.headers import last_header, parse_headers
+from bus.stored_messages import StoredMessage, stored_message
 
 _TIMEOUT_S = 5.0
 _NO_SUCH_MESSAGE = (10037, 10043, 10057)
@@ -27,15 +27,6 @@ class StreamState(NamedTuple):
 
     messages: int
     last_sequence: int
-
-
-class StoredMessage(NamedTuple):
-    """A message as it lies in a stream: its sequence, headers (names in lower case) and data."""
-
-    sequence: int
-    headers: dict[str, str]
-    header_block: bytes
-    data: bytes
 
 
 class JetStreamApi:
@@ -84,18 +75,18 @@ class JetStreamApi:
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """The last message on `subject`, which is one that a message may have; None where there is none."""
         answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
-        return _stored(answer)
+        return _found(answer)
 
     async def first_subject(self, stream: str, filter: str) -> str:
         """The subject of the oldest message on subjects that `filter` matches; "" where there is none."""
         found = await self.first(stream, filter)
-        return "" if found is None else last_header(found.header_block, b"Nats-Subject")
+        return "" if found is None else found.subject
 
     async def first(self, stream: str, filter: str) -> StoredMessage | None:
         """The oldest message on subjects that `filter` matches; None where there is none."""
         question = orjson.dumps({"seq": 1, "next_by_subj": filter})
         answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}", question)
-        return _stored(answer)
+        return _found(answer)
 
     async def delete(self, stream: str, sequence: int) -> None:
         """Removes a message; one that is gone already is no error."""
@@ -139,10 +130,9 @@ class JetStreamApi:
             answered.set_result(message)
 
 
-def _stored(answer: Message) -> StoredMessage | None:
+def _found(answer: Message) -> StoredMessage | None:
     if answer.status == "404":
         return None
     if answer.status:
         raise ConnectionError(f"JetStream could not look up a message: status {answer.status}")
-    block = answer.header_block
-    return StoredMessage(int(last_header(block, b"Nats-Sequence") or 0), parse_headers(block), block, answer.data)
+    return stored_message(answer)

@@ -23,12 +23,15 @@ _RETRY_S = 0.05  # no stream answers: it is being made, or its server restarts
 
 
 class StoredMessage(NamedTuple):
-    """A message of a stream. `headers` have names in lower case; `stored_ms` is unix time."""
+    """A message of a stream. `headers` have names in lower case, `header_block` as they lie there; `stored_ms` is unix
+    time.
+    """
 
     subject: str
     sequence: int
     stored_ms: int
     headers: dict[str, str]
+    header_block: bytes
     data: bytes
 
 
@@ -92,21 +95,22 @@ class StoredMessages:
         elif message.status:  # 404: there is none; 204: that was all
             asked.answer.set_result(asked.found)
         else:
-            found = _stored(message)
+            found = stored_message(message)
             if asked.found is None or asked.found.sequence < found.sequence:
                 asked.found = found
             if b"multi_last" not in asked.payload[:16]:
                 asked.answer.set_result(found)
 
 
-def _stored(message: Message) -> StoredMessage:
-    block = message.header_block
-    headers = parse_headers(block)
+def stored_message(answer: Message) -> StoredMessage:
+    """The message that JetStream has answered a direct get with."""
+    block = answer.header_block
     time = datetime.fromisoformat(last_header(block, b"Nats-Time-Stamp"))
     return StoredMessage(
         last_header(block, b"Nats-Subject"),
         int(last_header(block, b"Nats-Sequence")),
         int(time.timestamp() * 1000),
-        headers,
-        message.data,
+        parse_headers(block),
+        block,
+        answer.data,
     )

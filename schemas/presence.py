@@ -26,7 +26,7 @@ class RoleRecord(BaseModel):
     the epoch from which on it does.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
 
     role: Role
     id: Name

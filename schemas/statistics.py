@@ -32,7 +32,7 @@ FAILURE_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 class Counters(BaseModel):
     """Base of all: exact types, and fields of a later release are passed over."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", defer_build=True)
 
 
 class HistogramCounters(Counters):

@@ -18,7 +18,8 @@ from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher, StoreAck
 from bus.connection import Bus
 from bus.headers import pack_headers
-from bus.jetstream_api import JetStreamApi, StoredMessage
+from bus.jetstream_api import JetStreamApi
+from bus.stored_messages import StoredMessage
 from bus.subjects import token
 from gateway.durable.bodies import encode_error
 from gateway.durable.counters import DurableCounters

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher
 from bus.headers import pack_headers
-from bus.jetstream_api import JetStreamApi, StoredMessage
+from bus.jetstream_api import JetStreamApi
+from bus.stored_messages import StoredMessage
 from gateway.durable.dead_letters import original_lines
 from gateway.durable.request_terms import ID, REPLAYED_ID
 

@@ -15,6 +15,7 @@ KILLS = 6
 SEED = 173  # by which each role is killed, the gateway and nats-server twice
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_nothing_is_lost_answered_twice_or_wrong(tmp_path: Path) -> None:
     run = Run(requests=REQUESTS, seed=SEED, every_s=0.8, most_kills=KILLS, in_flight=64, rate=550, patience_s=20)

@@ -11,6 +11,7 @@ from ledger import Ledger, assert_nothing_lost, rounds
 from serving import Server, wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_all_roles_but_the_gateway_killed_at_once(hurt: Server) -> None:
     ledger = Ledger(hurt)
@@ -60,6 +61,7 @@ def test_a_role_told_to_end_ends_its_work_first(hurt: Server, role: str) -> None
     assert_nothing_lost(ledger)
 
 
+@pytest.mark.slow
 def test_a_request_that_kills_its_model_fails_alone(hurt: Server) -> None:
     def say(word: str) -> str:
         with hurt.http() as client:

@@ -56,6 +56,7 @@ def used_names() -> list[list[str]]:
     return sorted(map(list, paths))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WHEELS.exists(), reason="the GPU wheels are not unpacked: run `make test`")
 def test_every_name_is_in_the_real_bindings() -> None:
     wanted = used_names()
@@ -75,6 +76,7 @@ def test_every_name_is_in_the_real_bindings() -> None:
     assert json.loads(probe.stdout) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WHEELS.exists(), reason="the GPU wheels are not unpacked: run `make test`")
 def test_the_fake_has_no_name_that_the_real_bindings_lack() -> None:
     from tests.unit.worker import fake_tensorrt
