@@ -267,7 +267,7 @@ class Served:
     def _bind(self, core: int) -> None:
         root = psutil.Process(self._server.pid)
         for process in (root, *root.children(recursive=True)):
-            cores = {core} if "worker" in process.cmdline() else _others(core)
+            cores = {core} if "worker" in " ".join(process.cmdline()).split() else _others(core)
             for task in Path(f"/proc/{process.pid}/task").iterdir():
                 os.sched_setaffinity(int(task.name), cores)
 

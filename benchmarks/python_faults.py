@@ -186,7 +186,9 @@ def main() -> int:
         with weir.Server(folder) as server:
             clients = Clients(server, options.threads, options.elements)
             time.sleep(1)
-            (worker,) = (p for p in psutil.Process().children(recursive=True) if "worker" in p.cmdline()[1:5])
+            (worker,) = (
+                p for p in psutil.Process().children(recursive=True) if "worker" in " ".join(p.cmdline()).split()[1:5]
+            )
             before = worker.num_fds(), worker.num_threads()
             for number in (signal.SIGKILL, signal.SIGSTOP):
                 hurt_in_turn(clients, worker, number, options.faults, options.pause_s)

@@ -190,7 +190,7 @@ def _grpc_address(server: subprocess.Popen[str]) -> str:
 
 def _kill_worker(server: subprocess.Popen[str]) -> None:
     for child in psutil.Process(server.pid).children():
-        if "worker" in child.cmdline():
+        if "worker" in " ".join(child.cmdline()).split():
             os.kill(child.pid, signal.SIGKILL)
 
 

@@ -19,7 +19,7 @@ from weir.push_command import push
 from weir.start_error import StartError
 
 app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(command(SERVE, serve_command.HELP, serve_command.serve))
+app.command()(command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values)))
 app.command()(command(BACKENDS, backends_command.HELP, backends_command.backends))
 for _role in ROLES:
     app.command(rich_help_panel="One role alone")(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bus.parent_death import dies_with_parent
 from telemetry.readiness import LIFELINE_FD, READY_FD
+from weir.forked_role import ForkedRole
 
+_PROGRAM_WORDS = 4
 _LONGEST_LINE = 64 * 1024 * 1024
 
 
@@ -23,7 +25,8 @@ _LONGEST_LINE = 64 * 1024 * 1024
 class RoleSpec:
     """How to run one role.
 
-    `argv` is the command. `drain_rank` orders the stop: lower ranks end before higher ones are told to. `kept_facts`
+    `argv` is the command, `python -P -m weir` and words; where there is a `main`, that runs the words, in a fork of this
+    process. `drain_rank` orders the stop: lower ranks end before higher ones are told to. `kept_facts`
     maps an announced fact to the option that repeats it at the next start, so that a port which was drawn is kept.
     """
 
@@ -31,6 +34,7 @@ class RoleSpec:
     argv: tuple[str, ...]
     drain_rank: int = 0
     kept_facts: Mapping[str, str] = field(default_factory=dict)
+    main: Callable[[Sequence[str]], None] | None = None
 
 
 class Role:
@@ -43,7 +47,7 @@ class Role:
     def __init__(self, spec: RoleSpec, lifeline_fd: int) -> None:
         self.name = spec.name
         self.drain_rank = spec.drain_rank
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedRole | None = None
         self.ready_fd: int | None = None
         self.facts: dict[str, Any] = {}
         self.ready = False
@@ -60,19 +64,30 @@ class Role:
         self.ready_fd, child_fd = os.pipe()
         os.set_blocking(self.ready_fd, False)
         try:
-            self.process = subprocess.Popen(
+            self.process = self._run(
                 [*self._spec.argv, *self._repeated_facts()],
-                stdin=subprocess.DEVNULL,
-                env={**environment, READY_FD: str(child_fd), LIFELINE_FD: str(self._lifeline_fd)},
-                pass_fds=(child_fd, self._lifeline_fd),
-                start_new_session=True,
-                preexec_fn=dies_with_parent(),
+                {**environment, READY_FD: str(child_fd), LIFELINE_FD: str(self._lifeline_fd)},
+                (child_fd, self._lifeline_fd),
             )
         except OSError:
             self.close_ready_pipe()
             raise
         finally:
             os.close(child_fd)
+
+    def _run(
+        self, argv: Sequence[str], environment: Mapping[str, str], kept_fds: tuple[int, int]
+    ) -> subprocess.Popen[bytes] | ForkedRole:
+        if self._spec.main is not None:
+            return ForkedRole(self._spec.main, argv[_PROGRAM_WORDS:], environment, kept_fds, " ".join(argv))
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=kept_fds,
+            start_new_session=True,
+            preexec_fn=dies_with_parent(),
+        )
 
     def read_announcement(self) -> bool:
         """Take what the ready pipe holds now; True once there is no more to come.

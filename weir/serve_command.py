@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from telemetry.log_settings import LogSettings
 from telemetry.logs import configure_logging
 from telemetry.readiness import announce_ready
 from weir import NATS_URL_VARIABLE
+from weir.forked_role import import_roles
 from weir.gpu_count import count_gpus
 from weir.options import OPTIONS, SERVE, UsageError, options_of
 from weir.options.deprecated import replaced
@@ -55,8 +57,12 @@ _DOORS = (
 )
 
 
-def serve(values: dict[str, Any]) -> None:
-    """Serve with the values of the options, by key, until told to stop. Raises StartError, UsageError."""
+def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None:
+    """Serve with the values of the options, by key, until told to stop. Raises StartError, UsageError.
+
+    `main` runs a command line: roles are forked off, but for workers with GPUs. What drivers do in this process, which has
+    asked one how many GPUs there are, is not theirs.
+    """
     values, warnings = replaced(values)
     try:
         configure_logging("supervisor", LogSettings.of(SimpleNamespace(**values)))
@@ -72,11 +78,15 @@ def serve(values: dict[str, Any]) -> None:
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
+    gpus = count_gpus()
     roles = [
         RoleSpec(name="scheduler", argv=_role_command("scheduler", values), drain_rank=1),
-        *worker_roles(values, count_gpus()),
+        *worker_roles(values, gpus),
         RoleSpec(name="gateway", argv=_role_command("gateway", values), drain_rank=0, kept_facts=_DRAWN_PORTS),
     ]
+    is_forked = [gpus == 0 or not role.name.startswith("worker") for role in roles]
+    roles = [replace(role, main=main if forked else None) for role, forked in zip(roles, is_forked, strict=True)]
+    import_roles()
     nats_url = values["nats"]
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(parent_fd())

@@ -61,5 +61,5 @@ def machine_busy_s() -> float:
 
 
 def _role(process: psutil.Process) -> str:
-    words = [Path(word).name for word in process.cmdline()]
+    words = [Path(word).name for word in " ".join(process.cmdline()).split()]
     return next((_ROLES[word] for word in words if word in _ROLES), process.name())

@@ -45,7 +45,7 @@ class Served:
             with contextlib.suppress(psutil.Error):
                 if child.status() == psutil.STATUS_ZOMBIE:
                     continue
-                words = [Path(word).name for word in child.cmdline()[:6]]
+                words = [Path(word).name for word in " ".join(child.cmdline()).split()[:6]]
                 role = next((role for role in ROLES if role in words), None)
                 if role is not None:
                     found[role] = child

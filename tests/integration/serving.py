@@ -114,7 +114,7 @@ class Server(Endpoints):
         found: dict[str, int] = {}
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                command = child.cmdline()
+                command = " ".join(child.cmdline()).split()  # a forked role has one word there
                 if child.status() == psutil.STATUS_ZOMBIE or not command:
                     continue
                 if command[0].endswith("nats-server"):

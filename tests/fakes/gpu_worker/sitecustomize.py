@@ -16,3 +16,8 @@ if "worker" in sys.orig_argv and "weir" in sys.orig_argv:
     import worker_with_gpu
 
     worker_with_gpu.install()
+
+if "serve" in sys.orig_argv and "weir" in sys.orig_argv:
+    import weir.gpu_count
+
+    weir.gpu_count.count_gpus = lambda: 1

@@ -1,0 +1,74 @@
+"""A forked role is as a command would find itself: its own session, files, environment and end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from weir.forked_role import ForkedRole
+
+
+def run(main: Callable[[Sequence[str]], None], *words: str, kept: tuple[int, ...] = ()) -> ForkedRole:
+    return ForkedRole(main, words, {"OF_MINE": "1"}, kept, "weir of a test")
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def look_around(words: Sequence[str]) -> None:
+    told = [
+        os.getsid(0) == os.getpid(),
+        dict(os.environ) == {"OF_MINE": "1"},
+        {fd for fd in range(256) if is_open(fd)} == {0, 1, 2, int(words[1])},
+        os.readlink("/proc/self/fd/0") == os.devnull,
+        "weir of a test" in " ".join(psutil.Process().cmdline()),
+    ]
+    Path(words[0]).write_text(repr(told))
+
+
+def test_what_it_finds(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    assert run(look_around, str(tmp_path / "told"), str(writing), kept=(writing,)).wait() == 0
+    assert (tmp_path / "told").read_text() == repr([True] * 5)
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (lambda words: None, 0),
+        (lambda words: sys.exit(3), 3),
+        (lambda words: sys.exit("no"), 1),
+        (lambda words: 1 // 0, 1),
+    ],
+    ids=["returns", "exits", "exits with words", "raises"],
+)
+def test_how_it_ends(end: Callable[[Sequence[str]], None], status: int) -> None:
+    assert run(end).wait() == status
+
+
+def wait_for_ever(words: Sequence[str]) -> None:
+    os.write(int(words[0]), b".")
+    os.read(int(words[1]), 1)
+
+
+@pytest.mark.parametrize(("send", "number"), [(ForkedRole.terminate, -15), (ForkedRole.kill, -9)])
+def test_signals_end_it(send: Callable[[ForkedRole], None], number: int) -> None:
+    (started, starts), (ends, ended) = os.pipe(), os.pipe()
+    role = run(wait_for_ever, str(starts), str(ends), kept=(starts, ends))
+    os.read(started, 1)
+    send(role)
+    assert role.wait() == number
+    for fd in (started, starts, ends, ended):
+        os.close(fd)
