@@ -24,20 +24,34 @@ class FramePull:
     """Keeps messages of `consumer` coming to `inbox`, a subject that the owner subscribes to.
 
     The owner passes every message of the inbox to `receive`, which hands real ones to `deliver(data, ack_subject)`.
+    `group` is the consumer's priority group, if it has one.
     """
 
-    def __init__(self, bus: Bus, stream: str, consumer: str, inbox: str, deliver: Callable[[bytes, str], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        consumer: str,
+        inbox: str,
+        deliver: Callable[[bytes, str], None],
+        group: str = "",
+    ) -> None:
         self._bus = bus
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = inbox
         self._deliver = deliver
         self._outstanding = 0
-        self._request = json.dumps({"batch": _BATCH, "expires": int(_EXPIRES_S * 1e9)}).encode()
+        self._request = _request(group)
         self._paused = False
         self.consumer_lost = False
 
-    def start(self) -> None:
-        """Sends the first request; called again after a reconnection, when the broker has forgotten all of them."""
+    def start(self, group: str | None = None) -> None:
+        """Sends the first request; called again after a reconnection, when the broker has forgotten all of them.
+
+        With `group` when the consumer has another one now.
+        """
+        if group is not None:
+            self._request = _request(group)
         self._outstanding = 0
         self.consumer_lost = False
         self._ask()
@@ -81,5 +95,10 @@ class FramePull:
             self._outstanding = 0
             if not self._paused:
                 self._ask()
-        elif status in ("409", "503"):
+        elif status in ("400", "409", "503"):  # 400: it is there, and another's
             self.consumer_lost = True
+
+
+def _request(group: str) -> bytes:
+    named = {"group": group} if group else {}
+    return json.dumps({"batch": _BATCH, "expires": int(_EXPIRES_S * 1e9), **named}).encode()

@@ -27,6 +27,7 @@ RESERVED_TOKENS = frozenset(
         "live",
         "lost",
         "lost-attempts",
+        "owner",
         "presence",
         "probe",
         "readiness",

@@ -7,17 +7,16 @@ consumer) and discard policy "new" (a full stream refuses publishes with an erro
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
     DiscardPolicy,
     KeyValueConfig,
     RetentionPolicy,
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import BadRequestError, NotFoundError, ServerError
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError
 
 from bus import subjects
 from bus.connection import Bus
@@ -132,26 +131,39 @@ async def ensure_stream(bus: Bus, config: StreamConfig) -> bool:
     return False
 
 
-async def take_live_consumer(bus: Bus, queue: LiveQueue) -> str:
+async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
     """Takes over a queue: every frame not yet acknowledged is delivered again, to the caller.
 
     A frame that a previous owner had pulled would otherwise wait for `ack_wait`; a consumer made anew knows of no
-    delivery. Returns the consumer's name.
+    delivery. It delivers only to who names `epoch` (`live_pull_group`): what an owner before, who was paused, asks for
+    would be missing here. Returns the consumer's name. Raises NatsError, OSError or TimeoutError.
     """
     name = queue.consumer
     try:
         await bus.jetstream.delete_consumer(queue.stream, name)
     except NotFoundError:
         pass
-    await bus.jetstream.add_consumer(
-        queue.stream,
-        ConsumerConfig(
-            durable_name=name,
-            filter_subject=queue.subject,
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=_ACK_WAIT_S,
-            max_ack_pending=MAX_UNACKED_FRAMES,
-            max_waiting=64,
-        ),
-    )
+    config: dict[str, Any] = {
+        "name": name,
+        "durable_name": name,
+        "filter_subject": queue.subject,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "ack_policy": "explicit",
+        "ack_wait": int(_ACK_WAIT_S * 1e9),
+        "max_ack_pending": MAX_UNACKED_FRAMES,
+        "max_waiting": 64,
+    }
+    if epoch:
+        # nats-py's ConsumerConfig knows of no groups.
+        config |= {"priority_policy": "overflow", "priority_groups": [live_pull_group(epoch)]}
+    question = {"stream_name": queue.stream, "action": "create", "config": config}
+    answer = await bus.ask(f"$JS.API.CONSUMER.CREATE.{queue.stream}.{name}", question)
+    if "error" in answer:
+        APIError.from_error(answer["error"])
     return name
+
+
+def live_pull_group(epoch: int) -> str:
+    """The priority group (ADR-42) that the owner from `epoch` on names when it asks for frames; "" for none."""
+    return str(epoch) if epoch else ""

@@ -161,6 +161,27 @@ def presence(role: str, id: str) -> str:
     return f"presence.{role}.{id}"
 
 
+OWNERS_BUCKET = "queue-owners"
+OWNERS_STREAM = f"KV_{OWNERS_BUCKET}"
+"""Which scheduler owns which queue of live requests."""
+
+OWNER_WORD = "owner.*"
+"""Word of queues that have been taken."""
+
+
+def owner_word(model: str, partition: int = 0) -> str:
+    """Tells who has just taken a queue of `model`, once its record is written."""
+    return f"owner.{queue_token(model, partition)}"
+
+
+def owner_record(model: str, partition: int = 0) -> str:
+    """Where it is written who owns a queue of `model`."""
+    return f"$KV.{OWNERS_BUCKET}.{queue_token(model, partition)}"
+
+
+OWNER_RECORDS = f"$KV.{OWNERS_BUCKET}.>"
+
+
 STATISTICS_QUERY = "statistics.query"
 """Asks every worker and scheduler for its counters, and every gateway that has any; each answers on the reply subject."""
 

@@ -50,6 +50,7 @@ class EventLog:
     def model(self, name: str, next_batch_id: Callable[[], int], **options: int) -> RecordedModelScheduler:
         """A new scheduler for the model, which is recorded; with these options of `ModelScheduler`."""
         log = ModelLog(self, name, next_batch_id, options)
+        self._models = [log for log in self._models if log.is_open]
         self._models.append(log)
         return RecordedModelScheduler(name, log, options)
 

@@ -40,15 +40,17 @@ AnyVersion = VersionScheduler | SequenceScheduler  # as the configuration of the
 
 
 class ModelScheduler:
-    """See the module. Times are microseconds of one monotonic clock."""
+    """See the module. Times are microseconds of one monotonic clock. `is_heir`: as of `SequenceScheduler`."""
 
     def __init__(
         self,
         name: str,
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
+        is_heir: int = 0,
     ) -> None:
         self.name = name
+        self._is_heir = bool(is_heir)
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
         self._configs: dict[int, ModelConfig] = {}
@@ -122,14 +124,10 @@ class ModelScheduler:
             self._unrouted[request] = None
 
     def _scheduler_for(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> AnyVersion:
+        draw, patience_us = self._next_batch_id, self._unavailable_timeout_us
         if config.sequence_batching is not None:
-            return SequenceScheduler(version, config, self._next_batch_id, self._unavailable_timeout_us)
-        return VersionScheduler(
-            version,
-            batcher_for(config, strategy),
-            self._next_batch_id,
-            unavailable_timeout_us=self._unavailable_timeout_us,
-        )
+            return SequenceScheduler(version, config, draw, patience_us, self._is_heir)
+        return VersionScheduler(version, batcher_for(config, strategy), draw, unavailable_timeout_us=patience_us)
 
     def look_ahead(self, retiring: frozenset[int], given_up: frozenset[int], is_given_up: bool) -> None:
         """Which versions are being unloaded, which are gone for good, and whether the model is; before `set_instances`."""

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Protocol
 
 from bus.connection import Bus
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
-from bus.streams import take_live_consumer
+from bus.streams import live_pull_group, take_live_consumer
 from scheduler.alarm import Alarm
 from scheduler.counters import DispatchCounters
 from scheduler.lost_attempts import LostAttempts
 from scheduler.model_scheduler import ModelScheduler
+from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import Ended
 
 MAX_HELD_BYTES = 256 << 20
 """Frames of one model held in memory; beyond it they stay in the stream, whose limits refuse publishes."""
 
-NewModel = Callable[[str, Callable[[], int]], ModelScheduler]
-"""Makes the policy of a model, of its name and what draws batch ids."""
+
+class NewModel(Protocol):
+    """Makes the policy of a model, of its name and what draws batch ids.
+
+    `is_heir`: somebody owned its queue before, whose sequences have gone with him.
+    """
+
+    def __call__(self, name: str, next_batch_id: Callable[[], int], /, *, is_heir: int = 0) -> ModelScheduler:
+        """A new one."""
 
 
 class LiveFrame:
@@ -58,7 +67,8 @@ class OwnedModel:
     """One queue of a model: its policy, pull and alarm (which calls `wake` with it), counters, and the bytes held for it.
 
     `unsubscribe` ends the subscription through which the pull's frames come, `publish` sends a message. `let_go` holds
-    (worker, version) of what workers were given leave to unload.
+    (worker, version) of what workers were given leave to unload. It is owned from `epoch` on. While it is `stopped`
+    nothing is sent to workers; `refused` are the batches that one of them did not take, for it knows of a later owner.
     """
 
     def __init__(
@@ -69,24 +79,50 @@ class OwnedModel:
         wake: Callable[[OwnedModel], None],
         unsubscribe: Callable[[], None],
         publish: Callable[[str, bytes], None],
+        counters: DispatchCounters | None = None,
+        epoch: int = 0,
     ) -> None:
+        self.epoch = epoch
+        self.stopped = False
+        self.refused: list[int] = []
         self.queue = queue
         self.name = scheduler.name
         self.scheduler = scheduler
         self.pull = pull
         self.let_go: set[tuple[str, int]] = set()
         self.alarm = Alarm(lambda: wake(self))
-        self.counters = DispatchCounters()
+        self.counters = counters or DispatchCounters()
         self._lost_attempts = LostAttempts(scheduler, publish)
         self._unsubscribe = unsubscribe
+        self._subscriptions: list[Callable[[], None]] = []
         self._held_bytes = 0
         self._full = False
         self._closed = False
 
     async def take_again(self, bus: Bus) -> None:
         """Pulls from a consumer that is made anew: the broker has forgotten it. Raises NatsError, OSError, TimeoutError."""
-        await take_live_consumer(bus, self.queue)
-        self.pull.start()
+        await take_live_consumer(bus, self.queue, self.epoch)
+        if not self._closed:
+            self.pull.start(live_pull_group(self.epoch))
+
+    def also_ends(self, unsubscribe: Callable[[], None]) -> None:
+        """A subscription of the queue's, which `forget` ends."""
+        self._subscriptions.append(unsubscribe)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether sequences have begun here that have not ended: they end with this owner."""
+        versions = self.scheduler.versions().values()
+        return any(isinstance(version, SequenceScheduler) and version.open_sequences for version in versions)
+
+    def forget(self) -> None:
+        """The queue is another's: nothing of it is done here any more."""
+        self.stopped = True
+        self.close()
+        self.alarm.close()
+        for unsubscribe in self._subscriptions:
+            unsubscribe()
+        self._subscriptions.clear()
 
     def close(self) -> None:
         """Takes no more frames; what is held is still served."""

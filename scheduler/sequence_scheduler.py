@@ -42,8 +42,14 @@ MAX_WAITING = 100_000
 """Requests of one lane that may wait for one version, of all sequences together."""
 
 
+_MAY_BE_LOST = "; if it has begun, its state was lost with the scheduler that had it: start the sequence again"
+
+
 class SequenceScheduler:
-    """See the module. `config` has `sequence_batching`; the other arguments are those of `VersionScheduler`."""
+    """See the module. `config` has `sequence_batching`; the other arguments are those of `VersionScheduler`.
+
+    `is_heir`: another scheduler had the queue before, and sequences that this one knows nothing of.
+    """
 
     def __init__(
         self,
@@ -51,8 +57,10 @@ class SequenceScheduler:
         config: ModelConfig,
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
+        is_heir: bool = False,
     ) -> None:
         self.version = version
+        self._is_heir = is_heir
         self._table = SequenceTable(0, 0)
         self.use_config(config)
         self._patience = Patience(unavailable_timeout_us)
@@ -88,6 +96,11 @@ class SequenceScheduler:
     def waiting_in(self, lane: int) -> int:
         """Requests of one lane in those queues."""
         return self._table.waiting_in[lane]
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that have begun and not ended."""
+        return self._table.open_sequences
 
     @property
     def is_idle(self) -> bool:
@@ -287,7 +300,7 @@ class SequenceScheduler:
     def _not_started(self, request: QueuedRequest) -> WeirError:
         return invalid(
             f"inference request for sequence {_name(request)} to model '{self._model}' must specify the START "
-            "flag on the first request of the sequence"
+            "flag on the first request of the sequence" + (_MAY_BE_LOST if self._is_heir else "")
         )
 
     def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:

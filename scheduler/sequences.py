@@ -58,6 +58,11 @@ class SequenceTable:
         self.waiting_in = [0] * len(Lane)  # requests in the queues of all sequences, by lane
 
     @property
+    def open_sequences(self) -> int:
+        """Sequences that have begun and not ended."""
+        return len(self._open)
+
+    @property
     def waiting(self) -> int:
         """Requests in the queues of all sequences."""
         return sum(self.waiting_in)

@@ -1,7 +1,8 @@
 """The shell around the policies: feeds bus messages to `ModelScheduler`s and carries out what they decide.
 
 All of it runs in one event loop; a policy call never awaits. What comes in during one turn of the loop is taken in
-before anything is dispatched, so that requests that came together can share a batch.
+before anything is dispatched, so that requests that came together can share a batch. Which queues it owns is the matter
+of `scheduler.queue_keeper`; whatever comes passes the `Fence`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
@@ -23,10 +24,13 @@ from bus.connection import Bus, Message
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
 from bus.registry import RegistryView
-from bus.streams import ensure_streams, take_live_consumer
+from bus.streams import ensure_streams, live_pull_group
 from scheduler import policy_clock as clock
 from scheduler.batch import Batch
 from scheduler.counters import model_counters, pack_scheduler
+from scheduler.event_log import RecordedModelScheduler
+from scheduler.fence import Fence
+from scheduler.former_counters import FormerCounters
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
 from scheduler.queued_request import frame_of, requests_of
@@ -47,6 +51,12 @@ PROBE_INTERVAL_S = 0.25
 """How often a worker that holds batches is probed: its death is noticed within this time."""
 
 _DRAIN_POLL_S = 0.02
+
+RELEASE_PATIENCE_S = 1.0
+"""A queue that is handed over waits for so long for what has come from it; more may wait than will run in that time."""
+
+BATCHES_PATIENCE_S = 5.0
+"""And for so long for what runs by then."""
 
 RECONNECT_GRACE_S = 2.0
 """After a reconnection other roles need a moment too: nobody is taken for dead meanwhile."""
@@ -72,68 +82,114 @@ class SchedulerService:
         self._background = background
         self._id = scheduler_id
         self._born_ns = time.time_ns()
-        self._registry = RegistryView(bus)
-        self._follower = RecordFollower(self._registry, StrategyFiles(repositories))
+        self.registry = RegistryView(bus)
+        self.fence = Fence()
+        self.on_refused: Callable[[OwnedModel, int], None] = lambda owned, epoch: None
+        self.is_scheduler_gone: Callable[[str], bool] = lambda id: False
+        self._follower = RecordFollower(self.registry, StrategyFiles(repositories))
         self._queues: dict[LiveQueue, OwnedModel] = {}
-        self._taking: dict[LiveQueue, asyncio.Task[None]] = {}
+        self._of_model: dict[str, list[OwnedModel]] = defaultdict(list)
+        self._former = FormerCounters()
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
+        self._pump = self.fence.guard(self._dispatch)
         self._missing: dict[str, set[int]] = {}  # batches that a worker's last heartbeat did not name
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
         self.malformed_messages = 0
 
     async def start(self) -> None:
-        """Returns when every model known by now is being served."""
+        """Knows the workers and their models when it returns, and owns nothing yet."""
         await ensure_streams(self._bus)
         await self.listen()
-        self._registry.on_model_change(self._on_model_change)
-        self._registry.on_worker_lost(self._on_worker_lost)
-        self._registry.on_heartbeat(self._on_heartbeat)
-        self._bus.on_reconnect(self._recover)
-        await self._registry.start(self._background)
-        await asyncio.gather(*self._taking.values(), return_exceptions=True)
+        self.registry.on_model_change(self._on_model_change)
+        self.registry.on_worker_lost(self._on_worker_lost)
+        self.registry.on_heartbeat(self.fence.guard(self._on_heartbeat))
+        await self.registry.start(self._background)
         self._ticker = self._background.create_task(self._tick())
         self._bus.publish(subjects.LAST_COUNTERS, self._counters())
 
     async def listen(self) -> None:
         """Takes the ends of batches from now on, and word of workers that are gone."""
-        await self._bus.subscribe(subjects.done(self._id), self._on_done)
-        await self._bus.subscribe(subjects.lost(self._id, "*"), self._on_lost)
+        await self._bus.subscribe(subjects.done(self._id), self.fence.guard(self._on_done))
+        await self._bus.subscribe(subjects.lost(self._id, "*"), self.fence.guard(self._on_lost))
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
 
-    async def own(self, queue: LiveQueue, consumer: str) -> OwnedModel:
-        """Serves the queue from now on with what `consumer` delivers."""
+    async def own(self, queue: LiveQueue, consumer: str, epoch: int = 0, is_heir: bool = False) -> OwnedModel:
+        """Serves the queue from now on with what `consumer` delivers. `is_heir`: somebody else did before."""
         inbox = queue.inbox(self._id)
+        on_frame = self.fence.guard(self._on_frame)
         pull = FramePull(
             self._bus,
             queue.stream,
             consumer,
             inbox,
-            lambda data, ack_subject: self._on_frame(owned, data, ack_subject),
+            lambda data, ack_subject: on_frame(owned, data, ack_subject),
+            live_pull_group(epoch),
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
-        scheduler = self._new_model(queue.model, self._batch_ids.__next__)
-        owned = OwnedModel(queue, scheduler, pull, self._touch, unsubscribe, self._bus.publish)
+        draw = self._batch_ids.__next__
+        scheduler = self._new_model(queue.model, draw, is_heir=1) if is_heir else self._new_model(queue.model, draw)
+        counters = self._former.taken_again(queue)
+        owned = OwnedModel(queue, scheduler, pull, self._touch, unsubscribe, self._bus.publish, counters, epoch)
         self._queues[queue] = owned
-        await self._bus.subscribe(queue.cancel_subject, partial(self._on_cancel, owned))
-        await self._bus.subscribe(queue.drain_subject, partial(self._on_drain, owned))
+        self._of_model[queue.model].append(owned)
+        for subject, act in ((queue.cancel_subject, self._on_cancel), (queue.drain_subject, self._on_drain)):
+            ends = await self._bus.subscribe(subject, self.fence.guard(partial(act, owned)))
+            owned.also_ends(ends)
         self._follow(owned)
         pull.start()
         return owned
+
+    def find(self, queue: LiveQueue) -> OwnedModel | None:
+        """The queue, if it is owned here."""
+        return self._queues.get(queue)
+
+    async def release(self, queue: LiveQueue) -> None:
+        """Serves the queue no more once what is here has run, or so much of it as does within a while.
+
+        What has not, its next owner is delivered again.
+        """
+        owned = self._queues[queue]
+        owned.close()
+        await _wait(lambda: not len(owned.scheduler), RELEASE_PATIENCE_S)
+        owned.stopped = True
+        await _wait(lambda: owned not in self._batches.values(), BATCHES_PATIENCE_S)
+        self.drop(owned)
+
+    def drop(self, owned: OwnedModel) -> None:
+        """The queue is another's: nothing that is here of it is answered or acknowledged any more."""
+        if self._queues.get(owned.queue) is not owned:
+            return
+        owned.forget()
+        del self._queues[owned.queue]
+        self._of_model[owned.name].remove(owned)
+        self._batches = {id: of for id, of in self._batches.items() if of is not owned}
+        self._former.dropped(owned)
+        if isinstance(owned.scheduler, RecordedModelScheduler):
+            owned.scheduler.log.close()
+
+    def resume(self, owned: OwnedModel) -> None:
+        """The queue is ours after all: what workers refused is sent again, by the epoch that it has now."""
+        refused, owned.refused, owned.stopped = owned.refused, [], False
+        for batch_id in refused:
+            if self._batches.pop(batch_id, None) is owned:
+                self._finish(owned.scheduler.complete(clock.now_us(), batch_id, BatchOutcome.NOT_RUN, 0))
+        self._touch(owned)
+
+    def told_nobody_is_gone(self) -> None:
+        """The broker has come back: other roles need a moment too."""
+        self._no_deaths_before_s = time.monotonic() + RECONNECT_GRACE_S
+        self._missing.clear()
 
     async def stop(self, timeout_s: float) -> None:
         """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
         for owned in self._queues.values():
             owned.close()
-        deadline = time.monotonic() + timeout_s
-        while self._batches and time.monotonic() < deadline:
-            await asyncio.sleep(_DRAIN_POLL_S)
+        await _wait(lambda: not self._batches, timeout_s)
         if self._ticker is not None:
             self._ticker.cancel()
-        for task in list(self._taking.values()):
-            task.cancel()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
     @property
@@ -144,13 +200,13 @@ class SchedulerService:
     @property
     def owned_queues(self) -> list[tuple[str, int, int]]:
         """Model, partition and epoch of the queues that it owns."""
-        return [(*queue, 0) for queue in self._queues]
+        return [(*queue, owned.epoch) for queue, owned in self._queues.items()]
 
     # What comes in
 
     def _on_frame(self, owned: OwnedModel, data: bytes, ack_subject: str) -> None:
-        if not ack_subject:
-            return  # not from the stream: whoever sent it to the inbox itself gets no answer
+        if not ack_subject or owned.stopped:
+            return  # not from the stream (whoever sent it to the inbox itself gets no answer), or for the next owner
         now_us = clock.now_us()
         try:
             gateway, rows = unpack_frame_rows(data)
@@ -181,7 +237,11 @@ class SchedulerService:
         now_us = clock.now_us()
         for batch_id, outcome, busy_us, rescheduled in dones:
             owned = self._batches.get(batch_id)
-            if owned is not None:
+            if owned is not None and outcome == BatchOutcome.REFUSED:
+                owned.stopped = True
+                owned.refused.append(batch_id)
+                self.on_refused(owned, busy_us)
+            elif owned is not None:
                 if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
                     del self._batches[batch_id]
                 complete = owned.unanswered if outcome == BatchOutcome.UNANSWERED else owned.scheduler.complete
@@ -207,9 +267,11 @@ class SchedulerService:
     def _on_lost(self, message: Message) -> None:
         worker = message.subject.rsplit(".", 1)[1]
         if message.status == "503" and time.monotonic() > self._no_deaths_before_s:
-            if worker in self._registry.workers:
+            if self.is_scheduler_gone(worker):
+                return
+            if worker in self.registry.workers:
                 logger.warning("worker %s is gone: its batches are done again", worker)
-                self._registry.drop(worker)
+                self.registry.drop(worker)
                 self._erase(worker)
             else:
                 self._on_worker_lost(worker)
@@ -241,6 +303,7 @@ class SchedulerService:
 
     def _counters(self, leaving: bool = False) -> bytes:
         models = [model_counters(owned.scheduler, owned.counters, clock.now_us()) for owned in self._queues.values()]
+        models += self._former.told()
         return pack_scheduler(self._id, self._born_ns, models, self.malformed_messages, leaving)
 
     def _dropped(self, model: str, error: MalformedMessage) -> None:
@@ -250,15 +313,11 @@ class SchedulerService:
     # Models and workers
 
     def _on_model_change(self, name: str) -> None:
-        if not name:
-            return
-        queue = LiveQueue(name)
-        owned = self._queues.get(queue)
-        if owned is not None:
+        for owned in self._of_model.get(name, ()):
             self._follow(owned)
-        elif queue not in self._taking:
-            task = self._taking[queue] = asyncio.get_running_loop().create_task(self._take(queue))
-            task.add_done_callback(lambda task: self._on_taken(queue, task))
+        if name:
+            views = self.registry.workers.values()
+            self._former.follow(name, [view.models[name] for view in views if name in view.models])
 
     def _follow(self, owned: OwnedModel) -> None:
         for ended in self._follower.update(owned, clock.now_us()):
@@ -279,20 +338,6 @@ class SchedulerService:
             self._follow(owned)
         self._bus.publish(message.reply, pack_drain(self._id, owned.name, free))
 
-    async def _take(self, queue: LiveQueue) -> None:
-        await self.own(queue, await take_live_consumer(self._bus, queue))
-
-    def _on_taken(self, queue: LiveQueue, task: asyncio.Task[None]) -> None:
-        del self._taking[queue]
-        if not task.cancelled() and (error := task.exception()):
-            # The broker is away or restarting; `_tick` tries again.
-            logger.warning("model %s: could not take its queue: %s", queue, error)
-
-    def _take_unowned(self) -> None:
-        known = {name for view in self._registry.workers.values() for name in view.models}
-        for name in known - {queue.model for queue in self._queues}:
-            self._on_model_change(name)
-
     def _on_worker_lost(self, worker: str) -> None:
         now_us = clock.now_us()
         self._missing.pop(worker, None)
@@ -303,7 +348,7 @@ class SchedulerService:
             self._touch(owned)
 
     def _erase(self, worker: str) -> None:
-        self._background.create_task(self._try(self._registry.erase(worker)))
+        self._background.create_task(self._try(self.registry.erase(worker)))
 
     async def _try(self, change: Coroutine[Any, Any, None]) -> None:
         """Changes something at the broker, which may be away just now: then recovery, or the next tick, sees to it."""
@@ -312,23 +357,17 @@ class SchedulerService:
         except (NatsError, OSError, TimeoutError) as error:
             logger.warning("the broker did not do as asked: %s: %s", type(error).__name__, error)
 
-    async def _recover(self) -> None:
-        """The broker came back, perhaps without streams, consumers and pulls."""
-        self._no_deaths_before_s = time.monotonic() + RECONNECT_GRACE_S
-        self._missing.clear()
-        await ensure_streams(self._bus)
-        for owned in list(self._queues.values()):
-            await owned.take_again(self._bus)
-
     def _touch(self, owned: OwnedModel) -> None:
         if not self._dirty:
             self._bus.defer(self._pump)
         self._dirty.add(owned)
 
-    def _pump(self) -> None:
+    def _dispatch(self) -> None:
         dirty, self._dirty = self._dirty, set()
         now_us = clock.now_us()
         for owned in dirty:
+            if owned.stopped:
+                continue
             overdue = owned.scheduler.overdue(now_us)
             if overdue is not NOTHING_ENDED:
                 self._finish(overdue)
@@ -362,7 +401,8 @@ class SchedulerService:
         self._bus.publish(
             subjects.work(instance.worker),
             pack_batch_rows(
-                self._id, batch.id, owned.name, batch.version, instance.number, rows, acks, batch.is_series
+                *(self._id, batch.id, owned.name, batch.version, instance.number, rows, acks, batch.is_series),
+                *(owned.epoch, owned.queue.partition),
             ),
             subjects.lost(self._id, instance.worker),
         )
@@ -384,6 +424,7 @@ class SchedulerService:
 
     async def _tick(self) -> None:
         seconds = 0.0
+        expire = self.fence.guard(self._expire)
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
             for worker in {worker for owned in self._queues.values() for worker in owned.scheduler.workers()}:
@@ -391,10 +432,18 @@ class SchedulerService:
             seconds += PROBE_INTERVAL_S
             if seconds >= 1.0 and self._bus.is_connected:
                 seconds = 0.0
-                self._take_unowned()
-                for worker in self._registry.expire():
+                for worker in self.registry.expire():
                     self._erase(worker)
-                for owned in list(self._queues.values()):
-                    self._finish(owned.scheduler.expire(clock.now_us()))
-                    if owned.pull.consumer_lost:
-                        await self._try(owned.take_again(self._bus))
+                expire()
+
+    def _expire(self) -> None:
+        for owned in list(self._queues.values()):
+            if not owned.stopped:
+                self._finish(owned.scheduler.expire(clock.now_us()))
+
+
+async def _wait(is_over: Callable[[], bool], timeout_s: float) -> None:
+    """Returns when it is over, or the time is."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_over() and time.monotonic() < deadline_s:
+        await asyncio.sleep(_DRAIN_POLL_S)

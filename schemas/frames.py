@@ -45,10 +45,12 @@ def pack_batch_rows(
     rows: Sequence[Row],
     acks: Sequence[str],
     is_series: bool = False,
+    epoch: int = 0,
+    partition: int = 0,
 ) -> bytes:
     """A batch message; each row holds the fields of a `schemas.messages.BatchEntry`, of which the last three may lack."""
-    message = (WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks)
-    return bytes(_pack((*message, True) if is_series else message))
+    message = (WIRE_VERSION, scheduler, batch_id, model, version, instance, rows, acks, is_series)
+    return bytes(_pack((*message, epoch, partition)))
 
 
 def unpack_done_rows(data: bytes) -> list[Row]:

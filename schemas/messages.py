@@ -106,6 +106,7 @@ class BatchMessage(NamedTuple):
 
     `acks` are the ack subjects of frames that end with this batch: the worker acknowledges them with its answers. The
     requests of a series are executed one after another, each alone, whatever the model's configuration is by then.
+    `epoch` is that from which on the scheduler owns the queue, `partition`, that the requests come from.
     """
 
     scheduler: str
@@ -116,6 +117,8 @@ class BatchMessage(NamedTuple):
     entries: list[BatchEntry]
     acks: list[str]
     is_series: bool = False
+    epoch: int = 0
+    partition: int = 0
 
 
 class BatchOutcome(IntEnum):
@@ -131,6 +134,8 @@ class BatchOutcome(IntEnum):
     """The instance can't run for the time being, and has not begun: the batch goes back to the queue as it was."""
     HANDED_BACK = 4
     """Some of a series have not begun, and go back to the queue as they were: what is before them takes its time."""
+    REFUSED = 5
+    """Its worker knows of a later owner of the queue, and has not begun: `Done.busy_us` is the epoch of that one."""
 
 
 class Done(NamedTuple):
@@ -153,12 +158,12 @@ def pack_frame(gateway: str, parts: Sequence[Part]) -> bytes:
 
 def pack_batch(batch: BatchMessage) -> bytes:
     """The message that hands `batch` to its worker."""
-    return bytes(pack((WIRE_VERSION, *(batch if batch.is_series else batch[:-1]))))
+    return bytes(pack((WIRE_VERSION, *batch)))
 
 
 def unpack_batch(data: bytes) -> BatchMessage:
     """The batch in a message. Raises MalformedMessage."""
-    scheduler, batch_id, model, version, instance, rows, acks, *is_series = unpack(data, 7, optional=1)
+    scheduler, batch_id, model, version, instance, rows, acks, *more = unpack(data, 7, optional=3)
     try:
         if not type(rows) is type(acks) is list:
             raise TypeError("expected lists")
@@ -167,9 +172,11 @@ def unpack_batch(data: bytes) -> BatchMessage:
             raise TypeError("names that can't be part of a subject")
         if not type(batch_id) is type(version) is type(instance) is int:
             raise TypeError("expected integers")
-        if batch_id < 0 or (is_series and type(is_series[0]) is not bool):
+        if batch_id < 0 or (more and type(more[0]) is not bool):
             raise TypeError("not the number of a batch, or not whether it is a series")
-        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks, *is_series)
+        if not all(type(number) is int and number >= 0 for number in more[1:]):
+            raise TypeError("not an epoch, or not a partition")
+        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks, *more)
     except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
 

@@ -20,7 +20,8 @@ MAX_QUEUES = 65_536
 
 class RoleRecord(BaseModel):
     """One process: its role and id, on which host (`bus.identity.host`, and the name that people know it by), of which
-    release, since when (unix time), and whether it is leaving.
+    release, since when (unix time), and whether it is leaving; one that is `draining` is about to, and is given nothing
+    more.
 
     `urls` are where a gateway is asked. `queues` are those of live requests that a scheduler owns: model, partition, and
     the epoch from which on it does.
@@ -36,6 +37,7 @@ class RoleRecord(BaseModel):
     version: Annotated[str, Field(max_length=64)] = ""
     since_ms: Annotated[int, Field(ge=0, lt=1 << 53)]
     leaving: bool = False
+    draining: bool = False
     urls: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=16)] = []
     queues: Annotated[list[Queue], Field(max_length=MAX_QUEUES)] = []
 

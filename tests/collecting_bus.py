@@ -19,8 +19,9 @@ class CollectingBus:
         self._callbacks: dict[str, Callback] = {}
         self._deferred: list[Callable[[], None]] = []
 
-    async def subscribe(self, subject: str, callback: Callback) -> None:
+    async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
         self._callbacks[subject] = callback
+        return lambda: None
 
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         self.published.append((subject, data, reply))

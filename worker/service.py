@@ -43,6 +43,7 @@ from worker.device_metrics import DevicePoller
 from worker.ensembles.instance import EnsembleInstance
 from worker.model_instance import ModelInstance
 from worker.model_loader import LoadedResult
+from worker.queue_epochs import QueueEpochs
 from worker.running_batch import RunningBatch
 from worker.series import MAX_HELD_S, Series
 from worker.served_version import AnyInstance, ServedVersion
@@ -87,6 +88,7 @@ class WorkerService:
         self._held: dict[tuple[str, int], RunningBatch | Series] = {}
         self._series: dict[int, Series] = {}  # by the ids of their parts that have not ended
         self._part_ids = count(-1, -1)
+        self._epochs = QueueEpochs()
         self._publisher = publisher
         self._draining = False
         self._beats: asyncio.Task[None] | None = None
@@ -97,6 +99,7 @@ class WorkerService:
         """Listens for batches, registers, and sends heartbeats in a task of `background`; models are loaded after that."""
         await ensure_streams(self._bus)
         await self._registry.start()
+        await self._epochs.start(self._bus)
         await self._bus.subscribe(subjects.work(self.worker_id), self._on_batch)
         await self._bus.subscribe(subjects.abandoned(self.worker_id), self._on_abandoned)
         await self._bus.subscribe(subjects.release(self.worker_id), self._on_release)
@@ -212,6 +215,10 @@ class WorkerService:
             self.malformed_messages += 1
             logger.warning("dropped a message that is no batch: %s", error)
             return
+        later = self._epochs.later_than(batch)
+        if later:
+            self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.REFUSED, later), []))
+            return
         # The scheduler's picture may be older than the registry.
         result = self.models.get(batch.model)
         served = None if result is None else result.served.get(batch.version)
@@ -304,7 +311,7 @@ class WorkerService:
                 "worker": self.worker_id,
                 "born_ns": self._born_ns,
                 "models": [*self.statistics(), *self._cache_counters()],
-                "malformed_messages": self.malformed_messages,
+                "malformed_messages": self.malformed_messages + self._epochs.malformed_messages,
                 "payload_slots": sum(instance.slots_held for instance in list(self._arenas.values())),
                 "host": None if devices is None else devices.host,
                 "gpus": {} if devices is None else devices.gpus,

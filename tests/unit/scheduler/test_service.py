@@ -233,7 +233,7 @@ def unloading(served: Served, state: ModelState) -> None:
     """The worker tells that its version is in this state."""
     view = WorkerView("worker", 0.0)
     view.models["model"] = ModelRecord("model", {1: VersionRecord(state, instances=1)}, CONFIG)
-    served.service._registry.workers["worker"] = view
+    served.service.registry.workers["worker"] = view
     served.service._on_model_change("model")
     served.bus.turn()
 

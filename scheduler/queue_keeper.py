@@ -1,0 +1,368 @@
+"""`QueueKeeper`: sees to it that each queue has one owner among the schedulers; the shell of `scheduler.ownership`.
+
+It tells the others of this scheduler each `SIGN_INTERVAL_S` and hears of them, probes their connections, and carries out
+what `Ownership` decides: a queue is taken by writing its record (`bus.queue_owners`), then making its consumer anew, and
+handed over by letting what runs end, then writing the record for the next owner.
+
+Whether this scheduler may go on with what it has says the `Fence`, which a sign of life keeps open that the broker has
+confirmed. Once it has shut, the records are read before anything is done: what is another's by now is dropped without a
+word, for that one has been delivered everything that was not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from nats.errors import Error as NatsError
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.live_queues import LiveQueue
+from bus.presence import Presence, PresenceView
+from bus.queue_owners import OwnerRecord, QueueOwners
+from bus.streams import ensure_streams, take_live_consumer
+from scheduler.owned_model import OwnedModel
+from scheduler.ownership import SILENCE_S, Action, HandOver, Look, Ownership, Take
+from scheduler.service import RECONNECT_GRACE_S, SchedulerService
+from scheduler.wanted_queues import queues_of
+from schemas.ownership import QueueOwner, pack_queue_owner, unpack_queue_owner
+from schemas.presence import RoleRecord
+from schemas.wire import MalformedMessage
+
+logger = logging.getLogger("weir.scheduler")
+
+SIGN_INTERVAL_S = 0.25
+"""How often a scheduler tells of itself, and probes the others."""
+
+AT_A_TIME = 16
+"""Queues that are taken, looked at or handed over at once; the others wait."""
+
+MAX_SEQUENCES_WAIT_S = 10.0
+"""A scheduler that is leaving waits for so long for sequences that have begun."""
+
+_CONFIRMATION_S = 1.0
+_PAUSE_S = 2 * SIGN_INTERVAL_S
+_POLL_S = 0.02
+
+_AWAY = (NatsError, OSError, TimeoutError)
+
+
+class QueueKeeper:
+    """See the module. `service` serves the queues that this one takes."""
+
+    def __init__(self, bus: Bus, scheduler_id: str, service: SchedulerService, background: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._id = scheduler_id
+        self._service = service
+        self._background = background
+        self._owners = QueueOwners(bus)
+        self._records: dict[LiveQueue, OwnerRecord] = {}  # of what is held
+        self._policy = Ownership(scheduler_id, self._is_movable)
+        self._presence = Presence(bus, "scheduler", scheduler_id, self._describe)
+        self._view = PresenceView(bus, "scheduler")
+        self._is_draining = False
+        self._acting: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(AT_A_TIME)
+        self._wakes: asyncio.Handle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._alone_until_s = 0.0
+        self._signed_s = time.monotonic()
+        self._checks = asyncio.Lock()
+        self._seen_epochs: dict[LiveQueue, int] = {}  # by workers that refused us
+        self.malformed_messages = 0
+
+    async def start(self) -> None:
+        """Returns when every queue that is called for has an owner, as far as that is in this scheduler's hands."""
+        await self._owners.ensure()
+        self._service.is_scheduler_gone = self._is_gone
+        self._service.on_refused = self._on_refused
+        self._service.registry.on_model_change(self._on_model_change)
+        self._bus.on_reconnect(self._recover)
+        await self._bus.subscribe(subjects.probe(self._id), lambda message: None)
+        await self._bus.subscribe(subjects.OWNER_WORD, self._on_word)
+        await self._bus.subscribe(subjects.PRESENCE_QUERY, lambda message: self._presence.tell())
+        self._view.on_change(self._on_presence)
+        await self._view.start()
+        await self._try(self._sign())
+        self._tasks.append(self._background.create_task(self._live()))
+        for name in {name for view in self._service.registry.workers.values() for name in view.models}:
+            self._on_model_change(name)
+        for _ in range(3):
+            self._act()
+            if not self._acting:
+                break
+            await asyncio.gather(*self._acting)
+            await self._try(self._bus.flush())  # nats-server's word of owners that have gone has come then
+
+    async def leave(self, timeout_s: float) -> None:
+        """Hands over what is held, where there is somebody to take it; ends with nothing under way."""
+        self._is_draining = True
+        self._policy.drain()
+        self._presence.tell()
+        deadline_s = time.monotonic() + min(timeout_s, MAX_SEQUENCES_WAIT_S)
+        while self._policy.held and self._policy.has_heirs and time.monotonic() < deadline_s:
+            self._act()
+            await asyncio.sleep(_POLL_S)
+        for task in self._tasks:
+            task.cancel()
+        if self._acting:
+            await asyncio.wait(self._acting, timeout=timeout_s)
+
+    async def left(self) -> None:
+        """The last word: what it had is nobody's now."""
+        for queue, record in list(self._records.items()):
+            await self._try(self._owners.write(queue, "", record))
+        self._presence.tell(leaving=True)
+
+    def _describe(self) -> dict[str, Any]:
+        return {"queues": self._service.owned_queues, "draining": self._is_draining}
+
+    # What is heard
+
+    def _on_model_change(self, name: str) -> None:
+        records = [view.models[name] for view in self._service.registry.workers.values() if name in view.models]
+        queues = {queue for record in records for queue in queues_of(record)}
+        if queues:
+            self._policy.want(time.monotonic(), queues)
+            self._wake()
+
+    def _on_presence(self, record: RoleRecord, is_there: bool) -> None:
+        if record.id == self._id:
+            return
+        if is_there:
+            queues = {LiveQueue(model, partition): epoch for model, partition, epoch in record.queues}
+            self._policy.seen(time.monotonic(), record.id, queues, record.draining)
+        else:
+            self._policy.gone(record.id)
+        self._wake()
+
+    def _on_word(self, message: Message) -> None:
+        try:
+            model, partition, owner, epoch = unpack_queue_owner(message.data)
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("subject %s: %s", message.subject, error)
+            return
+        if owner == self._id and self._records.get(LiveQueue(model, partition)) is not None:
+            return
+        self._policy.known(time.monotonic(), LiveQueue(model, partition), owner, epoch, is_answer=False)
+        self._wake()
+
+    def _is_gone(self, id: str) -> bool:
+        """nats-server says that nobody listens there; whether that is a scheduler."""
+        if id not in self._policy.others:
+            return False
+        logger.warning("scheduler %s is gone", id)
+        self._view.drop(id)
+        self._policy.gone(id)
+        self._wake()
+        return True
+
+    def _on_refused(self, owned: OwnedModel, epoch: int) -> None:
+        """A worker knows of a later owner."""
+        self._seen_epochs[owned.queue] = max(epoch, self._seen_epochs.get(owned.queue, 0))
+        self._begin(self._check_one(owned))
+
+    # What is done
+
+    def _wake(self) -> None:
+        if self._wakes is None:
+            self._wakes = asyncio.get_running_loop().call_soon(self._act)
+
+    def _act(self) -> None:
+        self._wakes = None
+        if not self._bus.is_connected or not self._service.fence.is_open:
+            return
+        for action in self._policy.tick(time.monotonic()):
+            self._begin(self._carry_out(action))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._background.create_task(work)
+        self._acting.add(task)
+        task.add_done_callback(self._acting.discard)
+
+    async def _carry_out(self, action: Action) -> None:
+        queue = action.queue
+        async with self._places:
+            try:
+                if isinstance(action, Take):
+                    await self._take(queue)
+                elif isinstance(action, Look):
+                    record = await self._owners.read(queue)
+                    self._policy.known(time.monotonic(), queue, record.owner, record.epoch)
+                else:
+                    await self._hand_over(action)
+            except _AWAY as error:
+                # The broker is away or restarting: the policy will want it again.
+                logger.warning("queue %s: %s: %s", queue, type(error).__name__, error)
+                self._policy.failed(time.monotonic(), queue)
+        self._wake()
+
+    async def _take(self, queue: LiveQueue) -> None:
+        record = await self._owners.read(queue)
+        owner = record.owner
+        if owner not in ("", self._id) and not self._policy.is_gone(owner):
+            self._policy.known(time.monotonic(), queue, owner, record.epoch)
+            self._probe(owner)
+            return
+        highest = max(self._policy.highest_epoch(queue), self._seen_epochs.pop(queue, 0))
+        written = await self._owners.write(queue, self._id, record, highest)
+        if written is None:
+            self._policy.failed(time.monotonic(), queue)
+            return
+        self._tell_of(queue, written)
+        consumer = await take_live_consumer(self._bus, queue, written.epoch)
+        self._records[queue] = written
+        await self._service.own(queue, consumer, written.epoch, is_heir=bool(record.epoch))
+        self._policy.took(time.monotonic(), queue, written.epoch)
+        if owner not in ("", self._id):
+            logger.warning("queue %s: taken over from %s, which is gone", queue, owner)
+
+    async def _hand_over(self, action: HandOver) -> None:
+        queue, record = action.queue, self._records[action.queue]
+        await self._service.release(queue)
+        self._records.pop(queue, None)
+        self._policy.lost(queue)
+        written = await self._owners.write(queue, action.to, record)
+        if written is None:
+            self._policy.failed(time.monotonic(), queue)
+            return
+        self._policy.known(time.monotonic(), queue, written.owner, written.epoch)
+        self._tell_of(queue, written)
+
+    def _tell_of(self, queue: LiveQueue, record: OwnerRecord) -> None:
+        told = pack_queue_owner(QueueOwner(*queue, record.owner, record.epoch))
+        self._bus.publish(subjects.owner_word(*queue), told)
+
+    def _is_movable(self, queue: LiveQueue) -> bool:
+        owned = self._service.find(queue)
+        return owned is not None and not owned.stopped and not owned.has_sequences
+
+    # Signs of life
+
+    async def _live(self) -> None:
+        while True:
+            await asyncio.sleep(SIGN_INTERVAL_S)
+            now_s = time.monotonic()
+            was_paused, self._signed_s = now_s - self._signed_s > _PAUSE_S, now_s
+            if was_paused or not self._bus.is_connected:
+                self._view.hear_all()  # nobody could be heard meanwhile
+            if not self._bus.is_connected:
+                continue
+            if now_s > self._alone_until_s:
+                self._view.expire(SILENCE_S)
+                for other in self._policy.others:
+                    self._probe(other)
+            await self._try(self._sign())
+            if self._service.fence.is_open:
+                await self._try(self._mind_consumers())
+            self._act()
+
+    def _probe(self, other: str) -> None:
+        self._bus.publish(subjects.probe(other), b"", subjects.lost(self._id, other))
+
+    async def _sign(self) -> None:
+        told_s = await self._told()
+        if not self._service.fence.confirmed(told_s):
+            await self._check()
+
+    async def _told(self) -> float:
+        """Tells of this scheduler; when it did, once the broker has it."""
+        told_s = time.monotonic()
+        self._presence.tell()
+        async with asyncio.timeout(_CONFIRMATION_S):
+            await self._bus.flush()
+        return told_s
+
+    async def _check(self) -> None:
+        """It is not sure any more what this scheduler owns: reads it, and opens the fence."""
+        async with self._checks:
+            queues = list(self._records)
+            logger.warning("could not tell of itself for a while: looks up whose its %d queues are", len(queues))
+            for position in range(0, len(queues), AT_A_TIME):
+                part = queues[position : position + AT_A_TIME]
+                await asyncio.gather(*(self._confirm(queue) for queue in part))
+            self._service.fence.open(await self._told())
+
+    async def _confirm(self, queue: LiveQueue) -> bool:
+        """Whether the queue is still ours, which is written again where nothing is known of it; else it is dropped."""
+        mine = self._records.get(queue)
+        if mine is None:
+            return False
+        record = await self._owners.read(queue)
+        seen = self._seen_epochs.pop(queue, 0)
+        is_mine = record.owner == self._id and record.epoch == mine.epoch
+        if (is_mine and seen >= mine.epoch) or not record.sequence:
+            # A broker without its memory, or a worker that knows a higher epoch than there is: from a clock ahead of ours.
+            written = await self._owners.write(queue, self._id, record, max(mine.epoch, seen))
+            if written is not None:
+                self._renew(queue, written)
+                return True
+            record = await self._owners.read(queue)
+            is_mine = False
+        if is_mine:
+            return True
+        self._drop(queue, record)
+        return False
+
+    def _renew(self, queue: LiveQueue, record: OwnerRecord) -> None:
+        self._records[queue] = record
+        owned = self._service.find(queue)
+        if owned is not None:
+            owned.epoch = record.epoch
+            owned.pull.consumer_lost = True  # its consumer is that of the epoch before
+        self._policy.took(time.monotonic(), queue, record.epoch)
+        self._tell_of(queue, record)
+
+    def _drop(self, queue: LiveQueue, record: OwnerRecord) -> None:
+        logger.warning("queue %s belongs to %s by now", queue, record.owner or "nobody")
+        self._records.pop(queue, None)
+        owned = self._service.find(queue)
+        if owned is not None:
+            self._service.drop(owned)
+        self._policy.lost(queue)
+        self._policy.known(time.monotonic(), queue, record.owner, record.epoch, is_answer=False)
+        self._wake()
+
+    async def _check_one(self, owned: OwnedModel) -> None:
+        try:
+            async with self._checks:
+                if owned.refused and await self._confirm(owned.queue):
+                    await owned.take_again(self._bus)
+                    self._service.resume(owned)
+        except _AWAY as error:
+            logger.warning("queue %s: %s: %s", owned.queue, type(error).__name__, error)
+            await asyncio.sleep(SIGN_INTERVAL_S)
+            self._begin(self._check_one(owned))
+
+    async def _mind_consumers(self) -> None:
+        """A consumer that is gone, or another's, was made anew by the next owner, or went with the broker's memory."""
+        for queue in list(self._records):
+            owned = self._service.find(queue)
+            if owned is not None and owned.pull.consumer_lost and not owned.stopped and await self._confirm(queue):
+                await owned.take_again(self._bus)
+
+    async def _recover(self) -> None:
+        """The broker came back, perhaps without streams, consumers and pulls."""
+        self._alone_until_s = time.monotonic() + RECONNECT_GRACE_S
+        self._service.told_nobody_is_gone()
+        self._service.fence.shut()
+        self._view.hear_all()
+        await ensure_streams(self._bus)
+        await self._owners.ensure()
+        await self._check()
+        for queue in list(self._records):
+            owned = self._service.find(queue)
+            if owned is not None:
+                await owned.take_again(self._bus)
+
+    async def _try(self, change: Coroutine[Any, Any, Any]) -> None:
+        """Does something with the broker, which may be away just now: then it is done again, or recovery sees to it."""
+        try:
+            await change
+        except _AWAY as error:
+            logger.warning("the broker did not do as asked: %s: %s", type(error).__name__, error)
