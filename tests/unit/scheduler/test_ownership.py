@@ -1,0 +1,148 @@
+"""Who owns which queue: even, stable, never two with one epoch, and nobody's for a short time only."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ownership_world import World
+
+from bus.live_queues import LiveQueue
+from scheduler.ownership import HandOver, Ownership, Take
+
+QUEUES = [LiveQueue(f"m{number}") for number in range(7)]
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "kill", "pause", "drain", "forget", "run", "lossy", "slow", "failing", "fix"]),
+        st.integers(0, 5),
+        st.floats(0.05, 2.5),
+    ),
+    max_size=14,
+)
+
+TRIED: Counter[str] = Counter()
+
+
+@given(seed=st.integers(0, 2**32), queues=st.integers(0, 9), schedulers=st.integers(1, 4), steps=steps)
+@settings(deadline=None, max_examples=120)
+def test_whatever_happens_each_queue_has_one_owner_in_the_end(
+    seed: int, queues: int, schedulers: int, steps: list[tuple[str, int, float]]
+) -> None:
+    world = World(seed, queues)
+    for _ in range(schedulers):
+        world.start(skew_ms=world.draw.randrange(-5000, 5000))
+    for what, which, seconds in steps:
+        alive = world.alive
+        process = alive[which % len(alive)]
+        if what == "start" and len(alive) < 6:
+            world.start(skew_ms=world.draw.randrange(-5000, 5000))
+        elif what == "kill" and len(alive) > 1:
+            process.is_alive = False
+        elif what == "pause":
+            process.paused_until_s = world.now_s + seconds
+        elif what == "drain" and sum(not other.is_draining for other in alive) > 1:
+            process.is_draining = True
+            process.policy.drain()
+        elif what == "forget":
+            # A broker without its memory: whoever was connected is, before anything else, told of the reconnection.
+            world.store.forget()
+            for other in alive:
+                other.sure_until_s = float("-inf")
+                if other.paused_until_s <= world.now_s:
+                    for queue in list(other.held):
+                        other.confirm(queue)
+        elif what == "lossy":
+            world.loss = seconds / 4
+        elif what == "slow":
+            world.late_s = seconds / 4
+        elif what == "failing":
+            world.failures = seconds / 4
+        elif what == "fix" and world.queues:
+            process.fixed = {world.queues[which % len(world.queues)]}
+        world.run(seconds / 2)
+    world.loss = world.failures = 0.0
+    world.late_s = 0.02
+    for process in world.alive:
+        process.fixed.clear()
+        process.paused_until_s = 0.0
+    world.run(10.0)
+    assert world.owned() == Counter(world.queues)
+    shares = [len(process.held) for process in world.alive if not process.is_draining]
+    assert max(shares) - min(shares) <= 1
+    assert not any(process.held for process in world.alive if process.is_draining)
+    before = dict(world.actions)
+    world.run(5.0)
+    assert dict(world.actions) == before, "nothing is done at rest"
+    TRIED.update(worlds=1, events=world.events, ticks=world.ticks, **world.actions)
+
+
+def test_what_a_killed_one_had_is_taken_within_a_second() -> None:
+    world = World(1, 10)
+    first, second = world.start(), world.start()
+    world.run(3.0)
+    assert sorted(map(len, (first.held, second.held))) == [5, 5]
+    first.is_alive = False
+    world.run(0.6)
+    assert len(second.held) == 10
+
+
+def test_what_a_paused_one_had_is_taken_and_it_takes_no_more_than_its_share_when_it_is_back() -> None:
+    world = World(2, 10)
+    first, second = world.start(), world.start()
+    world.run(3.0)
+    before = set(second.held)
+    first.paused_until_s = world.now_s + 3.0
+    world.run(1.6)
+    assert len(second.held) == 10
+    assert len(first.held) == 5, "it believes so still"
+    world.run(4.0)
+    assert (len(first.held), len(second.held)) == (5, 5)
+    assert len(before & set(second.held)) >= 0
+
+
+def policy_of_two(now_s: float = 10.0) -> Ownership:
+    policy = Ownership("a")
+    policy.want(0.0, QUEUES)
+    for queue in QUEUES:
+        policy.took(0.0, queue, 5)
+    policy.seen(now_s, "b", {})
+    return policy
+
+
+def test_one_that_has_come_is_given_half_of_all_after_a_while() -> None:
+    policy = policy_of_two()
+    assert policy.tick(10.1) == []
+    given = policy.tick(10.6)
+    assert [type(action) for action in given] == [HandOver] * 3
+    assert {action.to for action in given if isinstance(action, HandOver)} == {"b"}
+    assert policy.tick(10.7) == [], "nothing is decided twice"
+    policy.gone("b")
+    for action in given:
+        policy.lost(action.queue)
+        policy.known(11.0, action.queue, "b", 6)
+    assert policy.tick(11.5) == [], "b was never heard since: it may be there"
+    assert policy.tick(12.2) == [Take(action.queue) for action in sorted(given)]
+
+
+def test_a_queue_that_must_not_move_stays() -> None:
+    policy = policy_of_two()
+    policy._is_movable = lambda queue: queue in QUEUES[:2]
+    assert [action.queue for action in policy.tick(10.6)] == [QUEUES[1], QUEUES[0]]
+
+
+def test_one_that_is_leaving_hands_over_all_and_takes_nothing() -> None:
+    policy = policy_of_two()
+    policy.drain()
+    assert len(policy.tick(10.0)) == 7
+    policy.want(10.0, [LiveQueue("new")])
+    assert policy.tick(20.0) == []
+
+
+def test_an_old_word_changes_nothing() -> None:
+    policy = policy_of_two()
+    policy.known(11.0, QUEUES[0], "b", 4, is_answer=False)
+    assert policy.held == frozenset(QUEUES)
+    policy.known(11.0, QUEUES[0], "b", 6, is_answer=False)
+    assert policy.held == frozenset(QUEUES[1:])
