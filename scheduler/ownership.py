@@ -99,6 +99,7 @@ class Ownership:
         known = self._schedulers.get(scheduler)
         if known is None:
             known = self._schedulers[scheduler] = _Scheduler(now_s)
+            known.queues = {queue: state.epoch for queue, state in self._queues.items() if state.owner == scheduler}
         self._unheard.pop(scheduler, None)
         self._gone.discard(scheduler)
         known.is_draining = is_draining
@@ -129,13 +130,18 @@ class Ownership:
             self._state(now_s, queue)
 
     def known(self, now_s: float, queue: LiveQueue, owner: str, epoch: int, is_answer: bool = True) -> None:
-        """Who owns a queue by its record ("": nobody), which was read (`is_answer`) or told of."""
+        """Who owns a queue by its record ("": nobody), which was read just now (`is_answer`) or told of.
+
+        What was told may be old; what was read is so, even where a broker without its memory has let epochs fall.
+        """
         state = self._state(now_s, queue)
+        state.highest = max(state.highest, epoch)
+        is_older = epoch < state.epoch
         if is_answer:
             state.action = None
             state.try_at_s = now_s + _RETRY_S
-        state.highest = max(state.highest, epoch)
-        if epoch < state.epoch or (epoch == state.epoch and state.owner == owner):
+            is_older = is_older and queue in self._held
+        if is_older or (epoch == state.epoch and state.owner == owner):
             return
         state.epoch = epoch
         if owner != self._self:
@@ -147,9 +153,11 @@ class Ownership:
     # What has become of actions
 
     def took(self, now_s: float, queue: LiveQueue, epoch: int) -> None:
-        """The queue is served by this scheduler, which its record names."""
-        self.known(now_s, queue, self._self, epoch)
-        self._held.add(queue)
+        """The queue is served by this scheduler, which its record names; or did, where a later one is known already."""
+        self.failed(now_s, queue)
+        self.known(now_s, queue, self._self, epoch, is_answer=False)
+        if self._queues[queue].owner == self._self:
+            self._held.add(queue)
 
     def lost(self, queue: LiveQueue) -> None:
         """The queue is not served by this scheduler any more; whose it is will be `known`."""
@@ -202,11 +210,19 @@ class Ownership:
                 owned[state.owner].append(queue)
                 if state.owner == self._self and queue not in self._held:
                     self._start(now_s, state, Take(queue), actions)  # it was given to this one
+                elif self._is_doubtful(now_s, state, queue):
+                    self._start(now_s, state, Look(queue), actions, LOOK_AFTER_S)
             elif not state.owner or state.owner in self._gone:
                 orphans.append(queue)
         if takers:
             self._divide(now_s, takers, owned, orphans, actions)
         return actions
+
+    def _is_doubtful(self, now_s: float, state: _Queue, queue: LiveQueue) -> bool:
+        """Whether its owner has not said for long that it is: it is about to take it, or handed it on and nobody heard."""
+        if state.owner == self._self or now_s - state.since_s < LOOK_AFTER_S:
+            return False
+        return queue not in self._schedulers[state.owner].queues
 
     def _give_up_on(self, now_s: float) -> None:
         for owner, since_s in list(self._unheard.items()):
@@ -238,7 +254,7 @@ class Ownership:
             return id
 
         for queue in orphans:
-            self._adopt(now_s, self._queues[queue], queue, next_taker(), takers.index, actions)
+            self._adopt(now_s, self._queues[queue], queue, next_taker(), takers, actions)
         givers = [(id, len(queues)) for id, queues in sorted(owned.items()) if id not in missing]
         givers += [(id, -count) for id, count in sorted(missing.items()) if count < 0]
         for id, surplus in givers:
@@ -252,15 +268,13 @@ class Ownership:
         state: _Queue,
         queue: LiveQueue,
         taker: str,
-        rank: Callable[[str], int],
+        takers: list[str],
         actions: list[Action],
     ) -> None:
         waited_s = now_s - state.since_s
         if taker == self._self:
             self._start(now_s, state, Take(queue), actions)
-        elif self._schedulers[self._self].is_draining:
-            return
-        elif waited_s >= _STEP_IN_S + _STEP_IN_BY_RANK_S * rank(self._self):
+        elif self._self in takers and waited_s >= _STEP_IN_S + _STEP_IN_BY_RANK_S * takers.index(self._self):
             self._start(now_s, state, Take(queue), actions, LOOK_AFTER_S)
         elif waited_s >= LOOK_AFTER_S:
             self._start(now_s, state, Look(queue), actions, LOOK_AFTER_S)

@@ -203,6 +203,7 @@ class QueueKeeper:
         self._wake()
 
     async def _take(self, queue: LiveQueue) -> None:
+        losses = self._bus.losses
         record = await self._owners.read(queue)
         owner = record.owner
         if owner not in ("", self._id) and not self._policy.is_gone(owner):
@@ -219,11 +220,16 @@ class QueueKeeper:
         self._records[queue] = written
         await self._service.own(queue, consumer, written.epoch, is_heir=bool(record.epoch))
         self._policy.took(time.monotonic(), queue, written.epoch)
+        if losses != self._bus.losses:  # the broker that had the record may have gone, and it with it
+            await self._confirm(queue)
         if owner not in ("", self._id):
             logger.warning("queue %s: taken over from %s, which is gone", queue, owner)
 
     async def _hand_over(self, action: HandOver) -> None:
-        queue, record = action.queue, self._records[action.queue]
+        queue, record = action.queue, self._records.get(action.queue)
+        if record is None or self._service.find(queue) is None:
+            self._policy.failed(time.monotonic(), queue)
+            return
         await self._service.release(queue)
         self._records.pop(queue, None)
         self._policy.lost(queue)
@@ -255,6 +261,8 @@ class QueueKeeper:
                 continue
             if now_s > self._alone_until_s:
                 self._view.expire(SILENCE_S)
+                for record in list(self._view.processes.values()):
+                    self._on_presence(record, True)  # what was heard in between may have been older
                 for other in self._policy.others:
                     self._probe(other)
             await self._try(self._sign())
@@ -296,9 +304,10 @@ class QueueKeeper:
         record = await self._owners.read(queue)
         seen = self._seen_epochs.pop(queue, 0)
         is_mine = record.owner == self._id and record.epoch == mine.epoch
-        if (is_mine and seen >= mine.epoch) or not record.sequence:
-            # A broker without its memory, or a worker that knows a higher epoch than there is: from a clock ahead of ours.
-            written = await self._owners.write(queue, self._id, record, max(mine.epoch, seen))
+        highest = max(mine.epoch, seen, self._policy.highest_epoch(queue))
+        if (is_mine and (seen == mine.epoch or highest > mine.epoch)) or not record.sequence:
+            # A broker without its memory; or others know of a higher epoch, from before that was lost.
+            written = await self._owners.write(queue, self._id, record, highest)
             if written is not None:
                 self._renew(queue, written)
                 return True
@@ -325,7 +334,7 @@ class QueueKeeper:
         if owned is not None:
             self._service.drop(owned)
         self._policy.lost(queue)
-        self._policy.known(time.monotonic(), queue, record.owner, record.epoch, is_answer=False)
+        self._policy.known(time.monotonic(), queue, record.owner, record.epoch)
         self._wake()
 
     async def _check_one(self, owned: OwnedModel) -> None:
@@ -340,10 +349,17 @@ class QueueKeeper:
             self._begin(self._check_one(owned))
 
     async def _mind_consumers(self) -> None:
-        """A consumer that is gone, or another's, was made anew by the next owner, or went with the broker's memory."""
+        """A consumer that is gone, or another's, was made anew by the next owner, or went with the broker's memory.
+
+        And somebody may have told that he is the next owner.
+        """
+        held = self._policy.held
         for queue in list(self._records):
             owned = self._service.find(queue)
-            if owned is not None and owned.pull.consumer_lost and not owned.stopped and await self._confirm(queue):
+            if owned is None or owned.stopped:
+                continue
+            is_lost = owned.pull.consumer_lost
+            if (is_lost or queue not in held) and await self._confirm(queue) and is_lost:
                 await owned.take_again(self._bus)
 
     async def _recover(self) -> None:

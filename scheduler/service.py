@@ -11,11 +11,10 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
-from typing import Any
 
 from nats.errors import Error as NatsError
 
@@ -27,20 +26,23 @@ from bus.registry import RegistryView
 from bus.streams import ensure_streams, live_pull_group
 from scheduler import policy_clock as clock
 from scheduler.batch import Batch
+from scheduler.batch_messages import answers_of, batch_message
 from scheduler.counters import model_counters, pack_scheduler
 from scheduler.event_log import RecordedModelScheduler
 from scheduler.fence import Fence
 from scheduler.former_counters import FormerCounters
+from scheduler.missing_batches import MissingBatches
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
+from scheduler.queue_release import let_run, wait_until
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.record_follower import RecordFollower
 from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
-from schemas.frames import Row, pack_batch_rows, unpack_done_rows, unpack_frame_rows
-from schemas.messages import NOBODY, BatchOutcome, pack_answers, pack_error, unpack_cancel
+from schemas.frames import unpack_done_rows, unpack_frame_rows
+from schemas.messages import BatchOutcome, pack_answers, unpack_cancel
 from schemas.registry import Heartbeat
 from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
@@ -49,14 +51,6 @@ logger = logging.getLogger("weir.scheduler")
 
 PROBE_INTERVAL_S = 0.25
 """How often a worker that holds batches is probed: its death is noticed within this time."""
-
-_DRAIN_POLL_S = 0.02
-
-RELEASE_PATIENCE_S = 1.0
-"""A queue that is handed over waits for so long for what has come from it; more may wait than will run in that time."""
-
-BATCHES_PATIENCE_S = 5.0
-"""And for so long for what runs by then."""
 
 RECONNECT_GRACE_S = 2.0
 """After a reconnection other roles need a moment too: nobody is taken for dead meanwhile."""
@@ -94,7 +88,7 @@ class SchedulerService:
         self._batch_ids = count(1)
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._pump = self.fence.guard(self._dispatch)
-        self._missing: dict[str, set[int]] = {}  # batches that a worker's last heartbeat did not name
+        self._missing = MissingBatches(scheduler_id)
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
         self.malformed_messages = 0
@@ -103,8 +97,8 @@ class SchedulerService:
         """Knows the workers and their models when it returns, and owns nothing yet."""
         await ensure_streams(self._bus)
         await self.listen()
-        self.registry.on_model_change(self._on_model_change)
-        self.registry.on_worker_lost(self._on_worker_lost)
+        self.registry.on_model_change(self.fence.guard(self._on_model_change))
+        self.registry.on_worker_lost(self.fence.guard(self._on_worker_lost))
         self.registry.on_heartbeat(self.fence.guard(self._on_heartbeat))
         await self.registry.start(self._background)
         self._ticker = self._background.create_task(self._tick())
@@ -147,15 +141,9 @@ class SchedulerService:
         return self._queues.get(queue)
 
     async def release(self, queue: LiveQueue) -> None:
-        """Serves the queue no more once what is here has run, or so much of it as does within a while.
-
-        What has not, its next owner is delivered again.
-        """
+        """Serves the queue no more once what is here has run; what has not in time, its next owner is delivered again."""
         owned = self._queues[queue]
-        owned.close()
-        await _wait(lambda: not len(owned.scheduler), RELEASE_PATIENCE_S)
-        owned.stopped = True
-        await _wait(lambda: owned not in self._batches.values(), BATCHES_PATIENCE_S)
+        await let_run(owned, lambda: owned in self._batches.values())
         self.drop(owned)
 
     def drop(self, owned: OwnedModel) -> None:
@@ -187,7 +175,7 @@ class SchedulerService:
         """Waits for what is being run. What is not answered then stays in the stream for the next owner."""
         for owned in self._queues.values():
             owned.close()
-        await _wait(lambda: not self._batches, timeout_s)
+        await wait_until(lambda: not self._batches, timeout_s)
         if self._ticker is not None:
             self._ticker.cancel()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
@@ -277,18 +265,7 @@ class SchedulerService:
                 self._on_worker_lost(worker)
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A batch that its worker does not know, twice in a row, was lost on the way, or its end was."""
-        held = heartbeat.batches.get(self._id, [])
-        if not isinstance(held, list):
-            return  # it says nothing about us
-        missing = {
-            batch_id
-            for owned in self._queues.values()
-            for batch_id in owned.scheduler.in_flight_on(heartbeat.worker)
-            if batch_id not in held
-        }
-        lost = missing & self._missing.get(heartbeat.worker, set())
-        self._missing[heartbeat.worker] = missing - lost
+        lost = self._missing.lost(heartbeat, self._in_flight_on)
         by_queue: dict[OwnedModel, list[int]] = defaultdict(list)
         for batch_id in lost:
             by_queue[self._batches.pop(batch_id)].append(batch_id)
@@ -296,6 +273,10 @@ class SchedulerService:
             logger.warning("model %s: %d batches were lost on the way and are done again", owned.queue, len(batch_ids))
             self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
             self._touch(owned)
+
+    def _in_flight_on(self, worker: str) -> list[int]:
+        queues = (owned for owned in self._queues.values() if not owned.stopped)
+        return [batch_id for owned in queues for batch_id in owned.scheduler.in_flight_on(worker)]
 
     def _on_statistics_query(self, message: Message) -> None:
         if message.reply:
@@ -340,7 +321,7 @@ class SchedulerService:
 
     def _on_worker_lost(self, worker: str) -> None:
         now_us = clock.now_us()
-        self._missing.pop(worker, None)
+        self._missing.forget(worker)
         for owned in self._queues.values():
             for batch_id in owned.scheduler.in_flight_on(worker):
                 self._batches.pop(batch_id, None)
@@ -348,14 +329,13 @@ class SchedulerService:
             self._touch(owned)
 
     def _erase(self, worker: str) -> None:
-        self._background.create_task(self._try(self.registry.erase(worker)))
+        self._background.create_task(self._try_to_erase(worker))
 
-    async def _try(self, change: Coroutine[Any, Any, None]) -> None:
-        """Changes something at the broker, which may be away just now: then recovery, or the next tick, sees to it."""
+    async def _try_to_erase(self, worker: str) -> None:
         try:
-            await change
+            await self.registry.erase(worker)
         except (NatsError, OSError, TimeoutError) as error:
-            logger.warning("the broker did not do as asked: %s: %s", type(error).__name__, error)
+            logger.warning("worker %s is still in the registry: %s: %s", worker, type(error).__name__, error)
 
     def _touch(self, owned: OwnedModel) -> None:
         if not self._dirty:
@@ -377,35 +357,14 @@ class SchedulerService:
             owned.alarm.set(wake_at_us)
 
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
-        requests, instance, rows = batch.requests, batch.instance, list[Row]()
-        if batch.tells_lanes:
-            rows = [
-                (r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms, None, r.lane) for r in requests
-            ]
-        elif batch.has_deadlines or batch.places:
-            rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
-        else:
-            rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body) for r in requests]
-        if batch.places:
-            rows = [(*row, place) for row, place in zip(rows, batch.places, strict=True)]
-        for row in batch.null_rows:
-            rows.insert(row, (NOBODY, 0, 0, requests[0].body))
-        acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
+        message = batch_message(self._id, owned, batch, now_us)
         if logs_requests(logger):
-            step = f"in batch {batch.id} for instance {instance.number} of version {batch.version} on {instance.worker}"
-            for request in requests:
-                log_request(logger, step, owned.name, request.gateway, request.key)
+            where = f"instance {batch.instance.number} of version {batch.version} on {batch.instance.worker}"
+            for request in batch.requests:
+                log_request(logger, f"in batch {batch.id} for {where}", owned.name, request.gateway, request.key)
         self._batches[batch.id] = owned
-        for executed in (1,) * len(requests) if batch.is_series else (len(requests),):
-            owned.counters.batch_requests.add(executed)
-        self._bus.publish(
-            subjects.work(instance.worker),
-            pack_batch_rows(
-                *(self._id, batch.id, owned.name, batch.version, instance.number, rows, acks, batch.is_series),
-                *(owned.epoch, owned.queue.partition),
-            ),
-            subjects.lost(self._id, instance.worker),
-        )
+        worker = batch.instance.worker
+        self._bus.publish(subjects.work(worker), message, subjects.lost(self._id, worker))
 
     def _finish(self, ended: Ended, batch_id: int = 0) -> None:
         answered, failures = ended
@@ -415,11 +374,7 @@ class SchedulerService:
             self._answer_failures(failures)
 
     def _answer_failures(self, failures: Iterable[Failure]) -> None:
-        by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
-        for request, error in failures:
-            by_gateway[request.gateway].append(pack_error(request.key, error))
-            request.frame.requests_ended(1, 0)
-        for gateway, answers in by_gateway.items():
+        for gateway, answers in answers_of(failures).items():
             self._bus.publish(subjects.reply(gateway), pack_answers(0, answers))
 
     async def _tick(self) -> None:
@@ -440,10 +395,3 @@ class SchedulerService:
         for owned in list(self._queues.values()):
             if not owned.stopped:
                 self._finish(owned.scheduler.expire(clock.now_us()))
-
-
-async def _wait(is_over: Callable[[], bool], timeout_s: float) -> None:
-    """Returns when it is over, or the time is."""
-    deadline_s = time.monotonic() + timeout_s
-    while not is_over() and time.monotonic() < deadline_s:
-        await asyncio.sleep(_DRAIN_POLL_S)

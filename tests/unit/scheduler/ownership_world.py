@@ -1,7 +1,7 @@
 """Schedulers that share queues, in a world of one record store: messages come late or never, processes stop and go on.
 
-The shell of each is the one of `scheduler.queue_keeper` in small: it reads a record, later writes it by compare-and-set, and
-later still learns what became of that; in between anything may happen.
+The shell of each is the one of `scheduler.queue_keeper` in small: it reads a record, later writes it by compare-and-set,
+and later still learns what became of that; in between anything may happen.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Store:
 
     def __init__(self) -> None:
         self.records: dict[LiveQueue, Record] = {}
+        self.losses = 0
         self._sequence = 0
 
     def read(self, queue: LiveQueue) -> Record:
@@ -45,6 +46,7 @@ class Store:
 
     def forget(self) -> None:
         self.records.clear()
+        self.losses += 1
         self._sequence = 0
 
 
@@ -75,9 +77,8 @@ class Process:
         if now_s - self.ticked_s > 2 * SIGN_S:
             self.heard_s = dict.fromkeys(self.heard_s, now_s)
         self.ticked_s = now_s
-        if not self.is_sure:
-            for queue in list(self.held):
-                self.confirm(queue)
+        for queue in [queue for queue in self.held if not self.is_sure or queue not in self.policy.held]:
+            self.confirm(queue)
         self.sure_until_s = now_s + SURE_S
         for name, heard_s in list(self.heard_s.items()):
             other = self.world.processes[name]
@@ -94,13 +95,14 @@ class Process:
 
     def confirm(self, queue: LiveQueue) -> None:
         mine, record = self.held[queue], self.world.store.read(queue)
-        if not record.sequence:
+        is_mine = (record.owner, record.epoch) == (self.name, mine.epoch)
+        if not record.sequence or (is_mine and self.policy.highest_epoch(queue) > mine.epoch):
             written = self.world.store.write(queue, self.name, record, self.epoch(queue, mine))
             assert written is not None
             self.take(queue, written)
-        elif (record.owner, record.epoch) != (self.name, mine.epoch):
+        elif not is_mine:
             self.drop(queue)
-            self.policy.known(self.world.now_s, queue, record.owner, record.epoch, is_answer=False)
+            self.policy.known(self.world.now_s, queue, record.owner, record.epoch)
 
     def hear(self, name: str, queues: dict[LiveQueue, int], is_draining: bool) -> None:
         self.heard_s[name] = self.world.now_s
@@ -141,12 +143,15 @@ class Process:
         if written is None:
             self.policy.failed(self.world.now_s, queue)
             return
-        self.world.later(self.world.delay(), self, lambda: self.written(queue, written))
+        losses = self.world.store.losses
+        self.world.later(self.world.delay(), self, lambda: self.written(queue, written, losses))
 
-    def written(self, queue: LiveQueue, written: Record) -> None:
+    def written(self, queue: LiveQueue, written: Record, losses: int) -> None:
         now_s = self.world.now_s
         if written.owner == self.name:
             self.take(queue, written)
+            if losses != self.world.store.losses:
+                self.confirm(queue)
         else:
             self.policy.known(now_s, queue, written.owner, written.epoch)
         told = (queue, written.owner, written.epoch)

@@ -36,13 +36,14 @@ def test_whatever_happens_each_queue_has_one_owner_in_the_end(
     for what, which, seconds in steps:
         alive = world.alive
         process = alive[which % len(alive)]
+        staying = sum(not other.is_draining for other in alive)
         if what == "start" and len(alive) < 6:
             world.start(skew_ms=world.draw.randrange(-5000, 5000))
-        elif what == "kill" and len(alive) > 1:
+        elif what == "kill" and (staying > 1 or process.is_draining):
             process.is_alive = False
         elif what == "pause":
             process.paused_until_s = world.now_s + seconds
-        elif what == "drain" and sum(not other.is_draining for other in alive) > 1:
+        elif what == "drain" and staying > 1:
             process.is_draining = True
             process.policy.drain()
         elif what == "forget":
