@@ -240,6 +240,8 @@ class SchedulerService:
                     self._touch(owned)
 
     def _on_cancel(self, owned: OwnedModel, message: Message) -> None:
+        if owned.stopped:
+            return  # by the time that is looked at, the queue is another's, perhaps
         try:
             gateway, keys = unpack_cancel(message.data)
         except MalformedMessage as error:
@@ -312,7 +314,7 @@ class SchedulerService:
         except MalformedMessage as error:
             self._dropped(owned.name, error)
             return
-        free = self._follower.needless(owned, drain, message.reply)
+        free = None if owned.stopped else self._follower.needless(owned, drain, message.reply)
         if free is None:
             return
         if free:
