@@ -390,5 +390,10 @@ BOUNDS = [
     ("gateway.durable.counters", "MAX_MODELS", "models with counters of durable requests of their own", "summed up"),
     ("gateway.durable.backlog", "MAX_CONSUMERS", "durable queues with gauges", "they have none"),
     ("schemas.lost_attempts", "MAX_REASON_LENGTH", "characters of why a durable request was lost", "cut off"),
+    ("worker.queue_epochs", "MAX_QUEUES", "queues whose owners a worker remembers", "the oldest are forgotten"),
+    ("scheduler.queue_keeper", "AT_A_TIME", "queues that a scheduler takes or hands over at once", "they wait"),
+    ("scheduler.queue_release", "RELEASE_PATIENCE_S", "wait of a handover for what waits", "it is delivered again"),
+    ("scheduler.queue_release", "BATCHES_PATIENCE_S", "wait of a handover for what runs", "it is delivered again"),
+    ("bus.queue_owners", "MAX_RECORDS_BYTES", "records of who owns which queue", "queues without an owner"),
     ("bus.presence", "MAX_PROCESSES", "processes that are known to be there", "not listened to"),
 ]

@@ -40,7 +40,7 @@ logger = logging.getLogger("weir.gateway")
 ANSWER_TIMEOUT_S = 0.5
 """How long a round waits for those it asked."""
 
-MAX_SCHEDULERS = 64
+MAX_SCHEDULERS = 256
 """Schedulers that are listened to: their names come from messages alone."""
 
 MAX_GATEWAYS = 64
