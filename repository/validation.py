@@ -15,6 +15,7 @@ from repository.paths import check_relative
 from repository.problem import ConfigProblem
 from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
 from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
+from schemas.partitions import check_partitions
 from schemas.placement import BadDeclaration, needs_of
 from schemas.queue_bounds import queue_bounds_problem
 
@@ -193,6 +194,7 @@ def _listed(numbers: Iterable[int]) -> str:
 def _check_needs(config: ModelConfig) -> None:
     try:
         needs_of(config)
+        check_partitions(config)
     except BadDeclaration as problem:
         raise ConfigProblem(f'parameters["{problem.parameter}"]', f"model '{config.name}': {problem}") from problem
     problem_of_queue = queue_bounds_problem(config)
