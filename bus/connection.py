@@ -19,6 +19,7 @@ import orjson
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from bus.live_layout import LiveLayout
 from bus.nats_protocol import Callback, Message, NatsProtocol, connect_options
 
 logger = logging.getLogger("weir.bus")
@@ -33,7 +34,10 @@ MAX_KEPT_BYTES = 64 << 20
 
 
 class Bus:
-    """A connection for publishing and subscribing; `jetstream` is for streams, consumers and buckets."""
+    """A connection for publishing and subscribing; `jetstream` is for streams, consumers and buckets.
+
+    `live_layout` says in which streams live requests lie, as `bus.streams.ensure_streams` has found it.
+    """
 
     def __init__(self, urls: list[str], name: str) -> None:
         self._urls = urls
@@ -51,6 +55,7 @@ class Bus:
         self._background: asyncio.TaskGroup | None = None
         self._reconnect_listeners: list[Callable[[], Awaitable[None]]] = []
         self._recoveries: set[asyncio.Task[None]] = set()
+        self.live_layout = LiveLayout()
         self._admin = Client()
         self.jetstream: JetStreamContext = self._admin.jetstream()
 

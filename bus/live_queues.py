@@ -1,7 +1,8 @@
 """`LiveQueue`: where frames of live requests wait, and all names that follow from it.
 
 A model has one such queue, which one scheduler owns; a model hotter than one scheduler has several, its *partitions*.
-The first of them goes by the model's name alone.
+The first of them goes by the model's name alone. The stream that its frames lie in, and so the subject that they are
+published on, is the matter of `bus.live_layout`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,6 @@ class LiveQueue(NamedTuple):
 
     model: str
     partition: int = 0
-
-    @property
-    def stream(self) -> str:
-        """The stream that its frames lie in."""
-        return subjects.LIVE_STREAM
-
-    @property
-    def subject(self) -> str:
-        """Where callers publish its frames."""
-        return subjects.live(self.model, self.partition)
 
     @property
     def consumer(self) -> str:

@@ -37,6 +37,7 @@ class FramePull:
         group: str = "",
     ) -> None:
         self._bus = bus
+        self._consumer = consumer
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = inbox
         self._deliver = deliver
@@ -45,13 +46,15 @@ class FramePull:
         self._paused = False
         self.consumer_lost = False
 
-    def start(self, group: str | None = None) -> None:
+    def start(self, group: str | None = None, stream: str = "") -> None:
         """Sends the first request; called again after a reconnection, when the broker has forgotten all of them.
 
-        With `group` when the consumer has another one now.
+        With `group` when the consumer has another one now, with `stream` when it may lie in another one.
         """
         if group is not None:
             self._request = _request(group)
+        if stream:
+            self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self._consumer}"
         self._outstanding = 0
         self.consumer_lost = False
         self._ask()

@@ -26,6 +26,7 @@ from schemas.errors import WeirError, unavailable
 logger = logging.getLogger("weir.bus")
 
 LIVE_MAX_BYTES = 512 << 20
+_LEAST_LIVE_BYTES = 64 << 20
 STATES_MAX_BYTES = 512 << 20
 STATES_TTL_S = 3600.0
 """How long a checkpoint is kept of a sequence whose end nobody has told."""
@@ -35,21 +36,31 @@ _ACK_WAIT_S = 600.0
 
 
 async def ensure_streams(bus: Bus) -> None:
-    """Makes stream LIVE and the buckets that all roles know unless they exist. Safe to call from several at once."""
-    await ensure_stream(
-        bus,
-        StreamConfig(
-            name=subjects.LIVE_STREAM,
-            subjects=[subjects.LIVE_SUBJECTS],
-            storage=StorageType.MEMORY,
-            retention=RetentionPolicy.WORK_QUEUE,
-            discard=DiscardPolicy.NEW,
-            max_bytes=LIVE_MAX_BYTES,
-            num_replicas=1,
-        ),
-    )
+    """Makes the streams of live requests and the buckets that all roles know unless they exist.
+
+    Takes the layout of the streams that is recorded (`bus.live_layout`). Safe to call from several at once.
+    """
+    layout = bus.live_layout
+    await ensure_stream(bus, _live_stream(0, layout.to_make, layout.to_record()))
+    # Another may have made it, with another layout.
+    layout.learn((await bus.jetstream.stream_info(subjects.LIVE_STREAM)).config.metadata)
+    for number in range(1, layout.streams):
+        await ensure_stream(bus, _live_stream(number, layout.streams))
     for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
         await ensure_bucket(bus, bucket)
+
+
+def _live_stream(number: int, streams: int, metadata: dict[str, str] | None = None) -> StreamConfig:
+    return StreamConfig(
+        name=subjects.live_stream(number),
+        subjects=[subjects.live_subjects(number)],
+        storage=StorageType.MEMORY,
+        retention=RetentionPolicy.WORK_QUEUE,
+        discard=DiscardPolicy.NEW,
+        max_bytes=max(LIVE_MAX_BYTES // streams, _LEAST_LIVE_BYTES),
+        num_replicas=1,
+        metadata=metadata,
+    )
 
 
 async def ensure_regions_bucket(bus: Bus) -> None:
@@ -138,15 +149,15 @@ async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
     delivery. It delivers only to who names `epoch` (`live_pull_group`): what an owner before, who was paused, asks for
     would be missing here. Returns the consumer's name. Raises NatsError, OSError or TimeoutError.
     """
-    name = queue.consumer
+    name, stream = queue.consumer, bus.live_layout.stream(queue)
     try:
-        await bus.jetstream.delete_consumer(queue.stream, name)
+        await bus.jetstream.delete_consumer(stream, name)
     except NotFoundError:
         pass
     config: dict[str, Any] = {
         "name": name,
         "durable_name": name,
-        "filter_subject": queue.subject,
+        "filter_subject": bus.live_layout.subject(queue),
         "deliver_policy": "all",
         "replay_policy": "instant",
         "ack_policy": "explicit",
@@ -157,8 +168,8 @@ async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
     if epoch:
         # nats-py's ConsumerConfig knows of no groups.
         config |= {"priority_policy": "overflow", "priority_groups": [live_pull_group(epoch)]}
-    question = {"stream_name": queue.stream, "action": "create", "config": config}
-    answer = await bus.ask(f"$JS.API.CONSUMER.CREATE.{queue.stream}.{name}", question)
+    question = {"stream_name": stream, "action": "create", "config": config}
+    answer = await bus.ask(f"$JS.API.CONSUMER.CREATE.{stream}.{name}", question)
     if "error" in answer:
         APIError.from_error(answer["error"])
     return name

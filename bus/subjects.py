@@ -11,7 +11,6 @@ import hashlib
 import re
 
 LIVE_STREAM = "LIVE"
-LIVE_SUBJECTS = "live.>"
 
 REGISTRY_BUCKET = "registry"
 
@@ -54,9 +53,19 @@ def queue_token(model: str, partition: int = 0) -> str:
     return f"{token(model)}=p{partition}" if partition else token(model)
 
 
-def live(model: str, partition: int = 0) -> str:
-    """Frames of requests for `model` from gateways, in stream LIVE."""
-    return f"live.{queue_token(model, partition)}"
+def live(model: str, partition: int = 0, stream: int = 0) -> str:
+    """Frames of requests for `model` from gateways, in the stream of this number (`bus.live_layout`)."""
+    return f"live.{queue_token(model, partition)}" + (f".s{stream}" if stream else "")
+
+
+def live_stream(number: int) -> str:
+    """Name of one of the streams of frames; the first is LIVE."""
+    return f"{LIVE_STREAM}_{number}" if number else LIVE_STREAM
+
+
+def live_subjects(number: int) -> str:
+    """The subjects of frames in that stream."""
+    return f"live.*.s{number}" if number else "live.*"
 
 
 INFER = "infer.*"

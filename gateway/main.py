@@ -90,6 +90,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         if settings.allow_metrics:
             listeners.take("metrics", settings.metrics_address, settings.metrics_port)
         bus = await Bus.connect(settings.nats_url, gateway_id, background)
+        bus.live_layout.wanted = settings.live_streams
     except (OSError, ValueError, WeirError) as error:
         logger.error("%s", error)
         announce_failure(str(error))

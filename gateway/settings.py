@@ -16,6 +16,7 @@ class GatewaySettings:
     ready (`http_port`, `grpc_port`, `metrics_port`). `server_id` is the server's name in its metadata, as Triton's
     `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With `strict_readiness`
     the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests after SIGTERM.
+    `live_streams` None takes as many as there are.
     Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
@@ -24,6 +25,7 @@ class GatewaySettings:
     server_id: str = "triton"
     strict_readiness: bool = True
     exit_timeout_secs: float = 30.0
+    live_streams: int | None = None
 
     allow_http: bool = True
     http_address: str = "127.0.0.1"

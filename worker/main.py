@@ -109,6 +109,7 @@ async def _work(
         cache_config = CacheConfig.parse(settings.cache_config)
         backends = BackendRegistry(settings.backend_config, settings.backend_directories)
         bus = await Bus.connect(settings.nats_url, worker_id, background)
+        bus.live_layout.wanted = settings.live_streams
     except (OSError, ValueError) as error:
         announce_failure(str(error))
         return 1

@@ -19,7 +19,8 @@ class WorkerSettings:
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
     (`announce_failure`); without it the others serve. `backend_config` holds values of the form
     `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own.
-    `exit_timeout_secs` is the time for running batches after SIGTERM. `cache_config` is for what its models ask of
+    `exit_timeout_secs` is the time for running batches after SIGTERM.
+    `live_streams` None takes as many as there are. `cache_config` is for what its models ask of
     others. `model_memory_bytes` (0: nobody counts) and `worker_resource` (`NAME=COUNT`) are what there is for models that
     declare what they need. `gpu` is the one GPU whose instances it runs, None for all of the host's; `cpu_instances` says
     that it runs those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`. `host_policy`
@@ -45,6 +46,7 @@ class WorkerSettings:
     host_policy: tuple[str, ...] = ()
     exit_on_error: bool = False
     exit_timeout_secs: float = 30.0
+    live_streams: int | None = None
     model_cache_dir: str | None = None
     model_memory_bytes: int = 0
     worker_resource: tuple[str, ...] = ()

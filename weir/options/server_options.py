@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bus.live_layout import MAX_LIVE_STREAMS
 from weir import NATS_URL_VARIABLE
 from weir.options.forms import cache_setting
 from weir.options.option import GATEWAY, ROLES, SCHEDULER, SERVE, WORKER, Option, switch
@@ -20,6 +21,16 @@ def _bus() -> tuple[Option, ...]:
             help="URL of the NATS server to use.",
             environment=NATS_URL_VARIABLE,
             field="nats_url",
+            panel="Message bus",
+            ours=True,
+            commands=_EVERYWHERE,
+        ),
+        Option(
+            names=("--live-streams",),
+            value=Integer(1, MAX_LIVE_STREAMS, metavar="COUNT"),
+            shown_default="as many as there are, at first 1",
+            help="Streams that the queues of models are spread over, for clusters of many models. The role that comes "
+            "first makes them; all others use what there is.",
             panel="Message bus",
             ours=True,
             commands=_EVERYWHERE,

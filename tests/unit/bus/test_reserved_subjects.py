@@ -24,6 +24,7 @@ NOT_SUBJECTS = {
     "region_key",
     "sequence_key",
     "live_consumer",
+    "live_stream",
     "queue_token",
     "consumer_of",
     "durable_consumer",

@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus import subjects
+from bus.live_layout import LiveLayout
 from bus.live_queues import LiveQueue
 
 
@@ -64,6 +65,7 @@ def test_who_a_nats_client_asks(subject: str, target: tuple[str, str]) -> None:
 
 def test_no_model_has_the_names_of_another_model_s_partition() -> None:
     queues = [LiveQueue(name, partition) for name in ("m", "m=p1", "m=70") for partition in (0, 1, 11)]
-    for names in zip(*((q.subject, q.consumer, q.cancel_subject, q.inbox("s")) for q in queues), strict=True):
+    layout = LiveLayout()
+    for names in zip(*((layout.subject(q), q.consumer, q.cancel_subject, q.inbox("s")) for q in queues), strict=True):
         assert len(set(names)) == len(queues)
-    assert (LiveQueue("m").subject, LiveQueue("m").consumer) == ("live.m", "live-m")
+    assert (layout.subject(LiveQueue("m")), LiveQueue("m").consumer) == ("live.m", "live-m")
