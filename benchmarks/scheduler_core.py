@@ -16,6 +16,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from bus.connection import Message
+from bus.live_layout import LiveLayout
 from bus.live_queues import LiveQueue
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import NO_FRAME, requests_of
@@ -154,6 +155,7 @@ class _CollectingBus:
     is_connected = True
 
     def __init__(self) -> None:
+        self.live_layout = LiveLayout()
         self.callbacks: dict[str, Callable[[Message], None]] = {}
         self._deferred: list[Callable[[], None]] = []
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from bus.registry import RegistryView
+from calls.partition_choice import destination_of
 from calls.prepared import PreparedRequests
 from schemas.errors import WeirError, invalid, not_found, unavailable
 from schemas.model_config import ModelConfig
@@ -31,6 +32,7 @@ class ServedModel:
 
     `name` is its identity (`schemas.model_identity`), `namespace` the one it lies in, "" without namespacing.
     `loads` tells, by version, what its workers have loaded: another text after each reload, "" where it can't be told.
+    `queue` is where requests go that are of no sequence.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ServedModel:
         self.normalizer = RequestNormalizer(config)
         self.version_texts = frozenset(["", *map(str, versions)])
         self.prepared = PreparedRequests()
+        self.queue = destination_of(name, config)
         self.preserves_ordering = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
 
     @property

@@ -28,6 +28,7 @@ from calls.delivery import Delivery
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.outbox import Outbox
+from calls.partition_choice import AnyQueue, queue_of_sequence
 from calls.payload_store import Freeable, PayloadStore
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
@@ -135,7 +136,7 @@ class Inference:
             self._ticker.cancel()
         for pending in self._in_flight:
             if pending.is_queued:
-                self._outbox.cancel(pending.model.name, pending.key)
+                self._outbox.cancel(pending.queue, pending.key)
         self._fail(self._in_flight.keys(), unavailable("the server is stopping"))
         self._outbox.flush()
 
@@ -226,11 +227,13 @@ class Inference:
             request.lane,
         )
         pending = Pending(key, model, request, part, on_answer, slots, trace)
+        if type(model.queue) is AnyQueue and request.correlation_id:
+            pending.queue = queue_of_sequence(model.queue, request.correlation_id)
         if model.preserves_ordering:
             self._delivery.line_up(pending)
         self._in_flight.add(pending)
         if question is None:
-            self._outbox.add(model.name, part)
+            self._outbox.add(pending.queue, part)
         else:
             self._ask_cache(pending, question)
         return pending
@@ -260,7 +263,7 @@ class Inference:
 
     def _queue(self, pending: Pending) -> None:
         pending.is_queued = True
-        self._outbox.add(pending.model.name, pending.part)
+        self._outbox.add(pending.queue, pending.part)
 
     def abandon(self, pending: Pending) -> None:
         """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
@@ -276,7 +279,7 @@ class Inference:
             return False
         _free(pending.slots)
         if pending.is_queued:
-            self._outbox.cancel(pending.model.name, pending.key)
+            self._outbox.cancel(pending.queue, pending.key)
         return True
 
     def _on_answers(self, message: Message) -> None:

@@ -3,6 +3,8 @@
 Requests for one model that are submitted in the same turn of the event loop leave as one frame; a lone request leaves
 alone, at once. Only while several frames of the model are on their way to the stream do later ones wait, for the next
 acknowledgement, and then leave together (as TCP's segments do, RFC 896).
+
+A model may have several queues. What may go to any of them is given one when it leaves, and keeps it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from itertools import count
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.live_queues import LiveQueue
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
+from calls.partition_choice import AnyQueue, Destination, PartitionChoice, PlaceInPartition
 from calls.payload_store import PayloadStore
 from schemas.bodies import is_body_ref
 from schemas.errors import WeirError, unavailable
@@ -56,32 +60,36 @@ class Outbox:
         self._in_flight = in_flight
         self._counters = counters
         self._on_refused = on_refused
-        self._waiting: dict[str, list[Part]] = {}
-        self._on_the_way: dict[str, int] = defaultdict(int)  # frames by model that are not acknowledged yet
-        self._cancelled: dict[str, list[int]] = {}
+        self._layout = bus.live_layout
+        self._waiting: dict[Destination, list[Part]] = {}
+        self._on_the_way: dict[Destination, int] = defaultdict(int)  # frames that are not acknowledged yet
+        self._choices: dict[str, PartitionChoice] = {}  # of models with several queues
+        self._cancelled: dict[str | LiveQueue, list[int]] = {}
         self._released: dict[str, list[SlotRow]] = {}
         self._flush_due = False
         self._losses = bus.losses  # of those connections nothing is left to be sent again
         self._frame_numbers = count(1)
-        self._unacked: dict[int, tuple[str, list[int]]] = {}
+        self._unacked: dict[int, tuple[Destination, list[int]]] = {}
 
     async def start(self) -> None:
         """Listens for acknowledgements."""
         await self._bus.subscribe(f"{subjects.publish_ack(self._id)}.*", self._on_publish_ack)
 
-    def add(self, model: str, part: Part) -> None:
+    def add(self, to: Destination, part: Part) -> None:
         """A request is to leave."""
-        waiting = self._waiting.get(model)
+        waiting = self._waiting.get(to)
         if waiting is not None:
             waiting.append(part)
             return
-        self._waiting[model] = [part]
-        if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY:
+        self._waiting[to] = [part]
+        if self._on_the_way[to] < MAX_FRAMES_ON_THE_WAY:
             self._schedule_flush()
 
-    def cancel(self, model: str, key: int) -> None:
-        """A request is to leave the queue."""
-        self._cancelled.setdefault(model, []).append(key)
+    def cancel(self, queue: Destination, key: int) -> None:
+        """A request is to leave its queue."""
+        if isinstance(queue, AnyQueue):
+            return  # it never came to any, and won't be sent any more
+        self._cancelled.setdefault(queue, []).append(key)
         self._schedule_flush()
 
     def give_back(self, owner: str, slot: SlotRow) -> None:
@@ -94,7 +102,7 @@ class Outbox:
         for key in keys:
             pending = self._in_flight.find(key)
             if pending is not None and pending.is_queued:
-                self.add(pending.model.name, pending.part)
+                self.add(pending.queue, pending.part)
 
     def resend_all(self) -> None:
         """The stream may have lost everything: a request that it still has is recognised by its key."""
@@ -111,12 +119,13 @@ class Outbox:
         # After a loss nothing leaves before the streams are there again and `resend_all` sends everything, in order: what
         # found no stream would come after what was accepted later.
         if self._losses == self._bus.losses:
-            for model in [model for model in self._waiting if self._on_the_way[model] < MAX_FRAMES_ON_THE_WAY]:
-                self._send(model, self._waiting.pop(model))
+            for to in [to for to in self._waiting if self._on_the_way[to] < MAX_FRAMES_ON_THE_WAY]:
+                self._send(to, self._waiting.pop(to))
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, {}
-            for model, keys in cancelled.items():
-                self._bus.publish(subjects.cancel(model), pack_cancel(self._id, keys))
+            for queue, keys in cancelled.items():
+                subject = subjects.cancel(queue) if isinstance(queue, str) else queue.cancel_subject
+                self._bus.publish(subject, pack_cancel(self._id, keys))
         if self._released:
             released, self._released = self._released, {}
             for owner, slots in released.items():
@@ -128,20 +137,42 @@ class Outbox:
             # Once everything that arrived in this turn of the loop has been taken in, from whichever door.
             asyncio.get_running_loop().call_soon(self.flush)
 
-    def _send(self, model: str, parts: list[Part]) -> None:
+    def _send(self, to: Destination, parts: list[Part]) -> None:
         # What was given up while it waited for an acknowledgement is not sent: its cancellation would be ahead of it.
         parts = [part for part in parts if self._in_flight.find(part.key) is not None]
         if logs_requests(logger):
             for pending in filter(None, (self._in_flight.find(part.key) for part in parts)):
-                log_request(logger, "sent to its queue", model, self._id, pending.key, pending.request.id)
+                log_request(logger, "sent to its queue", pending.model.name, self._id, pending.key, pending.request.id)
+        if type(to) is str:
+            self._publish(to, self._layout.subject_of(to), parts)
+        elif isinstance(to, AnyQueue):
+            self._spread(to, parts)
+        elif isinstance(to, LiveQueue):
+            self._publish(to, self._layout.subject(to), parts)
+
+    def _spread(self, to: AnyQueue, parts: list[Part]) -> None:
+        """Sends what may go to any queue of a model; each request keeps the one it is given."""
+        choice = self._choices.get(to.model)
+        if choice is None or choice.queues != to:
+            choice = self._choices[to.model] = PartitionChoice(to, self._id)
+        size = choice.piece(len(parts))
+        for first in range(0, len(parts), size):
+            piece = parts[first : first + size]
+            queue = LiveQueue(to.model, choice.take(len(piece)))
+            for pending in filter(None, (self._in_flight.find(part.key) for part in piece)):
+                pending.queue = queue
+                pending.slots = (*pending.slots, PlaceInPartition(choice, queue.partition))
+            self._publish(to, self._layout.subject(queue), piece)
+
+    def _publish(self, to: Destination, subject: str, parts: list[Part]) -> None:
         for frame in frames_of(parts):
             self._place_bodies(frame)
             number = next(self._frame_numbers)
-            self._unacked[number] = (model, [part.key for part in frame])
-            self._on_the_way[model] += 1
+            self._unacked[number] = (to, [part.key for part in frame])
+            self._on_the_way[to] += 1
             ack = f"{subjects.publish_ack(self._id)}.{number}"
             message = pack_frame(self._id, frame)
-            self._bus.publish(subjects.live(model), message, ack)
+            self._bus.publish(subject, message, ack)
             self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
 
     def _place_bodies(self, frame: list[Part]) -> None:
@@ -163,15 +194,15 @@ class Outbox:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
         if frame is None:
             return
-        model, keys = frame
-        self._on_the_way[model] -= 1
-        if model in self._waiting:
+        to, keys = frame
+        self._on_the_way[to] -= 1
+        if to in self._waiting:
             self._schedule_flush()
         if message.status:
             # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
             asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self.resend, keys)
         elif b'"error"' in message.data:
-            logger.warning("model %s: the queue refused %d requests: %s", model, len(keys), message.data[:500])
+            logger.warning("model %s: the queue refused %d requests: %s", to, len(keys), message.data[:500])
             self._on_refused(keys, unavailable("Exceeds maximum queue size"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from calls.catalog import ServedModel
+from calls.partition_choice import Destination
 from calls.payload_store import Freeable
 from calls.response_cache import Question
 from calls.stream_order import StreamOrder
@@ -23,7 +24,7 @@ Line = tuple[str, str]
 class Pending:
     """A request that was submitted and has no answer yet. `line` is where its answers wait for those of earlier requests,
     None where they are given as they come. `question` is there where the response cache may know the answer, and until it
-    has said that it doesn't, the request `is_queued` not.
+    has said that it doesn't, the request `is_queued` not. `queue` is the one that it goes to, or has gone to.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Pending:
         "on_answer",
         "part",
         "question",
+        "queue",
         "request",
         "slots",
         "stream",
@@ -56,6 +58,7 @@ class Pending:
         self.request = request
         self.part = part
         self.on_answer = on_answer
+        self.queue: Destination = model.queue
         self.slots = slots
         self.stream: StreamOrder | None = None
         self.line: Line | None = None

@@ -1,8 +1,8 @@
 """`EventLog`: writes what is fed to each `ModelScheduler`, so that what happened can be replayed at a desk.
 
 `weir scheduler --event-log` records; `python -m scheduler.replay` replays. Tensors are not recorded, only the facts by
-which a policy decides. Each model has files of its own, and each of them can be replayed without those before it: it
-begins with the scheduler's state. Rows: `scheduler.event_rows`.
+which a policy decides. Each queue of a model has files of its own, and each of them can be replayed without those before
+it: it begins with the scheduler's state. Rows: `scheduler.event_rows`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bus import subjects
+from bus.live_queues import LiveQueue
 from scheduler.event_rows import EVENTS, digest_of, header, kept, pack_event, pack_row
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.state_snapshot import pack_state
@@ -24,7 +25,7 @@ MAX_LOG_FILE_BYTES = 64 << 20
 """Events in one file of an event log; then the next is begun."""
 
 KEPT_LOG_FILES = 4
-"""Files kept of each model, also of schedulers that were here before; older ones are removed."""
+"""Files kept of each queue, also of schedulers that were here before; older ones are removed."""
 
 SUFFIX = ".events"
 _BUFFER_BYTES = 1 << 18
@@ -47,21 +48,21 @@ class EventLog:
         self._models: list[ModelLog] = []
         self.max_file_bytes = max_file_bytes
 
-    def model(self, name: str, next_batch_id: Callable[[], int], **options: int) -> RecordedModelScheduler:
-        """A new scheduler for the model, which is recorded; with these options of `ModelScheduler`."""
-        log = ModelLog(self, name, next_batch_id, options)
+    def model(self, queue: LiveQueue, next_batch_id: Callable[[], int], **options: int) -> RecordedModelScheduler:
+        """A new scheduler for the queue, which is recorded; with these options of `ModelScheduler`."""
+        log = ModelLog(self, queue, next_batch_id, options)
         self._models = [log for log in self._models if log.is_open]
         self._models.append(log)
-        return RecordedModelScheduler(name, log, options)
+        return RecordedModelScheduler(queue.model, log, options)
 
     def close(self) -> None:
         """Nothing is recorded any more; what was is on disk."""
         for log in self._models:
             log.close()
 
-    def next_file(self, model: str) -> Path:
-        """A new file for events of the model; the oldest ones, which would be too many, are gone. Raises OSError."""
-        token = subjects.token(model)
+    def next_file(self, queue: LiveQueue) -> Path:
+        """A new file for events of the queue; the oldest ones, which would be too many, are gone. Raises OSError."""
+        token = subjects.queue_token(*queue)
         older = sorted(self._folder.glob(f"{token}.*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
         for path in older[: max(0, len(older) + 1 - self._kept_files)]:
             path.unlink(missing_ok=True)
@@ -71,14 +72,14 @@ class EventLog:
 
 
 class ModelLog:
-    """The log of one model, which draws batch ids from `draw`. What fails ends the record, and nothing else.
+    """The log of one queue, which draws batch ids from `draw`. What fails ends the record, and nothing else.
 
     Rows are gathered, and written about once a second. No file is held open in between: there may be thousands of models.
     """
 
-    def __init__(self, log: EventLog, model: str, draw: Callable[[], int], options: dict[str, int]) -> None:
+    def __init__(self, log: EventLog, queue: LiveQueue, draw: Callable[[], int], options: dict[str, int]) -> None:
         self._log = log
-        self._model = model
+        self._queue = queue
         self._options = options
         self._draw = draw
         self._batch_ids: list[int] = []  # drawn since the last row
@@ -130,10 +131,10 @@ class ModelLog:
     def _begin_file(self, scheduler: ModelScheduler) -> None:
         self._write()
         state = pack_state(scheduler, self.draw_batch_id, without=("log",)) if self._number else None
-        self._path = self._log.next_file(self._model)
+        self._path = self._log.next_file(self._queue)
         self._size_bytes = 0
         # The head does not count: it may be larger than a file should be, and each file must have room for events.
-        self._unwritten += header(self._model, self._options, self._number + 1, time.time_ns() // 1000, state)
+        self._unwritten += header(self._queue.model, self._options, self._number + 1, time.time_ns() // 1000, state)
 
     def _add(self, row: bytes) -> None:
         self._unwritten += row
@@ -146,7 +147,7 @@ class ModelLog:
             self._unwritten.clear()
 
     def _give_up(self, error: Exception) -> None:
-        logger.warning("model %s: its events are not recorded any more: %s", self._model, error)
+        logger.warning("model %s: its events are not recorded any more: %s", self._queue, error)
         self.is_open = False
         self._unwritten.clear()
 

@@ -13,7 +13,7 @@ from bus.connection import Bus
 from bus.identity import new_id
 from bus.settings import follow_log
 from scheduler.event_log import EventLog
-from scheduler.model_scheduler import ModelScheduler
+from scheduler.owned_model import new_policy
 from scheduler.queue_keeper import QueueKeeper
 from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
@@ -44,10 +44,11 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
     try:
         event_log = EventLog(Path(settings.event_log), scheduler_id) if settings.event_log else None
         bus = await Bus.connect(settings.nats_url, scheduler_id, background)
+        bus.live_layout.wanted = settings.live_streams
     except OSError as error:
         announce_failure(str(error))
         return 1
-    new_model = event_log.model if event_log else ModelScheduler
+    new_model = event_log.model if event_log else new_policy
     service = SchedulerService(bus, scheduler_id, background, new_model, settings.model_repositories)
     await service.start()
     keeper = QueueKeeper(bus, scheduler_id, service, background)

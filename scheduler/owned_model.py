@@ -22,13 +22,18 @@ MAX_HELD_BYTES = 256 << 20
 
 
 class NewModel(Protocol):
-    """Makes the policy of a model, of its name and what draws batch ids.
+    """Makes the policy of a queue, of its name and what draws batch ids.
 
-    `is_heir`: somebody owned its queue before, whose sequences have gone with him.
+    `is_heir`: somebody owned the queue before, whose sequences have gone with him.
     """
 
-    def __call__(self, name: str, next_batch_id: Callable[[], int], /, *, is_heir: int = 0) -> ModelScheduler:
+    def __call__(self, queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_heir: int = 0) -> ModelScheduler:
         """A new one."""
+
+
+def new_policy(queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_heir: int = 0) -> ModelScheduler:
+    """The policy of a queue, not recorded."""
+    return ModelScheduler(queue.model, next_batch_id, is_heir=is_heir)
 
 
 class LiveFrame:
@@ -103,7 +108,7 @@ class OwnedModel:
         """Pulls from a consumer that is made anew: the broker has forgotten it. Raises NatsError, OSError, TimeoutError."""
         await take_live_consumer(bus, self.queue, self.epoch)
         if not self._closed:
-            self.pull.start(live_pull_group(self.epoch))
+            self.pull.start(live_pull_group(self.epoch), bus.live_layout.stream(self.queue))
 
     def also_ends(self, unsubscribe: Callable[[], None]) -> None:
         """A subscription of the queue's, which `forget` ends."""

@@ -8,6 +8,7 @@ instance is expected to be free; a full one at once. Idle instances come first, 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 STAGING_LEAD_US = 500
 """How long before the expected end of the executing batch one that could still grow is staged behind it."""
@@ -56,12 +57,16 @@ class Placement:
         """Workers that hold an instance."""
         return set(self._workers)
 
-    def set_instances(self, worker: str, count: int) -> None:
-        """`worker` now has `count` instances; one that is taken away finishes the batches it holds."""
+    def set_instances(self, worker: str, count: int, numbers: Sequence[int] | None = None) -> None:
+        """`worker` now has `count` instances, of these `numbers` (else from 0 on); one that is taken away finishes the
+        batches it holds.
+        """
+        numbers = range(count) if numbers is None else numbers
         instances = self._instances.setdefault(worker, {})
-        for number in range(count):
+        for number in numbers:
             self._add(instances, worker, number)
-        for instance in [instance for number, instance in instances.items() if number >= count and instance.present]:
+        gone = set(instances).difference(numbers)
+        for instance in [instance for number, instance in instances.items() if number in gone and instance.present]:
             self._remove(instances, instance)
         if count:
             self._workers[worker] = count

@@ -28,7 +28,6 @@ from bus.streams import ensure_streams, take_live_consumer
 from scheduler.owned_model import OwnedModel
 from scheduler.ownership import SILENCE_S, Action, HandOver, Look, Ownership, Take
 from scheduler.service import RECONNECT_GRACE_S, SchedulerService
-from scheduler.wanted_queues import queues_of
 from schemas.ownership import QueueOwner, pack_queue_owner, unpack_queue_owner
 from schemas.presence import RoleRecord
 from schemas.wire import MalformedMessage
@@ -124,10 +123,8 @@ class QueueKeeper:
     # What is heard
 
     def _on_model_change(self, name: str) -> None:
-        records = [view.models[name] for view in self._service.registry.workers.values() if name in view.models]
-        queues = {queue for record in records for queue in queues_of(record)}
-        if queues:
-            self._policy.want(time.monotonic(), queues)
+        if any(name in view.models for view in self._service.registry.workers.values()):
+            self._policy.want(time.monotonic(), set(self._service.queues_of(name)))
             self._wake()
 
     def _on_presence(self, record: RoleRecord, is_there: bool) -> None:

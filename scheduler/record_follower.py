@@ -6,14 +6,18 @@ import logging
 from collections.abc import Iterator
 
 from bus import subjects
+from bus.live_queues import LiveQueue
 from bus.registry import RegistryView
 from scheduler.counters import forget_unloaded
 from scheduler.outlook import is_unloading, outlook
 from scheduler.owned_model import OwnedModel
+from scheduler.shared_outlook import shared_by
 from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import Ended
+from scheduler.wanted_queues import queues_by
 from schemas.drain import DrainMessage
 from schemas.model_config import ModelConfig
+from schemas.registry import ModelRecord
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -24,15 +28,34 @@ class RecordFollower:
     def __init__(self, registry: RegistryView, strategies: StrategyFiles) -> None:
         self._registry = registry
         self._strategies = strategies
+        self._most_queues: dict[str, int] = {}  # of models that have, or have had, several
+
+    def queues_of(self, model: str) -> list[LiveQueue]:
+        """The queues of the model, also those that it had before it was loaded with fewer partitions.
+
+        Something may be left in those; their owners find out what becomes of it (`scheduler.partition_share`).
+        """
+        queues = queues_by(list(self._records(model).values()), model)
+        most = max(len(queues), self._most_queues.get(model, 1))
+        if most > 1:
+            self._most_queues[model] = most
+        return queues + [LiveQueue(model, partition) for partition in range(len(queues), most)]
+
+    def _records(self, model: str) -> dict[str, ModelRecord]:
+        """By worker, what those tell of the model that go on taking batches."""
+        views = {w: view for w, view in self._registry.workers.items() if not view.record.draining}
+        return {worker: view.models[model] for worker, view in views.items() if model in view.models}
 
     def update(self, owned: OwnedModel, now_us: int) -> Iterator[Ended]:
         """The records have changed: tells the model's policy; what ends by that is to be answered."""
         name = owned.name
-        views = {w: view for w, view in self._registry.workers.items() if not view.record.draining}
-        records = {worker: view.models[name] for worker, view in views.items() if name in view.models}
+        records = self._records(name)
         owned.let_go = {(w, v) for w, v in owned.let_go if w in records and is_unloading(records[w], v)}
+        queues = len(queues_by(list(records.values()), name))
         try:
             ahead = outlook(records, owned.let_go)
+            if queues > 1 or owned.queue.partition:
+                ahead = shared_by(ahead, records, owned.queue.partition, queues)
             configs = {worker: ModelConfig.model_validate(records[worker].config) for worker in ahead.instances}
         except ValueError as error:
             # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
@@ -53,7 +76,7 @@ class RecordFollower:
 
         `reply` is where it wants the answer.
         """
-        worker, model, versions = drain
+        worker, model, versions, _ = drain
         view = self._registry.workers.get(worker)
         record = None if view is None else view.models.get(owned.name)
         if record is None or model != owned.name or reply != subjects.drained(worker):

@@ -61,11 +61,11 @@ class SequenceScheduler:
     ) -> None:
         self.version = version
         self._is_heir = is_heir
-        self._table = SequenceTable(0, 0)
+        self._next_batch_id = next_batch_id or count(1).__next__
+        self._table = SequenceTable(0, 0, next_run=self._next_batch_id)
         self.use_config(config)
         self._patience = Patience(unavailable_timeout_us)
         self._retry = RetryPolicy()
-        self._next_batch_id = next_batch_id or count(1).__next__
         self._own_ids = 0  # given to iterative sequences so far
         self._in_flight = BatchesInFlight()
         self.is_decoupled = config.is_decoupled  # what may have been seen in part is never done again here

@@ -10,8 +10,9 @@ Thousands of sequences are live at once, so what is done for each request looks 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
+from itertools import count
 
 from scheduler.ordered_queue import NEVER_US
 from scheduler.queued_request import QueuedRequest
@@ -33,9 +34,17 @@ class SequenceTable:
 
     `slots_per_instance` is how many sequences an instance holds; `idle_us` how long a slot is kept for a sequence of
     which nothing comes; `checkpoint_every` after how many requests a sequence's state is checkpointed, 0 for never.
+    `next_run` numbers the sequences that begin: no other table of the scheduler may draw the same, for instances and
+    checkpoints know a sequence by its scheduler and this number.
     """
 
-    def __init__(self, slots_per_instance: int, idle_us: int, checkpoint_every: int = 0) -> None:
+    def __init__(
+        self,
+        slots_per_instance: int,
+        idle_us: int,
+        checkpoint_every: int = 0,
+        next_run: Callable[[], int] | None = None,
+    ) -> None:
         self.slots_per_instance = slots_per_instance
         self.idle_us = idle_us
         self.checkpoint_every = checkpoint_every
@@ -49,7 +58,7 @@ class SequenceTable:
         # that are not true any more are passed over.
         self._expiries: list[tuple[int, int, Sequence, QueuedRequest | None]] = []
         self._ordered = 0  # instances and expiries so far: a number for each
-        self._runs = 0  # sequences begun so far
+        self._next_run = next_run or count(1).__next__
         # Instances by the number of their free slots, most first; entries that are not true any more are passed over.
         self._offers: list[tuple[int, int, SlottedInstance]] = []
         self._resting: dict[SlottedInstance, int] = {}
@@ -195,8 +204,7 @@ class SequenceTable:
             sequence.queue.popleft()
             self.waiting_in[request.lane] -= 1
         if request.sequence_flags & SEQUENCE_START and request is not sequence.progress.next_replay:
-            self._runs += 1
-            sequence.progress.begin(self._runs)
+            sequence.progress.begin(self._next_run())
         sequence.running = request
         return request, sequence.progress.place(sequence.slot, request.sequence_flags)
 

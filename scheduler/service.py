@@ -32,8 +32,7 @@ from scheduler.event_log import RecordedModelScheduler
 from scheduler.fence import Fence
 from scheduler.former_counters import FormerCounters
 from scheduler.missing_batches import MissingBatches
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.owned_model import LiveFrame, NewModel, OwnedModel
+from scheduler.owned_model import LiveFrame, NewModel, OwnedModel, new_policy
 from scheduler.queue_release import let_run, wait_until
 from scheduler.queued_request import frame_of, requests_of
 from scheduler.record_follower import RecordFollower
@@ -59,7 +58,7 @@ RECONNECT_GRACE_S = 2.0
 class SchedulerService:
     """One scheduler process: owns the queues of models and keeps their instances busy.
 
-    `new_model` makes the policy of a model. `repositories` are the folders in which it looks for models' own batch
+    `new_model` makes the policy of a queue. `repositories` are the folders in which it looks for models' own batch
     strategies.
     """
 
@@ -68,7 +67,7 @@ class SchedulerService:
         bus: Bus,
         scheduler_id: str,
         background: asyncio.TaskGroup,
-        new_model: NewModel = ModelScheduler,
+        new_model: NewModel = new_policy,
         repositories: Sequence[Path] = (),
     ) -> None:
         self._new_model = new_model
@@ -81,6 +80,7 @@ class SchedulerService:
         self.on_refused: Callable[[OwnedModel, int], None] = lambda owned, epoch: None
         self.is_scheduler_gone: Callable[[str], bool] = lambda id: False
         self._follower = RecordFollower(self.registry, StrategyFiles(repositories))
+        self.queues_of = self._follower.queues_of
         self._queues: dict[LiveQueue, OwnedModel] = {}
         self._of_model: dict[str, list[OwnedModel]] = defaultdict(list)
         self._former = FormerCounters()
@@ -116,7 +116,7 @@ class SchedulerService:
         on_frame = self.fence.guard(self._on_frame)
         pull = FramePull(
             self._bus,
-            queue.stream,
+            self._bus.live_layout.stream(queue),
             consumer,
             inbox,
             lambda data, ack_subject: on_frame(owned, data, ack_subject),
@@ -124,7 +124,7 @@ class SchedulerService:
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
         draw = self._batch_ids.__next__
-        scheduler = self._new_model(queue.model, draw, is_heir=1) if is_heir else self._new_model(queue.model, draw)
+        scheduler = self._new_model(queue, draw, is_heir=1) if is_heir else self._new_model(queue, draw)
         counters = self._former.taken_again(queue)
         owned = OwnedModel(queue, scheduler, pull, self._touch, unsubscribe, self._bus.publish, counters, epoch)
         self._queues[queue] = owned
@@ -319,7 +319,7 @@ class SchedulerService:
             return
         if free:
             self._follow(owned)
-        self._bus.publish(message.reply, pack_drain(self._id, owned.name, free))
+        self._bus.publish(message.reply, pack_drain(self._id, owned.name, free, owned.queue.partition))
 
     def _on_worker_lost(self, worker: str) -> None:
         now_us = clock.now_us()

@@ -13,13 +13,14 @@ class SchedulerSettings:
 
     `model_repositories` are the folders in which it looks for models' own batch strategies; it loads nothing else there.
     `scheduler_id` None lets the scheduler draw one. `exit_timeout_secs` is the time after SIGTERM for
-    batches in flight.
+    batches in flight. `live_streams` None takes as many as there are.
     """
 
     nats_url: str
     model_repositories: Sequence[Path] = ()
     scheduler_id: str | None = None
     exit_timeout_secs: float = 30.0
+    live_streams: int | None = None
     event_log: str = ""
     log_format: str = "default"
     log_file: str = ""

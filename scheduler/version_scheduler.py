@@ -208,12 +208,11 @@ class VersionScheduler:
         requests = [request for batch in lost for request in batch.still_in]
         return self._end_streams(requests) if self.is_decoupled else self._do_again(requests)
 
-    def set_instances(self, worker: str, instances: int, _numbers: Sequence[int] | None = None) -> list[Failure]:
-        """`worker` holds so many instances now; returns requests that can't be run any more.
-
-        What their numbers are is for sequences: one instance of a version does here what another does.
+    def set_instances(self, worker: str, instances: int, numbers: Sequence[int] | None = None) -> list[Failure]:
+        """`worker` holds so many instances now, of these `numbers` (else from 0 on); returns requests that can't be run
+        any more.
         """
-        self._placement.set_instances(worker, instances)
+        self._placement.set_instances(worker, instances, numbers)
         if self.instance_count:
             self._patience.renew()
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bus.connection import Message
+from bus.live_layout import LiveLayout
 
 Callback = Callable[[Message], None]
 
@@ -15,6 +16,7 @@ class CollectingBus:
     is_connected = True
 
     def __init__(self) -> None:
+        self.live_layout = LiveLayout()
         self.published: list[tuple[str, bytes, str]] = []
         self._callbacks: dict[str, Callback] = {}
         self._deferred: list[Callable[[], None]] = []

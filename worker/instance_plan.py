@@ -8,6 +8,7 @@ from typing import NamedTuple
 from schemas.errors import ErrorCode, WeirError, invalid
 from schemas.execution_config import InstanceGroup
 from schemas.model_config import ModelConfig
+from schemas.partitions import PARTITIONS, partitions_of
 from schemas.registry import MAX_INSTANCES
 from worker.backend import InstanceDevice
 from worker.devices import CPU_ONLY, WorkerDevices
@@ -93,6 +94,23 @@ def check_devices(config: ModelConfig, devices: WorkerDevices) -> None:
     raise MeantForOthers(
         f"{subject} specifies invalid or unsupported gpu id {group.gpus[0]}. GPUs available are: {known}"
     )
+
+
+def check_partitions(config: ModelConfig, devices: WorkerDevices) -> None:
+    """Raises WeirError for a model of sequences that has more partitions than instances here.
+
+    An instance has the sequences of one partition, for two schedulers would give its slots away twice. So there must be one
+    for each partition however few workers are left.
+    """
+    partitions = partitions_of(config)
+    if partitions == 1 or config.sequence_batching is None:
+        return
+    instances = sum(not planned.group.passive for planned in planned_instances(config, devices))
+    if instances < partitions:
+        raise invalid(
+            f"model '{config.name}': parameter '{PARTITIONS}' is {partitions}, but there are only {instances} instances, "
+            "and each partition of a model with sequence_batching needs one of its own"
+        )
 
 
 def _is_here(group: InstanceGroup, devices: WorkerDevices) -> bool:

@@ -25,7 +25,7 @@ from worker.backend import ModelVersion, VersionLoader
 from worker.backend_registry import BackendRegistry
 from worker.config_support import check_supported
 from worker.ensembles.backend import EnsembleBackend, UnfitEnsemble
-from worker.instance_plan import MeantForOthers, check_devices, is_for_others
+from worker.instance_plan import MeantForOthers, check_devices, check_partitions, is_for_others
 from worker.isolation.choice import placed
 from worker.model_environment import ModelEnvironment
 from worker.served_version import Load, ServedVersion
@@ -152,6 +152,7 @@ class ModelLoader:
         config = settle_config(source, described, self._environment.devices.host_gpus, default_max_batch_size)
         check_supported(config, kind)
         check_devices(config, self._environment.devices)
+        check_partitions(config, self._environment.devices)
         return backend, config
 
     def _load_version(

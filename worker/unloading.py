@@ -8,6 +8,7 @@ from typing import Protocol
 
 from repository.layout import ModelRepository
 from schemas.errors import WeirError
+from schemas.partitions import partitions_of
 from worker.control_tasks import ControlTasks
 from worker.controlled_model import ControlledModel
 from worker.controlled_models import ControlledModels
@@ -65,7 +66,9 @@ class Unloading:
 
     async def _drain(self, model: ControlledModel) -> None:
         numbers = set(model.retiring)
-        await self._drains.wait(model.name, numbers)
+        # Of the configurations that the versions were loaded with, or that requests come by now, who has most says it.
+        partitions = max((partitions_of(served.model.config) for served in model.served.values()), default=1)
+        await self._drains.wait(model.name, numbers, partitions)
         # From here on no batch comes for them, and what is done is not undone by a load in between.
         model.draining = None
         gone = [model.served.pop(number) for number in sorted(numbers) if number in model.served]

@@ -16,6 +16,7 @@ from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.plot import Curve, Point, latency_over_throughput
 from benchmarks.simulation.scenario import DEFAULT, DIRECT, DYNAMIC, OLDEST, RECORDED, Scenario, mix
 from benchmarks.simulation.workload import workload_of
+from bus.live_queues import LiveQueue
 from scheduler.event_log import EventLog
 from scheduler.queued_request import NO_FRAME, requests_of
 
@@ -142,7 +143,7 @@ def test_a_curve_of_equal_points_is_drawn():
 
 def test_arrivals_are_taken_from_an_event_log(tmp_path: Path):
     log = EventLog(tmp_path, "scheduler")
-    model = log.model("model", count(1).__next__)
+    model = log.model(LiveQueue("model"), count(1).__next__)
     model.configure(1, Scenario(max_batch_size=4, max_queue_delay_microseconds=300).config("model"))
     for number in range(20):
         row = (number, -1, 1 + number % 2, "shape", 0, 0, 0, 0, 0, "", b"12345", 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from bus.live_layout import LiveLayout
 from bus.payloads import PayloadArena
 from calls.in_flight import InFlight
 from calls.outbox import Outbox
@@ -25,6 +26,7 @@ class Broker:
     is_connected = True
 
     def __init__(self) -> None:
+        self.live_layout = LiveLayout()
         self.frames: list[list[Part]] = []
 
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
@@ -39,7 +41,7 @@ def test_a_reference_is_not_put_into_a_slot_again() -> None:
         outbox = Outbox(
             cast(Any, broker), "g", PayloadStore(arena, lambda: True), in_flight, cast(Any, counters), lambda *_: None
         )
-        model = SimpleNamespace(name="m")
+        model = SimpleNamespace(name="m", queue="m")
         parts = [Part(key, -1, 1, "", 0, 0, 0, 0, 0, "", BODY) for key in range(REQUESTS)]
         for part in parts:
             in_flight.add(Pending(part.key, cast(Any, model), cast(Any, None), part, cast(Any, None), (), None))

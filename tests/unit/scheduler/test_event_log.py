@@ -18,6 +18,7 @@ from model_simulation import UNAVAILABLE_TIMEOUT_US, Simulation
 from queued import LATEST, CountingFrame, request
 from test_model_simulation import LIVES, lives
 
+from bus.live_queues import LiveQueue
 from scheduler.event_log import SUFFIX, EventLog, RecordedModelScheduler
 from scheduler.event_rows import EVENTS, QUESTIONS, pack_event, unpack_event
 from scheduler.model_scheduler import ModelScheduler
@@ -113,7 +114,7 @@ def test_any_life_is_replayed(tmp_path_factory: pytest.TempPathFactory, events: 
     folder = tmp_path_factory.mktemp("log")
     log = EventLog(folder, "scheduler", max_file_bytes=3_000, kept_files=1_000)
     simulation = Simulation()
-    simulation.model = log.model("model", count(1).__next__, unavailable_timeout_us=UNAVAILABLE_TIMEOUT_US)
+    simulation.model = log.model(LiveQueue("model"), count(1).__next__, unavailable_timeout_us=UNAVAILABLE_TIMEOUT_US)
     with contextlib.suppress(AssertionError):  # what must hold in a life is the matter of test_model_simulation
         simulation.replay(events)
     log.close()
@@ -125,7 +126,7 @@ def test_any_life_is_replayed(tmp_path_factory: pytest.TempPathFactory, events: 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_life_with_sequences_is_replayed_from_any_of_its_files(tmp_path: Path, strategy: str, seed: int):
     log = EventLog(tmp_path, "scheduler", max_file_bytes=5_000, kept_files=1_000)
-    live_with_sequences(log.model("model", count(1).__next__), strategy, seed)
+    live_with_sequences(log.model(LiveQueue("model"), count(1).__next__), strategy, seed)
     log.close()
     written = files(tmp_path)
     assert len(written) > 1
@@ -135,7 +136,7 @@ def test_a_life_with_sequences_is_replayed_from_any_of_its_files(tmp_path: Path,
 
 def test_recording_changes_nothing(tmp_path: Path):
     plain, log = ModelScheduler("model"), EventLog(tmp_path, "scheduler", max_file_bytes=5_000)
-    recorded = log.model("model", count(1).__next__)
+    recorded = log.model(LiveQueue("model"), count(1).__next__)
     for scheduler in (plain, recorded):
         live_with_sequences(scheduler, "oldest", seed=7)
     assert (len(plain), plain.waiting, plain.failures()) == (len(recorded), recorded.waiting, recorded.failures())
@@ -147,7 +148,7 @@ def rows(path: Path) -> list[Any]:
 
 def recorded(folder: Path) -> Path:
     log = EventLog(folder, "scheduler")
-    live_with_sequences(log.model("model", count(1).__next__), "oldest", seed=1)
+    live_with_sequences(log.model(LiveQueue("model"), count(1).__next__), "oldest", seed=1)
     log.close()
     return files(folder)[0]
 
@@ -198,8 +199,8 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes):
 
 def test_the_oldest_files_go(tmp_path: Path):
     log = EventLog(tmp_path, "scheduler", max_file_bytes=2_000, kept_files=3)
-    live_with_sequences(log.model("a.model", count(1).__next__), "oldest", seed=2)
-    live_with_sequences(log.model("b", count(1).__next__), "oldest", seed=2)
+    live_with_sequences(log.model(LiveQueue("a.model"), count(1).__next__), "oldest", seed=2)
+    live_with_sequences(log.model(LiveQueue("b"), count(1).__next__), "oldest", seed=2)
     log.close()
     assert sorted(path.name.split(".")[0] for path in files(tmp_path)) == ["a=2Emodel"] * 3 + ["b"] * 3
     assert all(path.stat().st_size < 20_000 for path in files(tmp_path))
@@ -208,7 +209,7 @@ def test_the_oldest_files_go(tmp_path: Path):
 
 def test_a_full_disk_ends_the_record_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     log = EventLog(tmp_path / "log", "scheduler")
-    scheduler = log.model("model", count(1).__next__)
+    scheduler = log.model(LiveQueue("model"), count(1).__next__)
     (tmp_path / "log").rmdir()
     live_with_sequences(scheduler, "direct", seed=3)
     log.close()
@@ -218,7 +219,7 @@ def test_a_full_disk_ends_the_record_and_nothing_else(tmp_path: Path, caplog: py
 
 def test_a_state_that_can_t_be_kept_ends_the_record_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     log = EventLog(tmp_path, "scheduler", max_file_bytes=2_000)
-    scheduler = log.model("model", count(1).__next__)
+    scheduler = log.model(LiveQueue("model"), count(1).__next__)
     scheduler.hook = lambda: None
     live_with_sequences(scheduler, "direct", seed=3)
     assert [record.message for record in caplog.records] == [
@@ -243,7 +244,7 @@ def test_the_command_prints_events_and_differences(
     assert command(path) == 0
     same = capsys.readouterr().out
     assert "enqueue g/1" in same
-    assert "batch 1 of version 1 to " in same
+    assert "batch 2 of version 1 to " in same  # the first number is that of the sequence
     assert same.splitlines()[-1].endswith(" 0 differences")
     head, *events = rows(path)
     events[-1][2] = b"otherwise"
