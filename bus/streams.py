@@ -31,6 +31,9 @@ STATES_MAX_BYTES = 512 << 20
 STATES_TTL_S = 3600.0
 """How long a checkpoint is kept of a sequence whose end nobody has told."""
 
+MAX_QUEUES_OF_STREAM = 65_536
+"""Queues that lie in one stream. nats-server 2.15 takes 1 000 consumers where a stream doesn't say how many it may have."""
+
 MAX_UNACKED_FRAMES = 8192
 _ACK_WAIT_S = 600.0
 
@@ -58,6 +61,7 @@ def _live_stream(number: int, streams: int, metadata: dict[str, str] | None = No
         retention=RetentionPolicy.WORK_QUEUE,
         discard=DiscardPolicy.NEW,
         max_bytes=max(LIVE_MAX_BYTES // streams, _LEAST_LIVE_BYTES),
+        max_consumers=MAX_QUEUES_OF_STREAM,
         num_replicas=1,
         metadata=metadata,
     )

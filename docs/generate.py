@@ -80,7 +80,11 @@ def message_fields() -> str:
         ("abandoned", "scheduler → worker", f"scheduler, [({abandoned}) …]"),
         ("lost attempts", "scheduler → gateway", "keys of durable requests that are done again, reason"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
-        ("drain", "worker → scheduler, and its answer", "asker, model, versions to unload, or that may be unloaded"),
+        (
+            "drain",
+            "worker → scheduler, and its answer",
+            "asker, model, versions to unload, or that may be unloaded, partition that the answer is for",
+        ),
         ("readiness", "gateway, worker → worker", "model, version; answered with whether it is ready"),
         ("repository view", "worker → gateway", "worker, what is wrong with each model by name (empty: nothing)"),
     ]

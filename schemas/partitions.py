@@ -8,6 +8,7 @@ every process of every host. Any other request may go to any of them.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from schemas.placement import BadDeclaration
@@ -36,6 +37,7 @@ def check_partitions(config: ModelConfig) -> None:
         raise BadDeclaration(PARTITIONS, f"must be a whole number from 1 to {MAX_PARTITIONS}, got '{text}'")
 
 
+@lru_cache(maxsize=1 << 14)  # a sequence has many requests, and the hash costs more than all else that is chosen
 def partition_of(correlation_id: int | str, partitions: int) -> int:
     """The partition of a sequence. A number and a text that spells it are different ids, as they are in Triton."""
     text = correlation_id if isinstance(correlation_id, str) else f"\0{correlation_id}"

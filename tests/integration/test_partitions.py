@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,9 +133,22 @@ def test_states_stay_with_their_sequences(cluster: Cluster, model: str) -> None:
 def test_all_partitions_let_go_of_what_is_unloaded(cluster: Cluster) -> None:
     with cluster.gateway.http() as client:
         client.unload_model("oldest")
-        wait_until(lambda: not cluster.gateway.is_ready("oldest"))
+        wait_until(lambda: all("successfully unloaded 'oldest' version 1" in w.log() for w in cluster.workers))
         client.load_model("oldest")
         assert ask(client, "oldest", np.ones((1, 1), np.float32), sequence_id=7, sequence_start=True).item() == 1
+    assert "without its leave" not in cluster.workers[0].log()
+
+
+def test_a_model_may_get_fewer_partitions(cluster: Cluster) -> None:
+    with cluster.gateway.http() as client:
+        config = client.get_model_config("plain")
+        config["parameters"]["weir_partitions"]["string_value"] = "2"
+        client.load_model("plain", config=json.dumps(config))
+        for number in range(8):
+            content = np.full((1, 3), number, np.float32)
+            np.testing.assert_array_equal(ask(client, "plain", content), content)
+        client.unload_model("plain")
+    wait_until(lambda: all("successfully unloaded 'plain' version 1" in worker.log() for worker in cluster.workers))
     assert "without its leave" not in cluster.workers[0].log()
 
 
@@ -147,3 +161,20 @@ def test_a_sequence_model_needs_an_instance_for_each_partition(cluster: Cluster)
         with pytest.raises(Exception, match="nonsense"):
             client.load_model("nonsense")
     assert "must be a whole number from 1 to 64, got '65'" in cluster.workers[0].log()
+
+
+def test_the_layout_outlives_the_broker(cluster: Cluster) -> None:
+    """Its streams are in memory: whoever is back first makes as many as there were, whatever he was told."""
+    nats_server = cluster.start.nats
+    nats_server.stop()
+    nats_server.start()
+    with cluster.gateway.http() as client:
+        for number in range(4):
+            content = np.full((1, 3), number, np.float32)
+            np.testing.assert_array_equal(ask(client, f"single_{number}", content), content)
+        wait_until(lambda: cluster.gateway.is_ready("direct"))
+        for id in range(1, 9):
+            first = ask(client, "direct", np.ones((1, 1), np.float32), sequence_id=id, sequence_start=True)
+            assert first.item() == 1
+    streams = asyncio.run(published(nats_server.url))
+    assert sorted(streams) == ["LIVE", "LIVE_1", "LIVE_2", "LIVE_3"]
