@@ -10,6 +10,7 @@ import pytest
 
 from bus import subjects
 from bus.connection import Message
+from bus.live_layout import LiveLayout
 from calls import answer_order
 from calls.cache_config import CacheConfig
 from calls.catalog import ServedModel
@@ -37,6 +38,7 @@ class Bench:
     max_payload_bytes = 1 << 20
 
     def __init__(self, cache: str = "", keeps_references: bool = False) -> None:
+        self.live_layout = LiveLayout()
         self.sent: list[int] = []  # keys, in the order in which they left
         self.cancels = 0
         self.released: list[tuple[str, int, int]] = []

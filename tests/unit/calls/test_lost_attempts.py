@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bus.connection import Callback, Message
+from bus.live_layout import LiveLayout
 from calls.inference import Inference
 from schemas.lost_attempts import pack_lost_attempts
 
@@ -15,6 +16,7 @@ class HeardBus:
     losses = 0
 
     def __init__(self) -> None:
+        self.live_layout = LiveLayout()
         self.callbacks: dict[str, Callback] = {}
 
     async def subscribe(self, subject: str, callback: Callback) -> None:

@@ -143,7 +143,7 @@ def test_a_version_that_gets_sequences_ends_what_it_has_sent_and_refuses_what_is
     assert (failure.request.key, failure.error.code) == (9, ErrorCode.INVALID_ARG)
     model.enqueue([of_sequence(10)])
     assert sent(model) == [(1, [10])]
-    assert model.in_flight_on("a") == [3, 1, 2]
+    assert model.in_flight_on("a") == [4, 1, 2]  # 3 is the number of the sequence
     assert model.needs("a", 1)
     answered, _ = model.complete(1, 1, BatchOutcome.ANSWERED, 5)
     assert [r.key for r in answered] == [1, 2, 3, 4]
@@ -165,7 +165,7 @@ def test_a_version_that_has_no_sequences_any_more_runs_their_backlog_and_tells_o
     assert (failure.request.key, failure.error.code) == (2, ErrorCode.UNAVAILABLE)
     model.enqueue([request(key=3)])
     assert sent(model) == [(1, [3])]
-    assert [[r.key for r in model.complete(1, batch_id, BatchOutcome.ANSWERED, 5)[0]] for batch_id in (1, 2)] == [
+    assert [[r.key for r in model.complete(1, batch_id, BatchOutcome.ANSWERED, 5)[0]] for batch_id in (2, 3)] == [
         [1],
         [3],
     ]
