@@ -5,7 +5,8 @@ it. The bucket lies in memory: nobody owns anything when the broker has come bac
 again. So the sequences of its stream can't number the owners of a queue, for they begin anew; a record has an *epoch*,
 which is unix milliseconds of when it was written, or one more than the highest that the writer knows of where that is
 higher (as clocks differ). Compare-and-set sees to it that nobody has the same twice, and time that they grow after a
-restart too, where all who knew the last one have gone.
+restart too, where all who knew the last one have gone. (Should clocks make them equal all the same, who is first counts:
+workers look at the owner, too.)
 Source: JetStream's `Nats-Expected-Last-Subject-Sequence`, and STREAM.MSG.GET, which the stream's leader answers: a direct
 get may be answered by a replica that is behind.
 """

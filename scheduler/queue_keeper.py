@@ -113,8 +113,10 @@ class QueueKeeper:
 
     async def left(self) -> None:
         """The last word: what it had is nobody's now."""
-        for queue, record in list(self._records.items()):
-            await self._try(self._owners.write(queue, "", record))
+        records = list(self._records.items())
+        for position in range(0, len(records), AT_A_TIME):
+            part = records[position : position + AT_A_TIME]
+            await asyncio.gather(*(self._try(self._owners.write(queue, "", record)) for queue, record in part))
         self._presence.tell(leaving=True)
 
     def _describe(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class World:
 
     def __init__(self, seed: int, queues: int) -> None:
         self.draw = random.Random(seed)
-        self.now_s = 0.0
+        self.now_s = 1000.0  # clocks differ by seconds, and tell milliseconds since long ago
         self.store = Store()
         self.queues = [LiveQueue(f"m{number // 2}", number % 2) for number in range(queues)]
         self.processes: dict[str, Process] = {}

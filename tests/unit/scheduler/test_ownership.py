@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ownership_world import World
 
 from bus.live_queues import LiveQueue
-from scheduler.ownership import HandOver, Ownership, Take
+from scheduler.ownership import HandOver, Look, Ownership, Take
 
 QUEUES = [LiveQueue(f"m{number}") for number in range(7)]
 
@@ -26,7 +26,7 @@ TRIED: Counter[str] = Counter()
 
 
 @given(seed=st.integers(0, 2**32), queues=st.integers(0, 9), schedulers=st.integers(1, 4), steps=steps)
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=40)
 def test_whatever_happens_each_queue_has_one_owner_in_the_end(
     seed: int, queues: int, schedulers: int, steps: list[tuple[str, int, float]]
 ) -> None:
@@ -138,7 +138,7 @@ def test_one_that_is_leaving_hands_over_all_and_takes_nothing() -> None:
     policy.drain()
     assert len(policy.tick(10.0)) == 7
     policy.want(10.0, [LiveQueue("new")])
-    assert policy.tick(20.0) == []
+    assert policy.tick(20.0) == [Look(LiveQueue("new"))], "it may have been given to this one before"
 
 
 def test_an_old_word_changes_nothing() -> None:
