@@ -103,7 +103,7 @@ async def ask(nats_url: str, count: int, in_flight: int) -> None:
         bus = await Bus.connect(nats_url, caller_id, background)
         registry = RegistryView(bus)
         catalog = Catalog(registry, True)
-        payloads = PayloadStore(PayloadArena(caller_id), registry.all_share_memory)
+        payloads = PayloadStore(PayloadArena(caller_id), registry.model_shares_memory)
         inference = Inference(bus, caller_id, catalog, payloads)
         await inference.start(background)
         await registry.start(background)

@@ -98,6 +98,11 @@ class Bus:
         """The largest message the broker takes."""
         return 1 << 20 if self._protocol is None else int(self._protocol.info.get("max_payload", 1 << 20))
 
+    @property
+    def unsent_bytes(self) -> int:
+        """About how much of what was published the broker has not taken yet."""
+        return self._kept_bytes if self._protocol is None else self._protocol.unsent_bytes
+
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         """Sends `data` within this turn of the event loop; while the broker is away it is kept, up to a limit.
 

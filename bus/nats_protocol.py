@@ -116,6 +116,11 @@ class NatsProtocol(asyncio.Protocol):
         """Pings without an answer."""
         return len(self._pongs)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits for the server to take it, but for what this turn of the loop has added."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def close(self) -> None:
         """Sends what is waiting and closes."""
         if self._transport is not None:

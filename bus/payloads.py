@@ -23,14 +23,13 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from bus.identity import SHARED_MEMORY_DIRECTORY
+from bus.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY, lies_elsewhere
 from schemas.tensors import PayloadRef
 
 INLINE_LIMIT_BYTES = 64 * 1024
-"""Tensors up to this size travel inside messages."""
+"""Tensors up to this size travel inside messages; what is larger is read where it lies, or fetched from there."""
 
 ALIGNMENT_BYTES = 64
-_PREFIX = "weir-"
 _NAME = re.compile(r"weir-[A-Za-z0-9_-]+\.[0-9]+")
 _GENERATION = struct.Struct("<Q")
 _HEADER_BYTES = ALIGNMENT_BYTES
@@ -145,7 +144,7 @@ class PayloadArena:
             slots = self._capacity_bytes // (slot_bytes + _PAGE_BYTES)
             if slots == 0 or not SHARED_MEMORY_DIRECTORY.is_dir():
                 return None
-            segment = _Segment(f"{_PREFIX}{self._name}.{slot_bytes}", slot_bytes, slots)
+            segment = _Segment(f"{SEGMENT_PREFIX}{self._name}.{slot_bytes}", slot_bytes, slots)
             self._segments[slot_bytes] = segment
         return segment.allocate(size)
 
@@ -196,7 +195,10 @@ class LeasedSlots:
 
 
 class PayloadReader:
-    """Reads payloads of other processes on this host through cached read-only mappings."""
+    """Reads payloads of other processes on this host through cached read-only mappings.
+
+    Those of another host are none that could be read; `bus.payload_fetcher` brings them.
+    """
 
     def __init__(self, max_mappings: int = 64) -> None:
         self._max_mappings = max_mappings
@@ -236,6 +238,8 @@ class PayloadReader:
     def _map(self, segment: str) -> memoryview:
         if not isinstance(segment, str) or not _NAME.fullmatch(segment):
             raise ValueError("not the name of a payload segment")
+        if lies_elsewhere(segment):
+            raise StalePayload("the payload lies on another host")
         try:
             fd = os.open(SHARED_MEMORY_DIRECTORY / segment, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -257,7 +261,7 @@ class PayloadReader:
 def remove_dead_segments(directory: Path = SHARED_MEMORY_DIRECTORY) -> int:
     """Removes the segments of processes that are gone; returns how many. Called by every role when it starts."""
     removed = 0
-    for pattern in (f"{_PREFIX}*.*", f".{_PREFIX}*.*"):
+    for pattern in (f"{SEGMENT_PREFIX}*.*", f".{SEGMENT_PREFIX}*.*"):
         for path in directory.glob(pattern):
             try:
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)

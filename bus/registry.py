@@ -146,10 +146,6 @@ class RegistryView:
         await self._bus.flush()
         await self._read_all()
 
-    def all_share_memory(self) -> bool:
-        """Whether every live worker can read this process's shared memory."""
-        return all(map(shares_memory, self.workers))
-
     def model_shares_memory(self, model: str) -> bool:
         """Whether every live worker that has the model can read this process's shared memory."""
         return all(shares_memory(worker) for worker, view in self.workers.items() if model in view.models)

@@ -19,6 +19,8 @@ RESERVED_TOKENS = frozenset(
         "durable",
         "durable-inbox",
         "event",
+        "fetch",
+        "fetched",
         "flow",
         "found",
         "heartbeat",

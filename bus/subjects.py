@@ -145,6 +145,18 @@ def release(owner: str) -> str:
     return f"release.{owner}"
 
 
+def fetch(owner: str) -> str:
+    """Questions of readers on other hosts for pieces of payloads that lie in the memory of `owner`."""
+    return f"fetch.{owner}"
+
+
+def fetched(reader: str) -> str:
+    """Where a reader gets those pieces, or nats-server's word that the owner is gone; the numbers of the fetch and of the
+    piece follow as two more tokens.
+    """
+    return f"fetched.{reader}"
+
+
 def probe(worker: str) -> str:
     """Probes of a worker's connection: the worker listens and need not answer, nats-server tells when it is gone."""
     return f"probe.{worker}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bus.identity import owner_of
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
 from schemas.errors import WeirError, internal
@@ -55,5 +56,6 @@ class AnswerPayloads:
 
     def release(self, ref: PayloadRef) -> None:
         """Gives the slot of `ref` back to the worker it belongs to."""
-        owner = ref.segment.removeprefix("weir-").partition("_")[0]
-        self._give_back(owner, (ref.segment, ref.slot, ref.generation))
+        owner = owner_of(ref.segment)
+        if owner:
+            self._give_back(owner, (ref.segment, ref.slot, ref.generation))

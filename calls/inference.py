@@ -20,6 +20,7 @@ from typing import Protocol
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.durable_subjects import lost_attempts
+from bus.payload_fetcher import PayloadFetcher
 from bus.payloads import INLINE_LIMIT_BYTES, Slot
 from bus.streams import ensure_streams
 from calls.answer_payloads import AnswerPayloads
@@ -32,6 +33,7 @@ from calls.partition_choice import AnyQueue, queue_of_sequence
 from calls.payload_store import Freeable, PayloadStore
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
+from calls.remote_answers import RemoteAnswers
 from calls.response_cache import Question, ResponseCache
 from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
@@ -39,6 +41,7 @@ from schemas.bodies import pack_body
 from schemas.errors import WeirError, invalid, unavailable
 from schemas.lost_attempts import unpack_lost_attempts
 from schemas.messages import Answer, Part, unpack_answers
+from schemas.request_errors import is_given_up
 from schemas.requests import InferRequest, InferResponse
 from schemas.wire import MalformedMessage
 from telemetry.trace import Trace
@@ -50,6 +53,12 @@ BROKER_PATIENCE_S = 30.0
 
 _LOST_STREAM = "the rest of the response was lost; the request may be sent again"
 
+_LOST_PAYLOAD = "content was lost between two hosts; the request may be sent again"
+
+MAX_RERUNS = 3
+"""How often a request runs again whose content, or that of its answer, was lost on its way between two hosts."""
+
+_RERUN_WAIT_S = 0.05
 _DRAIN_POLL_S = 0.02
 
 _NO_SLOTS: Sequence[Freeable] = ()
@@ -67,7 +76,7 @@ class Inference:
 
     `caller_id` is who asks: a gateway, or a worker for its ensembles and Python models. Without `regions` requests can't
     use memory of clients; without `cache` every request is run. With `keeps_references` large outputs stay references,
-    until `release`.
+    until `release`. `fetcher` brings outputs of other hosts.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class Inference:
         tracing: Tracing | None = None,
         keeps_references: bool = False,
         cache: ResponseCache | None = None,
+        fetcher: PayloadFetcher | None = None,
     ) -> None:
         self.tracing = tracing or Tracing()
         self._cache = cache
@@ -94,6 +104,8 @@ class Inference:
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
+        self._keeps_references = keeps_references
+        self._remote = RemoteAnswers(fetcher, self._complete, self._lost, self.release, self._answers.discard)
         self._delivery = Delivery(self.tracing, self._in_flight, self._give_up, self._answers.discard)
         self._ticker: asyncio.Task[None] | None = None
         self.duplicate_answers = 0
@@ -289,21 +301,50 @@ class Inference:
             self._malformed_answers += 1
             logger.warning("dropped a message that is no answer: %s", error)
             return
+        keeps_references = self._keeps_references
         for answer in answers:
-            pending = self._in_flight.take(answer.key) if answer.is_final else self._in_flight.find(answer.key)
+            pending = self._in_flight.find(answer.key)
             if pending is None:
                 self.duplicate_answers += answer.is_final
                 self._answers.discard(answer)
                 continue
             if answer.run and not self._is_next(pending, answer):
                 continue
-            outcome = self._answers.outcome(pending, version, answer)
-            if pending.question is not None and isinstance(outcome, InferResponse) and self._cache is not None:
-                self._cache.keep(pending.question, version, outcome, self._answers.copy_of)
-            if pending.slots and answer.is_final:
-                _free(pending.slots)
-            self._delivery.deliver(pending, outcome, answer.is_final, answer.moments)
+            if not self._remote.holds(pending, version, answer, keeps_references and not pending.reads_content):
+                self._complete(pending, version, answer)
         self.counters.changed(len(self._in_flight))
+
+    def _complete(self, pending: Pending, version: int, answer: Answer) -> None:
+        """An answer is here, with all that belongs to it."""
+        if self._in_flight.find(pending.key) is not pending:
+            self._answers.discard(answer)  # it was given up while its outputs were brought here
+            return
+        if answer.error is not None and is_given_up(answer.error) and not self._keeps_references:
+            # The request is still wanted: its worker could not read what lies here.
+            self._lost(pending, answer)
+            return
+        if answer.is_final:
+            self._in_flight.take(pending.key)
+        outcome = self._answers.outcome(pending, version, answer)
+        if pending.question is not None and isinstance(outcome, InferResponse) and self._cache is not None:
+            self._cache.keep(pending.question, version, outcome, self._answers.copy_of)
+        if pending.slots and answer.is_final:
+            _free(pending.slots)
+        self._delivery.deliver(pending, outcome, answer.is_final, answer.moments)
+
+    def _lost(self, pending: Pending, answer: Answer) -> None:
+        """The answer, or what the request had in it, was lost between two hosts: it runs again where it may."""
+        if self._in_flight.find(pending.key) is not pending:
+            return
+        may_run_again = not (answer.run or pending.part.correlation_id or pending.part.sequence_flags)
+        if may_run_again and pending.reruns < MAX_RERUNS:
+            pending.reruns += 1
+            # Its scheduler is to have heard of the end of its last run before it comes again.
+            asyncio.get_running_loop().call_later(_RERUN_WAIT_S, self._outbox.resend, [pending.key])
+            return
+        if not answer.is_final and pending.is_queued:
+            self._outbox.cancel(pending.model.name, pending.key)
+        self._fail([pending.key], unavailable(_LOST_PAYLOAD))
 
     def _is_next(self, pending: Pending, answer: Answer) -> bool:
         """Whether a stream goes on with this answer; one that can't any more is ended."""
@@ -315,6 +356,7 @@ class Inference:
         self._answers.discard(answer)
         if place is Place.BROKEN:
             if answer.is_final:
+                self._in_flight.take(pending.key)
                 _free(pending.slots)
             else:
                 self._give_up(pending)

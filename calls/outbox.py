@@ -166,7 +166,7 @@ class Outbox:
 
     def _publish(self, to: Destination, subject: str, parts: list[Part]) -> None:
         for frame in frames_of(parts):
-            self._place_bodies(frame)
+            self._place_bodies(model, frame)
             number = next(self._frame_numbers)
             self._unacked[number] = (to, [part.key for part in frame])
             self._on_the_way[to] += 1
@@ -175,10 +175,10 @@ class Outbox:
             self._bus.publish(subject, message, ack)
             self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
 
-    def _place_bodies(self, frame: list[Part]) -> None:
+    def _place_bodies(self, model: str, frame: list[Part]) -> None:
         # What is sent again may lie in a slot already: a reference to a reference would be followed once.
         own = [position for position, part in enumerate(frame) if not is_body_ref(part.body)]
-        placed = self._payloads.place_bodies([frame[position].body for position in own])
+        placed = self._payloads.place_bodies(model, [frame[position].body for position in own])
         if placed is None:
             return
         refs, slot = placed

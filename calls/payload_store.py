@@ -1,4 +1,4 @@
-"""`PayloadStore`: where a caller puts tensors too large for messages, when the model's workers can read its memory."""
+"""`PayloadStore`: where a caller puts what is too large for messages, for workers to read there, or to fetch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.tensors import Tensor
 
 FRAME_INLINE_BYTES = 16 * 1024
 """Bodies of a frame that travel inside it. The broker copies them four times on their way; measured with 24 requests of
-3 KB, a slot for all of them saves a sixth of all CPU."""
+3 KB, a slot for all of them saves a sixth of all CPU, where workers read it in place."""
 
 
 class Freeable(Protocol):
@@ -40,9 +40,9 @@ class SharedSlot:
 
 
 class PayloadStore:
-    """Slots for request bodies and tensors. `is_shared()` tells whether every worker is on this host."""
+    """Slots for request bodies and tensors. `is_shared(model)` tells whether every worker of the model is on this host."""
 
-    def __init__(self, arena: PayloadArena, is_shared: Callable[[], bool]) -> None:
+    def __init__(self, arena: PayloadArena, is_shared: Callable[[str], bool]) -> None:
         self._arena = arena
         self._is_shared = is_shared
 
@@ -53,7 +53,7 @@ class PayloadStore:
 
     def slot_for_body(self, size_bytes: int) -> Slot | None:
         """A slot to receive a request body of this size in, or None when it is to be received in ordinary memory."""
-        if size_bytes <= INLINE_LIMIT_BYTES or not self._is_shared():
+        if size_bytes <= INLINE_LIMIT_BYTES:
             return None
         return self._arena.allocate(size_bytes)
 
@@ -61,11 +61,9 @@ class PayloadStore:
         """Replaces the content of large tensors by references; returns the slots they lie in, `body_slot` if used.
 
         A view over `body_slot` becomes a reference without a copy; other content is copied into a slot once. When memory
-        is short, or a worker is on another host, content stays where it is and travels inside the message.
+        is short, content stays where it is and travels inside the message.
         """
         slots: list[Slot] = []
-        if not self._is_shared():
-            return slots
         start = 0 if body_slot is None else _address(body_slot.view)
         for tensor in tensors:
             data = tensor.data
@@ -83,13 +81,16 @@ class PayloadStore:
                 slots.append(slot)
         return slots
 
-    def place_bodies(self, bodies: Sequence[bytes]) -> tuple[list[bytes], SharedSlot] | None:
+    def place_bodies(self, model: str, bodies: Sequence[bytes]) -> tuple[list[bytes], SharedSlot] | None:
         """Puts the packed bodies of a frame into one slot: what stands in their places, and the slot they share.
 
-        None when they are small enough for a message, or can't be placed.
+        None when they are small enough for a message, or can't be placed. Where a worker of the model may have to fetch
+        them one by one, only a body that is large by itself, and therefore alone in its frame, is placed.
         """
         total = sum(map(len, bodies))
-        if total <= FRAME_INLINE_BYTES or not self._is_shared():
+        if total <= FRAME_INLINE_BYTES:
+            return None
+        if (total <= INLINE_LIMIT_BYTES or len(bodies) > 1) and not self._is_shared(model):
             return None
         slot = self._arena.allocate(total)
         if slot is None:

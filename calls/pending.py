@@ -24,7 +24,9 @@ Line = tuple[str, str]
 class Pending:
     """A request that was submitted and has no answer yet. `line` is where its answers wait for those of earlier requests,
     None where they are given as they come. `question` is there where the response cache may know the answer, and until it
-    has said that it doesn't, the request `is_queued` not. `queue` is the one that it goes to, or has gone to.
+    has said that it doesn't, the request `is_queued` not. `queue` is the one that it goes to, or has gone to. `reads_content`
+    says that whoever asked is about to read outputs, also where he otherwise passes references on. `reruns` counts how
+    often its answer was lost on the way here.
     """
 
     __slots__ = (
@@ -37,7 +39,9 @@ class Pending:
         "part",
         "question",
         "queue",
+        "reads_content",
         "request",
+        "reruns",
         "slots",
         "stream",
         "trace",
@@ -64,6 +68,8 @@ class Pending:
         self.line: Line | None = None
         self.question: Question | None = None
         self.is_queued = True
+        self.reads_content = False
+        self.reruns = 0
         self.trace = trace
         self.moments: Moments | None = None
         """Of the answer that `on_answer` is being told of, where the request wants them."""

@@ -13,6 +13,8 @@ from bus.connection import Bus
 from bus.desired_models import DesiredModels
 from bus.identity import own_id
 from bus.model_files import ModelFiles
+from bus.payload_fetcher import PayloadFetcher
+from bus.payload_server import PayloadServer
 from bus.payloads import PayloadArena, remove_dead_segments
 from bus.presence import Presence
 from bus.registry import RegistryView
@@ -97,13 +99,14 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         return 1
     registry = RegistryView(bus)
     catalog = Catalog(registry, settings.strict_readiness)
-    payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
+    payloads = PayloadStore(PayloadArena(gateway_id), registry.model_shares_memory)
     regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
     cache, own_counters = None, None
     if cache_config is not None:
         cache = ResponseCache(bus, gateway_id, catalog, registry, cache_config, metrics_config.summary_latencies)
         own_counters = OwnCounters(bus, gateway_id, cache.counters)
-    inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing, cache=cache)
+    fetcher, payload_server = PayloadFetcher(bus, gateway_id), PayloadServer(bus, gateway_id)
+    inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing, cache=cache, fetcher=fetcher)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     desired = DesiredModels(bus)
     catalog.ask_whether_unwanted(desired.is_unwanted)
@@ -142,6 +145,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         announce_failure(error.message)
         await bus.close()
         return 1
+    await fetcher.start()
+    await payload_server.start()
     await inference.start(background)
     await live_settings.start()
     await readiness.start()

@@ -23,3 +23,12 @@ def long_correlation_id(limits: RequestLimits) -> WeirError:
 def refused(request_id: str, message: str) -> WeirError:
     """An INVALID_ARG error prefixed with the request's id, `<id_unknown>` for a request without one."""
     return invalid(f"[request id: {request_id or '<id_unknown>'}] {message}")
+
+
+GIVEN_UP = "the request was given up"
+"""The answer to a request that is cancelled, or whose content can't be read any more: nobody should hear it."""
+
+
+def is_given_up(error: WeirError) -> bool:
+    """Whether a worker says that nobody waits for the answer, as far as it knows."""
+    return error.code is ErrorCode.CANCELLED and error.message == GIVEN_UP

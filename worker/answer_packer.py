@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from bus.identity import shares_memory
 from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
 from schemas.errors import WeirError, unavailable
 from schemas.messages import Moments, Run, pack_answer, pack_error
@@ -14,7 +13,7 @@ from schemas.tensors import PayloadRef, Tensor
 from worker.backend import Result
 
 MAX_INLINE_ANSWER_BYTES = 4 << 20
-"""Outputs of one answer that may travel inside a message, when shared memory can't be used."""
+"""Outputs of one answer that may travel inside a message, when there is no room in shared memory."""
 
 READERS_PATIENCE_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
@@ -31,7 +30,6 @@ class AnswerPacker:
 
     def packed(
         self,
-        gateway: str,
         key: int,
         result: Result,
         is_final: bool = True,
@@ -42,20 +40,20 @@ class AnswerPacker:
 
         Large outputs are copied now, the others when the message is packed.
         """
-        error = self.place(gateway, result.outputs) if result.error is None else result.error
+        error = self.place(result.outputs) if result.error is None else result.error
         if error is not None:
             return pack_error(key, error, is_final, moments, run)
         return pack_answer(key, result.outputs, result.parameters, is_final, moments, run)
 
-    def place(self, gateway: str, outputs: Iterable[Tensor]) -> WeirError | None:
-        """Puts large outputs into slots where `gateway` can read those; an error when the others are too large together.
+    def place(self, outputs: Iterable[Tensor]) -> WeirError | None:
+        """Puts large outputs into slots; an error when those that find no room are too large together for a message.
 
         An output that is a reference stays one.
         """
         inline_bytes = 0
         for tensor in outputs:
             size = tensor.size_bytes
-            if size > INLINE_LIMIT_BYTES and shares_memory(gateway) and self._lend(tensor):
+            if size > INLINE_LIMIT_BYTES and self._lend(tensor):
                 continue
             inline_bytes += size
         if inline_bytes > MAX_INLINE_ANSWER_BYTES:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from bus.fetch_plan import Loss, Outcome
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.request_errors import GIVEN_UP
 from schemas.requests import InferRequest
+from schemas.tensors import PayloadRef
 from worker.backend import Result
 from worker.batch_tensors import has_gone
 from worker.client_memory import ClientMemory
-from worker.running_batch import GIVEN_UP, RunningBatch
+from worker.running_batch import RunningBatch
 from worker.sequence_rows import take_place
 from worker.statistics import ModelStatistics
 
@@ -34,8 +39,10 @@ def decoded(
                 statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
                 continue
             ref = body_ref(entry.body)
-            body = entry.body if ref is None else reader.view(ref)
+            body = entry.body if ref is None else content_of(ref, running, reader)
             request = unpack_body(body, batch.model, batch.version)
+            if running.fetched:
+                put_in_fetched(request, running.fetched)
             if has_gone(request, reader):
                 raise StalePayload("the request was given up")
             if entry.place is not None:
@@ -56,3 +63,20 @@ def decoded(
         requests.append(request)
         positions.append(position)
     return positions, requests, results
+
+
+def content_of(ref: PayloadRef, running: RunningBatch, reader: PayloadReader) -> memoryview | bytes:
+    """The bytes behind a reference in a batch, on whichever host they lie. Raises StalePayload, ValueError."""
+    outcome = running.fetched.get(ref) if running.fetched else None
+    if isinstance(outcome, Loss):
+        raise StalePayload(outcome.value)
+    return reader.view(ref) if outcome is None else outcome
+
+
+def put_in_fetched(request: InferRequest, fetched: Mapping[PayloadRef, Outcome]) -> None:
+    """Puts what was fetched from other hosts in the place of its references. Raises StalePayload where it was lost."""
+    for tensor in request.inputs:
+        if isinstance(tensor.data, PayloadRef) and (outcome := fetched.get(tensor.data)) is not None:
+            if isinstance(outcome, Loss):
+                raise StalePayload(outcome.value)
+            tensor.data = outcome

@@ -20,6 +20,7 @@ from typing import Any
 from nats.errors import Error as NatsError
 
 from bus.connection import Bus
+from bus.payload_fetcher import PayloadFetcher
 from bus.payloads import PayloadArena
 from bus.registry import RegistryView
 from calls.cache_config import CacheConfig
@@ -47,7 +48,7 @@ class InnerCalls:
     """See the module. Everything runs in the worker's event loop; tasks live in `background`.
 
     `cache_config` is the response cache that what is asked here may be answered from, `has_summaries` whether its counters
-    have sketches of latencies.
+    have sketches of latencies; `fetcher` brings payloads of other hosts.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class InnerCalls:
         background: asyncio.TaskGroup,
         cache_config: CacheConfig | None = None,
         has_summaries: bool = False,
+        fetcher: PayloadFetcher | None = None,
     ) -> None:
         self._bus = bus
         self._worker_id = worker_id
@@ -67,6 +69,7 @@ class InnerCalls:
         self._inference: Inference | None = None
         self._cache_config = cache_config
         self._has_summaries = has_summaries
+        self._fetcher = fetcher
         self._cache: ResponseCache | None = None
         self._is_open = False
         self._is_closed = False
@@ -142,7 +145,7 @@ class InnerCalls:
         return self._inference
 
     async def _open(self) -> None:
-        self._payloads = PayloadStore(PayloadArena(f"{self._worker_id}_asks"), self.registry.all_share_memory)
+        self._payloads = PayloadStore(PayloadArena(f"{self._worker_id}_asks"), self.registry.model_shares_memory)
         self._cache = await self._opened_cache()
         inference = self._inference = Inference(
             self._bus,
@@ -152,6 +155,7 @@ class InnerCalls:
             tracing=PassedTraces(),
             keeps_references=True,
             cache=self._cache,
+            fetcher=self._fetcher,
         )
         await _persist(partial(inference.start, self._background))
         await _persist(self.readiness.start)

@@ -16,6 +16,7 @@ from bus.connection import Bus
 from bus.desired_models import DesiredModels
 from bus.identity import own_id
 from bus.model_files import ModelFiles
+from bus.payload_fetcher import PayloadFetcher
 from bus.payloads import remove_dead_segments
 from bus.presence import Presence
 from bus.sequence_states import SequenceStates
@@ -118,11 +119,12 @@ async def _work(
     devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
     gpus = gpu_uuids() if settings.allow_client_shm else []
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
-    inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies)
+    fetcher = PayloadFetcher(bus, worker_id)
+    inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies, fetcher)
     model_metrics = ModelMetrics()
     capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
     service = WorkerService(
-        bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, model_metrics.snapshot, capacity
+        bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, model_metrics.snapshot, capacity, fetcher
     )
     paths, mirrors = open_mirrors(bus, settings, background)
     repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
@@ -168,6 +170,7 @@ async def _work(
     health.listener = control.tell_health
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
+    await fetcher.start()
     await service.start(background)
     presence = Presence(bus, "worker", worker_id)
     presence_task = await presence.start(background)

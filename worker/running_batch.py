@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from bus.fetch_plan import Outcome
 from schemas.messages import BatchMessage
-
-GIVEN_UP = "the request was given up"
-"""The answer to a request that is cancelled, or whose content has gone: nobody should hear it."""
+from schemas.tensors import PayloadRef
 
 
 class RunningBatch:
     """The batch's `message`, when it came, and which of its entries were cancelled meanwhile.
 
     The event loop makes and cancels it, any thread may ask. `has_deadlines` says that entries have one: most have none,
-    and then nobody looks.
+    and then nobody looks. `fetched` is what of it lay on other hosts, or why that could not be brought, None for nothing.
     """
 
-    __slots__ = ("cancelled", "has_deadlines", "message", "on_cancel", "received_ns")
+    __slots__ = ("cancelled", "fetched", "has_deadlines", "message", "on_cancel", "received_ns")
 
     def __init__(self, message: BatchMessage) -> None:
         self.message = message
@@ -29,6 +28,7 @@ class RunningBatch:
                 self.has_deadlines = True
         self.cancelled: frozenset[int] = frozenset()
         """Positions of entries whose callers have given up."""
+        self.fetched: Mapping[PayloadRef, Outcome] | None = None
         self.on_cancel: Callable[[], None] | None = None
         """Called in the event loop when there are more of those."""
 

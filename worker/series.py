@@ -29,6 +29,7 @@ class Series:
     """See the module. `submit` has `instance` run its `parts`, in order; what comes of each is for `ended`.
 
     `ids` gives ids for them, below 0, where those of schedulers are not. `publish` gets what is to leave, in any thread.
+    `before` is the batch that this is the series of, where it has waited for payloads of other hosts.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Series:
         instance: ModelInstance,
         ids: Iterator[int],
         publish: Callable[[FinishedBatch], None],
+        before: RunningBatch | None = None,
     ) -> None:
         self.instance = instance
         self._message = message
@@ -45,6 +47,10 @@ class Series:
             RunningBatch(message._replace(batch_id=next(ids), entries=[entry], acks=[], is_series=False))
             for entry in message.entries
         ]
+        if before is not None:
+            for position, part in enumerate(self.parts):
+                part.fetched = before.fetched
+                part.cancelled = frozenset((0,)) if position in before.cancelled else frozenset()
         self._positions = {part.message.batch_id: position for position, part in enumerate(self.parts)}
         self._running = set(self._positions)  # neither ended nor released
         self._open = len(self.parts)  # not ended

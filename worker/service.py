@@ -12,11 +12,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.payload_fetcher import PayloadFetcher
+from bus.payload_server import PayloadServer
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.streams import ensure_streams
 from bus.thread_publisher import ThreadPublisher
@@ -44,6 +47,7 @@ from worker.ensembles.instance import EnsembleInstance
 from worker.model_instance import ModelInstance
 from worker.model_loader import LoadedResult
 from worker.queue_epochs import QueueEpochs
+from worker.remote_payloads import RemotePayloads
 from worker.running_batch import RunningBatch
 from worker.series import MAX_HELD_S, Series
 from worker.served_version import AnyInstance, ServedVersion
@@ -59,7 +63,8 @@ class WorkerService:
 
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
     `cache_counters` tells what models asked of others and had from a cache, `model_metrics` what they count themselves.
-    `capacity` is what it has for models that declare what they need.
+    `capacity` is what it has for models that declare what they need. `fetcher` brings payloads of other hosts; without it
+    they are lost.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class WorkerService:
         cache_counters: Callable[[], list[dict[str, Any]]] = list,
         model_metrics: Callable[[], list[dict[str, Any]]] = list,
         capacity: Amounts | None = None,
+        fetcher: PayloadFetcher | None = None,
     ) -> None:
         self._model_metrics = model_metrics
         self._cache_counters = cache_counters
@@ -90,6 +96,8 @@ class WorkerService:
         self._part_ids = count(-1, -1)
         self._epochs = QueueEpochs()
         self._publisher = publisher
+        self._remote = None if fetcher is None else RemotePayloads(fetcher)
+        self._payload_server = PayloadServer(bus, worker_id)
         self._draining = False
         self._beats: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -103,6 +111,7 @@ class WorkerService:
         await self._bus.subscribe(subjects.work(self.worker_id), self._on_batch)
         await self._bus.subscribe(subjects.abandoned(self.worker_id), self._on_abandoned)
         await self._bus.subscribe(subjects.release(self.worker_id), self._on_release)
+        await self._payload_server.start()
         await self._bus.subscribe(subjects.probe(self.worker_id), lambda message: None)
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
         await self._bus.flush()
@@ -215,6 +224,18 @@ class WorkerService:
             self.malformed_messages += 1
             logger.warning("dropped a message that is no batch: %s", error)
             return
+        if self._remote is None or not self._remote.hold_up(batch):
+            self._run(batch)
+            return
+        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
+        result = self.models.get(batch.model)
+        # A coordinator passes on what its request refers to, for whoever runs a step to fetch.
+        config = None if result is None else result.config
+        with_tensors = config is None or config.ensemble_scheduling is None
+        self._remote.bring(running, with_tensors, partial(self._run, batch, running))
+
+    def _run(self, batch: BatchMessage, brought: RunningBatch | None = None) -> None:
+        """Hands the batch to its instance; `brought` is it, with what it needs from other hosts, where it has waited."""
         later = self._epochs.later_than(batch)
         if later:
             self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.REFUSED, later), []))
@@ -231,17 +252,20 @@ class WorkerService:
             return
         # What was sent while the model had another configuration runs by the one it has.
         if len(batch.entries) > 1 and (batch.is_series or served.runs_alone) and isinstance(instance, ModelInstance):
-            self._submit_series(batch, instance, served.model.config.is_decoupled)
+            self._submit_series(batch, instance, served.model.config.is_decoupled, brought)
             return
-        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
+        running = self._held[batch.scheduler, batch.batch_id] = brought or RunningBatch(batch)
         instance.submit(running)
 
-    def _submit_series(self, batch: BatchMessage, instance: ModelInstance, is_decoupled: bool) -> None:
+    def _submit_series(
+        self, batch: BatchMessage, instance: ModelInstance, is_decoupled: bool, brought: RunningBatch | None
+    ) -> None:
         if is_decoupled:
             # Streams are told apart by their batches, which parts have none of: its scheduler sends them one by one.
             self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.NOT_RUN, 0), []))
             return
-        series = self._held[batch.scheduler, batch.batch_id] = Series(batch, instance, self._part_ids, self.finished)
+        series = Series(batch, instance, self._part_ids, self.finished, brought)
+        self._held[batch.scheduler, batch.batch_id] = series
         for part in series.parts:
             self._series[part.message.batch_id] = series
         series.submit()
@@ -311,7 +335,9 @@ class WorkerService:
                 "worker": self.worker_id,
                 "born_ns": self._born_ns,
                 "models": [*self.statistics(), *self._cache_counters()],
-                "malformed_messages": self.malformed_messages + self._epochs.malformed_messages,
+                "malformed_messages": self.malformed_messages
+                + self._epochs.malformed_messages
+                + self._payload_server.malformed_messages,
                 "payload_slots": sum(instance.slots_held for instance in list(self._arenas.values())),
                 "host": None if devices is None else devices.host,
                 "gpus": {} if devices is None else devices.gpus,

@@ -7,17 +7,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from serving import clean_environment
 
+from bus.identity import HOST_VARIABLE
 from bus.parent_death import dies_with_parent
 from telemetry.readiness import READY_FD
 
 
-def started(arguments: Sequence[str], folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+def started(
+    arguments: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """A role that Python runs with these arguments, and what it announced: that it is ready, or why it does not start."""
     ready, announced = os.pipe()
     with log.open("wb") as output:
@@ -26,7 +29,7 @@ def started(arguments: Sequence[str], folder: Path, log: Path) -> tuple[subproce
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**clean_environment(folder), READY_FD: str(announced)},
+            env={**clean_environment(folder), **(environment or {}), READY_FD: str(announced)},
             pass_fds=(announced,),
             preexec_fn=dies_with_parent(),
         )
@@ -36,11 +39,12 @@ def started(arguments: Sequence[str], folder: Path, log: Path) -> tuple[subproce
 
 
 class RoleProcess:
-    """One role; `facts` are what it announced when it was ready."""
+    """One role, on another `host` than this where that is named; `facts` are what it announced when it was ready."""
 
-    def __init__(self, folder: Path, role: str, *options: str) -> None:
+    def __init__(self, folder: Path, role: str, *options: str, host: str = "") -> None:
         self._log = folder / f"{role}-{len(list(folder.iterdir()))}.log"
-        self.process, self.facts = started(["-m", "weir", role, *options], folder, self._log)
+        environment = {HOST_VARIABLE: host} if host else {}
+        self.process, self.facts = started(["-m", "weir", role, *options], folder, self._log, environment)
         assert self.facts.get("ready"), self._log.read_text()
 
     def log(self) -> str:

@@ -21,13 +21,13 @@ class Start:
         self.nats = EmbeddedNats(folder / "nats")
         self.nats.start()
 
-    def __call__(self, role: str, *options: str) -> RoleProcess:
-        self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={self.nats.url}", *options))
+    def __call__(self, role: str, *options: str, host: str = "") -> RoleProcess:
+        self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={self.nats.url}", *options, host=host))
         return self._roles[-1]
 
-    def worker(self) -> RoleProcess:
-        """A worker of the test's models."""
-        return self("worker", f"--model-repository={self._folder / 'models'}")
+    def worker(self, host: str = "") -> RoleProcess:
+        """A worker of the test's models, on another host than this where that is named."""
+        return self("worker", f"--model-repository={self._folder / 'models'}", host=host)
 
     def gateway(self) -> Endpoints:
         """Where a new gateway listens."""

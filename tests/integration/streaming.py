@@ -89,7 +89,7 @@ async def caller(nats_url: str) -> AsyncIterator[Caller]:
         bus = await Bus.connect(nats_url, gateway_id, background)
         registry = RegistryView(bus)
         catalog = Catalog(registry, True)
-        payloads = PayloadStore(PayloadArena(gateway_id), registry.all_share_memory)
+        payloads = PayloadStore(PayloadArena(gateway_id), registry.model_shares_memory)
         regions = SharedMemoryRegions(bus, gateway_id, registry, False)
         inference = Inference(bus, gateway_id, catalog, payloads, regions)
         await inference.start(background)

@@ -223,7 +223,8 @@ class PythonConnection(asyncio.Protocol):
             if self._unreachable is not None:
                 raise self._unreachable
             check_call(self._inner.catalog, request, is_decoupled)
-            self._pending[number] = self._inner.submit(request, partial(self._answered, number))
+            pending = self._pending[number] = self._inner.submit(request, partial(self._answered, number))
+            pending.reads_content = True
             self._under_way[self._key] += 1
             if self._under_way[self._key] == 1:
                 self._calls.on_asking(self._key)

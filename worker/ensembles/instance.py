@@ -12,7 +12,6 @@ import logging
 import time
 from typing import Any
 
-from bus.identity import shares_memory
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
@@ -28,12 +27,14 @@ from schemas.messages import (
     pack_end,
     pack_error,
 )
+from schemas.request_errors import GIVEN_UP
 from schemas.requests import InferRequest, Parameters
 from schemas.tensors import PayloadRef, Tensor
 from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import WORKER_RECEIVED
 from worker.answer_packer import AnswerPacker
 from worker.backend import ModelVersion, Result
+from worker.batch_decoding import content_of
 from worker.batch_execution import FinishedBatch
 from worker.client_memory import ClientMemory
 from worker.ensembles.plan import EnsemblePlan
@@ -41,7 +42,7 @@ from worker.ensembles.request import EnsembleRequest
 from worker.ensembles.step_gates import StepGates
 from worker.inner_calls import InnerCalls
 from worker.model_environment import ModelEnvironment
-from worker.running_batch import GIVEN_UP, RunningBatch
+from worker.running_batch import RunningBatch
 from worker.statistics import ModelStatistics
 
 logger = logging.getLogger("weir.worker")
@@ -218,7 +219,7 @@ class _OpenRequest:
         try:
             ref = body_ref(self._entry.body)
             # A copy: tensors of it may be wanted by steps that start when the body's place has been given back.
-            body = self._entry.body if ref is None else bytes(instance.reader.view(ref))
+            body = self._entry.body if ref is None else bytes(content_of(ref, self._batch.running, instance.reader))
             request = self._request = unpack_body(body, message.model, message.version)
             request.deadline_ms, request.lane = self._entry.deadline_ms, Lane(self._entry.lane)
             instance.client_memory.check_outputs(request, self._entry.gateway)  # inputs are the steps' to read
@@ -283,12 +284,11 @@ class _OpenRequest:
 
     def _delivered(self, outputs: list[Tensor]) -> WeirError | None:
         """Puts outputs where the caller can read them, or wants them; or the reason why that can't be."""
-        request, gateway = self._request, self._entry.gateway
+        request = self._request
         regions = {output.name for output in request.outputs if output.region is not None} if request else ()
-        is_here = shares_memory(gateway)
         for tensor in outputs:
             data = tensor.data
-            if isinstance(data, PayloadRef) and (tensor.name in regions or not is_here):
+            if isinstance(data, PayloadRef) and tensor.name in regions:
                 try:
                     tensor.data = bytes(self._instance.reader.view(data))
                 except (StalePayload, ValueError):
@@ -300,7 +300,7 @@ class _OpenRequest:
             if result.error is not None:
                 return result.error
         # What a step answered out of a cache may be large and lies in nobody's memory yet.
-        return self._instance.packer.place(gateway, outputs)
+        return self._instance.packer.place(outputs)
 
     def _release(self, data: object) -> None:
         if isinstance(data, PayloadRef):

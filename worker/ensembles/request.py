@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
+from bus.identity import lies_elsewhere
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
-from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import Moments
 from schemas.model_config import ModelConfig
+from schemas.request_errors import is_given_up
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
 from schemas.tensors import PayloadRef, Tensor
 from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.run import Actions, Call, EnsembleRun
 from worker.ensembles.step_gates import StepGates
 from worker.inner_calls import InnerCalls
-from worker.running_batch import GIVEN_UP
 
 logger = logging.getLogger("weir.worker")
 
@@ -80,6 +81,7 @@ class EnsembleRequest:
         self._reader = reader
         self._caller = caller
         self._own = Sequence(request.correlation_id, request.sequence_flags)
+        self._writes_to_clients = any(output.region is not None for output in request.outputs)
         self._selection = plan.select(output.name for output in request.outputs)
         self._run: EnsembleRun[Value] = EnsembleRun(self._selection, plan.is_decoupled)
         self._runs = 0
@@ -144,27 +146,23 @@ class EnsembleRequest:
         if self._run.has_ended:
             return
         try:
-            call.handle = self._calls.submit(self._request_of(call), partial(self._on_answer, call))
+            pending = call.handle = self._calls.submit(self._request_of(call), partial(self._on_answer, call))
+            # What the client wants in memory of its own is written there from here.
+            pending.reads_content = self._writes_to_clients
         except WeirError as error:
             self._fail(call, error)
-        except (StalePayload, ValueError):
-            self._lost(call)
 
     def _request_of(self, call: Call[Value]) -> InferRequest:
         step, own = call.step, self._request
         model = self._calls.catalog.resolve(step.model, step.version)
         request = InferRequest(step.model, step.version, own.id, parameters=own.parameters)
-        stays_here = self._calls.registry.model_shares_memory(step.model)
         sequence = self._own
         for name, tensor in step.inputs:
             value = call.inputs.get(tensor)
             if value is None:
                 continue
-            data = value.tensor.data
-            if isinstance(data, PayloadRef) and not stays_here:
-                data = bytes(self._reader.view(data))
             shape = _fitting(list(value.tensor.shape), name, model.config)
-            request.inputs.append(Tensor(name, value.tensor.datatype, shape, data))
+            request.inputs.append(Tensor(name, value.tensor.datatype, shape, value.tensor.data))
             sequence = value.sequence or sequence
         request.outputs = [RequestedOutput(name) for name, _ in step.outputs]
         request.correlation_id, request.sequence_flags = sequence
@@ -183,7 +181,7 @@ class EnsembleRequest:
         if isinstance(outcome, WeirError):
             if not is_final:
                 self._calls.abandon(cast(Pending, call.handle))  # the rest of it is of no use
-            if outcome.code is ErrorCode.CANCELLED and outcome.message == GIVEN_UP:
+            if is_given_up(outcome):
                 self._lost(call)
             else:
                 self._fail(call, outcome)
@@ -280,10 +278,11 @@ class EnsembleRequest:
 
     def _is_there(self, value: Value) -> bool:
         """Whether an output that was made a while ago can still be read."""
-        if not value.is_lent:
+        ref = value.tensor.data
+        if not isinstance(ref, PayloadRef) or not value.is_lent or lies_elsewhere(ref.segment):
             return True
         try:
-            self._reader.view(cast(PayloadRef, value.tensor.data))
+            self._reader.view(ref)
         except (StalePayload, ValueError):
             return False
         return True

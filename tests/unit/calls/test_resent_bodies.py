@@ -39,7 +39,12 @@ def test_a_reference_is_not_put_into_a_slot_again() -> None:
     counters = SimpleNamespace(sent=lambda *_: None)
     try:
         outbox = Outbox(
-            cast(Any, broker), "g", PayloadStore(arena, lambda: True), in_flight, cast(Any, counters), lambda *_: None
+            cast(Any, broker),
+            "g",
+            PayloadStore(arena, lambda model: True),
+            in_flight,
+            cast(Any, counters),
+            lambda *_: None,
         )
         model = SimpleNamespace(name="m", queue="m")
         parts = [Part(key, -1, 1, "", 0, 0, 0, 0, 0, "", BODY) for key in range(REQUESTS)]

@@ -12,13 +12,13 @@ from bus.payloads import PayloadArena, PayloadReader
 from schemas.bodies import body_template, pack_body, unpack_body
 from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig
+from schemas.request_errors import GIVEN_UP
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
 from worker.ensembles.checks import ComposingModel, check_ensemble_models
 from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.request import MAX_RUNS, EnsembleRequest
 from worker.ensembles.step_gates import StepGates
-from worker.running_batch import GIVEN_UP
 
 LOST = WeirError(ErrorCode.CANCELLED, GIVEN_UP)
 
