@@ -30,7 +30,7 @@ from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.outbox import Outbox
 from calls.partition_choice import AnyQueue, queue_of_sequence
-from calls.payload_store import Freeable, PayloadStore
+from calls.payload_store import Freeable, PayloadStore, host_of_payloads
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
 from calls.remote_answers import RemoteAnswers
@@ -180,6 +180,7 @@ class Inference:
             if body_slot is not None:
                 body_slot.free()
             return self._accept(model, request, b"", _NO_SLOTS, on_answer, request.deadline_ms, trace, question)
+        payload_host = ""
         slots: list[Freeable] = []
         if request.regions:
             if self._regions is None:
@@ -187,6 +188,7 @@ class Inference:
             slots.append(self._regions.hold(model.name, request.regions))
         if _is_large(request):
             slots += self._payloads.place(request.inputs, body_slot)
+            payload_host = host_of_payloads(request.inputs)
         body = pack_body(request)
         if len(body) > self._bus.max_payload_bytes - 4096:
             _free(slots)
@@ -196,7 +198,7 @@ class Inference:
             )
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        return self._accept(model, request, body, slots, on_answer, request.deadline_ms, trace, question)
+        return self._accept(model, request, body, slots, on_answer, request.deadline_ms, trace, question, payload_host)
 
     def caches(self, model: ServedModel) -> bool:
         """Whether answers of the model may come from a cache, so that its requests can't be prepared."""
@@ -222,6 +224,7 @@ class Inference:
         deadline_ms: int,
         trace: Trace | None = None,
         question: Question | None = None,
+        payload_host: str = "",
     ) -> Pending:
         key = next(self._keys)
         part = Part(
@@ -237,6 +240,7 @@ class Inference:
             request.traceparent,
             body,
             request.lane,
+            payload_host,
         )
         pending = Pending(key, model, request, part, on_answer, slots, trace)
         if type(model.queue) is AnyQueue and request.correlation_id:

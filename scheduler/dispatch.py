@@ -111,6 +111,8 @@ class Dispatch:
     ) -> Batch:
         """The batch of these, which is under way from now on; with what waits in later lanes and may join it."""
         lanes, placement = self._lanes, self._placement
+        if requests[0].payload_host and not instance.held:
+            instance = placement.idle_near(requests[0].payload_host) or instance
         rows = 0
         if self._leeway is not None:
             # The placement does not see riders: live requests are staged as if there were none.

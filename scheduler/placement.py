@@ -3,12 +3,17 @@
 Each instance has two slots: one batch executes, one is staged behind it, so that the device need not wait for the bus
 between two batches. A staged batch can't grow any more, so a batch that still could is staged only shortly before the
 instance is expected to be free; a full one at once. Idle instances come first, the one idle for longest first.
+
+Where workers are on several hosts, a request whose content lies on one of them goes to an idle instance there, if there is
+one. It never waits for that.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+
+from bus.identity import host_of
 
 STAGING_LEAD_US = 500
 """How long before the expected end of the executing batch one that could still grow is staged behind it."""
@@ -23,10 +28,11 @@ class Instance:
     `rows` and `staged_rows` are the sizes of the executing batch and the one behind it.
     """
 
-    __slots__ = ("begun_us", "held", "number", "present", "rows", "staged_rows", "worker")
+    __slots__ = ("begun_us", "held", "host", "number", "present", "rows", "staged_rows", "worker")
 
     def __init__(self, worker: str, number: int) -> None:
         self.worker = worker
+        self.host = host_of(worker)
         self.number = number
         self.held = 0
         self.begun_us = 0
@@ -49,6 +55,9 @@ class Placement:
         # keeps that order too, but looks for its first key among all that were deleted before it.
         self._by_held: tuple[OrderedDict[Instance, None], ...] = tuple(OrderedDict() for _ in range(SLOTS + 1))
         self._us_per_row = 0.0
+        self._hosts: dict[str, int] = {}  # how many of those workers are on each
+        # The idle ones by host, in the same order; None as long as all are on one host, which most often they are.
+        self._idle_on: dict[str, OrderedDict[Instance, None]] | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._by_held))
@@ -68,12 +77,19 @@ class Placement:
         gone = set(instances).difference(numbers)
         for instance in [instance for number, instance in instances.items() if number in gone and instance.present]:
             self._remove(instances, instance)
+        host = host_of(worker)
         if count:
+            if worker not in self._workers:
+                self._hosts[host] = self._hosts.get(host, 0) + 1
             self._workers[worker] = count
-        else:
-            self._workers.pop(worker, None)
+        elif self._workers.pop(worker, None) is not None:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
         if not instances:
             del self._instances[worker]
+        if (len(self._hosts) > 1) != (self._idle_on is not None):
+            self._sort_by_host()
 
     def next_slot(self) -> Instance | None:
         """The instance that the next batch goes to: an idle one, else the one that will be free first."""
@@ -98,6 +114,11 @@ class Placement:
         idle = self._by_held[0]
         return next(iter(idle)) if idle else None
 
+    def idle_near(self, host: str) -> Instance | None:
+        """The instance on `host` that is idle for longest; None where there is none, or all instances are on one host."""
+        idle = self._idle_on.get(host) if self._idle_on is not None else None
+        return next(iter(idle)) if idle else None
+
     def stage_partial_at_us(self, instance: Instance) -> int | None:
         """When a batch that could still grow should be staged behind the one executing; None for never."""
         expected_us = self._us_per_row * instance.rows
@@ -112,6 +133,8 @@ class Placement:
         if held == 0:
             instance.begun_us = now_us
             instance.rows = rows
+            if self._idle_on is not None:
+                del self._idle_on[instance.host][instance]
         else:
             instance.staged_rows = rows
         del self._by_held[held][instance]
@@ -133,6 +156,8 @@ class Placement:
         if instance.present:
             del self._by_held[held][instance]
             self._by_held[held - 1][instance] = None
+            if held == 1 and self._idle_on is not None:
+                self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
         elif held == 1:
             instances = self._instances[instance.worker]
             del instances[instance.number]
@@ -147,9 +172,20 @@ class Placement:
             return
         instance.present = True
         self._by_held[instance.held][instance] = None
+        if instance.held == 0 and self._idle_on is not None:
+            self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
 
     def _remove(self, instances: dict[int, Instance], instance: Instance) -> None:
         instance.present = False
         del self._by_held[instance.held][instance]
         if instance.held == 0:
             del instances[instance.number]
+            if self._idle_on is not None:
+                del self._idle_on[instance.host][instance]
+
+    def _sort_by_host(self) -> None:
+        self._idle_on = None
+        if len(self._hosts) > 1:
+            self._idle_on = {}
+            for instance in self._by_held[0]:
+                self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None

@@ -78,12 +78,12 @@ NO_TERMS = Terms()
 class QueuedRequest:
     """A request and what the scheduler knows of it; made by `requests_of`.
 
-    `key` (unique within `gateway`), `version` (-1: the latest), `batch_size`, `shape_key` and `body` are those of
-    `schemas.messages.Part`. `enqueued_us` is the policy clock when it came. `attempts` counts the batches that were lost
-    with it in them. Only requests with equal shape keys share a batch. `terms` is what it asks of the queue; whoever reads
-    them has checked nothing but their types. `place` is where a `ModelScheduler` has it: the scheduler of a version whose
-    queue it is in, the id of the batch it runs in (the batch itself would make a circle, which only the collector ends),
-    or None before there is a version.
+    `key` (unique within `gateway`), `version` (-1: the latest), `batch_size`, `shape_key`, `body` and `payload_host`
+    are those of `schemas.messages.Part`. `enqueued_us` is the policy clock when it came. `attempts` counts the batches
+    that were lost with it in them. Only requests with equal shape keys share a batch. `terms` is what it asks of the
+    queue; whoever reads them has checked nothing but their types. `place` is where a `ModelScheduler` has it: the
+    scheduler of a version whose queue it is in, the id of the batch it runs in (the batch itself would make a circle,
+    which only the collector ends), or None before there is a version.
     """
 
     __slots__ = (
@@ -95,6 +95,7 @@ class QueuedRequest:
         "frame",
         "gateway",
         "key",
+        "payload_host",
         "place",
         "shape_key",
         "terms",
@@ -108,6 +109,7 @@ class QueuedRequest:
     shape_key: object
     terms: Terms
     body: bytes
+    payload_host: str
     enqueued_us: int
     frame: Frame
     attempts: int
@@ -152,9 +154,10 @@ class QueuedRequest:
         self.shape_key = object()
 
 
-_TYPES = (int, int, int, str, bytes)
+_TYPES = (int, int, int, str, bytes, str)
 _TERM_TYPES = (int, int, int, int, int)
-_FIELDS_WITHOUT_LANE = 11
+_FIELDS = 13
+_DEFAULTS = (0, "")  # of the last fields, which older gateways don't send
 _LANES = frozenset(lane.value for lane in Lane)
 _CORRELATION_ID_TYPES = (int, str)
 
@@ -178,8 +181,8 @@ def requests_of(
     requests: list[QueuedRequest] = []
     for row in rows:
         try:
-            if len(row) == _FIELDS_WITHOUT_LANE:  # from an older gateway
-                row = (*row, 0)
+            if len(row) < _FIELDS:
+                row = (*row, *_DEFAULTS[len(row) - _FIELDS :])
             (
                 key,
                 version,
@@ -193,10 +196,18 @@ def requests_of(
                 _,
                 body,
                 lane,
+                payload_host,
             ) = row
         except (TypeError, ValueError) as error:
             raise MalformedMessage(f"not a request: {error}") from error
-        if (type(key), type(version), type(batch_size), type(shape_key), type(body)) != _TYPES or batch_size < 1:
+        if (
+            type(key),
+            type(version),
+            type(batch_size),
+            type(shape_key),
+            type(body),
+            type(payload_host),
+        ) != _TYPES or batch_size < 1:
             raise MalformedMessage("not a request: wrong types or no batch size")
         request = QueuedRequest()
         request.gateway = gateway
@@ -210,6 +221,7 @@ def requests_of(
             else NO_TERMS
         )
         request.body = body
+        request.payload_host = payload_host
         request.enqueued_us = enqueued_us
         request.frame = frame
         request.attempts = 0

@@ -100,6 +100,7 @@ class SequenceProgress:
 
 def _replay_of(request: QueuedRequest) -> QueuedRequest:
     replay = QueuedRequest()
+    replay.payload_host = ""
     replay.gateway = NOBODY
     replay.key = 0
     replay.version = request.version

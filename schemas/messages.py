@@ -45,6 +45,7 @@ class Part(NamedTuple):
     `key` is unique within the sending gateway. `version` is -1 for the latest. `batch_size`, `shape_key`, `priority`,
     `timeout_us`, `correlation_id` and `sequence_flags` are those of `InferRequest`; `deadline_ms` is unix time, 0 for
     none; `traceparent` is W3C's; `body` is what `pack_body` or `pack_body_ref` made; `lane` is a `schemas.lanes.Lane`.
+    `payload_host` is the host (`bus.identity.host`) where its largest tensor lies, "" where all of it is in the body.
     """
 
     key: int
@@ -59,6 +60,7 @@ class Part(NamedTuple):
     traceparent: str
     body: bytes
     lane: int = 0
+    payload_host: str = ""
 
 
 NOBODY = ""

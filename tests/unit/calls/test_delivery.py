@@ -62,7 +62,7 @@ class Bench:
     def on_model_change(self, _listener: object) -> None:
         pass
 
-    def place_bodies(self, _bodies: object) -> None:
+    def place_bodies(self, _model: str, _bodies: object) -> None:
         return None
 
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:

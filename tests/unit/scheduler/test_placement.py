@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bus.identity import host_of
 from scheduler.placement import SLOTS, STAGING_LEAD_US, Instance, Placement
 
 
@@ -153,20 +154,31 @@ class Rule:
         free = [instance for instance in self.since if instance.present and instance.held < SLOTS]
         return min(free, key=lambda instance: (instance.held, self.since[instance]), default=None)
 
+    def idle_near(self, host: str) -> Instance | None:
+        """Of the idle ones on that host the first by since when; None where there is no choice between hosts."""
+        there = [instance for instance in self.since if instance.present]
+        idle = [instance for instance in there if not instance.held and host_of(instance.worker) == host]
+        has_choice = len({host_of(instance.worker) for instance in there}) > 1
+        return min(idle, key=self.since.__getitem__, default=None) if has_choice else None
+
+
+HOSTS = ["00000001", "00000002"]
+WORKERS = [f"worker-{HOSTS[0]}-a", f"worker-{HOSTS[0]}-b", f"worker-{HOSTS[1]}-c"]
+
 
 @settings(max_examples=int(os.environ.get("WEIR_SIMULATIONS", "60")), deadline=None)
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("set"), st.sampled_from("abc"), st.integers(0, 4)),
-            st.tuples(st.just("occupy"), st.integers(1, 6), st.just(0)),
+            st.tuples(st.just("set"), st.sampled_from(WORKERS), st.integers(0, 4)),
+            st.tuples(st.just("occupy"), st.integers(1, 6), st.sampled_from(["", *HOSTS])),
             st.tuples(st.just("free"), st.integers(0, 20), st.integers(1, 4)),
         ),
         min_size=30,
         max_size=80,
     )
 )
-def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, int]]):
+def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, Any]]):
     placement, rule = Placement(), Rule()
     held: list[Instance] = []
     for now_us, (name, what, number) in enumerate(events):
@@ -178,8 +190,10 @@ def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, in
                     rule.changed(instance)
         elif name == "occupy":
             for _ in range(what):
-                instance = placement.next_slot()
-                assert instance is rule.next_slot()
+                near = placement.idle_near(number)
+                assert near is rule.idle_near(number)
+                instance = near or placement.next_slot()
+                assert instance is (near or rule.next_slot())
                 if instance is not None:
                     placement.occupy(instance, now_us)
                     rule.changed(instance)
@@ -190,6 +204,7 @@ def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, in
                 placement.free(instance, now_us, 10)
                 rule.changed(instance)
         assert placement.next_slot() is rule.next_slot()
+        assert [placement.idle_near(host) for host in HOSTS] == [rule.idle_near(host) for host in HOSTS]
 
 
 def present(placement: Placement) -> list[Instance]:

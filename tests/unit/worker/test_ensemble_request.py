@@ -50,7 +50,6 @@ class Calls:
     def __init__(self, *configs):
         by_name = {config.name: config for config in configs}
         self.catalog = SimpleNamespace(resolve=lambda name, version: SimpleNamespace(config=by_name[name]))
-        self.registry = SimpleNamespace(model_shares_memory=lambda name: True)
         self.asked = []
         self.abandoned = []
         self.released = []
@@ -206,16 +205,14 @@ def test_a_request_of_a_sequence_is_not_run_anew(slots):
     ]
 
 
-def test_what_was_lost_before_its_step_leaves_the_gate(slots):
+def test_a_step_that_finds_its_tensors_lost_leaves_its_gate(slots):
     calls = Calls(model("a"), model("b"))
-    calls.registry.model_shares_memory = lambda name: False
     gates = StepGates(2, limit=1)
     begun(calls, ensemble("a", "b"), gates)
-    slot = slots()
-    ref = slot.ref()
-    slot.free()
-    for lost in (ref, ref._replace(segment="no name of ours")):
+    ref = slots().ref()
+    for lost in (ref, ref._replace(segment="weir-worker-01234567-1_1_0.131072")):  # on another host
         calls.answer(lost)
+        calls.answer(LOST)
         assert calls.asked[0].request.model_name == "a", "it begins anew"
     calls.answer(b"1234")
     assert calls.asked[0].request.model_name == "b", "whose gate was left"
