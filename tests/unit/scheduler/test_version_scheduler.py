@@ -225,3 +225,16 @@ def test_requests_cancelled_in_the_queue_are_counted():
     version.drop_cancelled(waiting[:2])
     assert version.failures["CANCELED"] == 2
     assert version.waiting == 2
+
+
+def test_content_on_a_host_goes_to_an_idle_instance_there_and_waits_for_none():
+    here, there = "worker-00000001-a", "worker-00000002-b"
+    version = version_with(here, there)
+    asked = request(key=1)
+    asked.payload_host = "00000002"
+    version.enqueue([asked])
+    assert sent(version) == [(there, [1])], "though the other is idle for longer"
+    asked = request(key=2)
+    asked.payload_host = "00000002"
+    version.enqueue([asked])
+    assert sent(version) == [(here, [2])], "rather than to wait"

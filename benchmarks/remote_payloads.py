@@ -1,0 +1,317 @@
+"""Large tensors to a worker on another host and back: `python -m benchmarks.remote_payloads` prints two tables.
+
+The first is of whole requests to the identity, by HTTP: its content inside messages, through stream and scheduler
+(*inline*), or fetched from process to process (*fetched*); and, with the worker on the gateway's host, read in place
+(*shared*). The second is of the way between two processes alone: pieces through nats-server, as they are fetched, and a TCP
+connection straight from one to the other, read into its place, which is the least that can be had. CPU is that of all
+processes but the client's. All processes are on this machine, so times say nothing of a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+import tritonclient.http as triton
+import uvloop
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bus.connection import Bus
+from bus.embedded import EmbeddedNats
+from bus.fetch_plan import Outcome
+from bus.identity import HOST_VARIABLE, new_id
+from bus.payload_fetcher import PayloadFetcher
+from bus.payload_server import PayloadServer
+from bus.payloads import PayloadArena
+from schemas.tensors import PayloadRef
+from telemetry.readiness import READY_FD
+
+SIZES = (65_540, 200_000, 600_000, 4_000_000)
+_WARM_UP_S = 0.5
+IDENTITY = "identity"
+
+# A role that takes no tensor for large: what all did with workers on other hosts before they fetched.
+_INLINE = "import sys, bus.payloads; bus.payloads.INLINE_LIMIT_BYTES = 1 << 30; from weir.cli import main; main()"
+
+
+def main() -> None:
+    """Runs both and prints their tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--ways-only", action="store_true", help="leave the first table out")
+    parser.add_argument("--clients", type=int, default=4, help="that ask at once, where load is measured")
+    options = parser.parse_args()
+    console = Console()
+    if not options.ways_only:
+        console.print(_of_requests(options.seconds, options.clients))
+    console.print(_of_ways(options.seconds))
+
+
+# Whole requests
+
+
+def _of_requests(seconds: float, clients: int) -> Table:
+    table = _table("way", "bytes", "p50 alone, ms", "CPU alone, ms", f"requests/s, {clients} clients", "CPU, ms")
+    for way in ("inline", "fetched", "shared"):
+        with ExitStack() as stack:
+            cluster = _Cluster(stack, way)
+            for size in SIZES:
+                table.add_row(way, str(size), *cluster.measured(size, seconds, clients))
+    return table
+
+
+class _Cluster:
+    def __init__(self, stack: ExitStack, way: str) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _write_identity(folder / "models" / IDENTITY)
+        nats = EmbeddedNats(folder / "nats")
+        nats.start()
+        stack.callback(nats.stop)
+        code = _INLINE if way == "inline" else ""
+        host = "" if way == "shared" else "another"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(self._end)
+        common = (folder, code, nats.url)
+        self._start(*common, "scheduler")
+        self._start(*common, "worker", f"--model-repository={folder / 'models'}", host=host)
+        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+        self._url = f"127.0.0.1:{self._start(*common, 'gateway', *ports)['http_port']}"
+        assert nats.process is not None
+        self._pids = [nats.process.pid, *(process.pid for process in self._processes)]
+        with triton.InferenceServerClient(self._url) as client:
+            while not client.is_model_ready(IDENTITY):
+                time.sleep(0.05)
+
+    def _start(self, folder: Path, code: str, nats_url: str, role: str, *options: str, host: str = "") -> Any:
+        ready, announced = os.pipe()
+        command = ["-c", code] if code else ["-m", "weir"]
+        environment = {**os.environ, READY_FD: str(announced), **({HOST_VARIABLE: host} if host else {})}
+        with (folder / f"{role}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, *command, role, f"--nats={nats_url}", *options],
+                    env=environment,
+                    pass_fds=(announced,),
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+        os.close(announced)
+        with os.fdopen(ready) as pipe:
+            facts = json.loads(pipe.readline() or "{}")
+        if not facts.get("ready"):
+            raise SystemExit((folder / f"{role}.log").read_text())
+        return facts
+
+    def _end(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(30)
+
+    def measured(self, size: int, seconds: float, clients: int) -> Iterable[str]:
+        alone, alone_cpu_s = self._asked(size, seconds, 1)
+        loaded, loaded_cpu_s = self._asked(size, seconds, clients)
+        return (
+            f"{statistics.median(alone) * 1000:.2f}",
+            f"{alone_cpu_s / len(alone) * 1000:.2f}",
+            f"{len(loaded) / seconds:.0f}",
+            f"{loaded_cpu_s / len(loaded) * 1000:.2f}",
+        )
+
+    def _asked(self, size: int, seconds: float, clients: int) -> tuple[list[float], float]:
+        content = np.random.default_rng(1).random((1, size // 4), np.float32)
+        for warm_up in (True, False):
+            before_s, until_s = _cpu_s(self._pids), time.monotonic() + (_WARM_UP_S if warm_up else seconds)
+            with ThreadPoolExecutor(clients) as pool:
+                rows = pool.map(lambda _: _ask_until(self._url, content, until_s), range(clients))  # noqa: B023
+                took = [one_s for row in rows for one_s in row]
+        return took, _cpu_s(self._pids) - before_s
+
+
+def _write_identity(folder: Path) -> None:
+    (folder / "1").mkdir(parents=True)
+    tensor = "data_type: TYPE_FP32 dims: [ -1 ] }"
+    tensors = f'input {{ name: "IN" {tensor} output {{ name: "OUT" {tensor}'
+    (folder / "config.pbtxt").write_text(f'backend: "onnxruntime" max_batch_size: 8 {tensors}')
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None, None]) for name in ("IN", "OUT")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["IN"], ["OUT"])], IDENTITY, ends[:1], ends[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "1" / "model.onnx")
+
+
+def _ask(client: triton.InferenceServerClient, content: np.ndarray) -> float:
+    tensor = triton.InferInput("IN", list(content.shape), "FP32")
+    tensor.set_data_from_numpy(content)
+    began_s = time.perf_counter()
+    output = client.infer(IDENTITY, [tensor], outputs=[triton.InferRequestedOutput("OUT")]).as_numpy("OUT")
+    took_s = time.perf_counter() - began_s
+    if output is None or output[0, -1] != content[0, -1]:
+        raise SystemExit("a wrong answer")
+    return took_s
+
+
+def _ask_until(url: str, content: np.ndarray, until_s: float) -> list[float]:
+    took: list[float] = []
+    with triton.InferenceServerClient(url) as client:
+        while time.monotonic() < until_s:
+            took.append(_ask(client, content))
+    return took
+
+
+# The way alone
+
+
+def _of_ways(seconds: float) -> Table:
+    table = _table("way", "bytes", "p50, ms", "MB/s", "CPU, ms")
+    for way in (_nats_owner, _tcp_owner):
+        for size in SIZES:
+            with ExitStack() as stack:
+                table.add_row(
+                    way.__name__.strip("_").partition("_")[0], str(size), *_carried(stack, way, size, seconds)
+                )
+    return table
+
+
+def _carried(
+    stack: ExitStack, owner: Callable[[str, int, Connection], None], size: int, seconds: float
+) -> Iterable[str]:
+    nats = EmbeddedNats(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    nats.start()
+    stack.callback(nats.stop)
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe()
+    os.environ[HOST_VARIABLE] = "owner"
+    process = spawning.Process(target=owner, args=(nats.url, size, there), daemon=True)
+    process.start()
+    del os.environ[HOST_VARIABLE]
+    stack.callback(process.join)
+    stack.callback(process.terminate)
+    place = here.recv()
+    reader = _nats_reader if owner is _nats_owner else _tcp_reader
+    assert nats.process is not None
+    assert process.pid is not None
+    pids = [nats.process.pid, process.pid, os.getpid()]
+    before_s = _cpu_s(pids)
+    took = uvloop.run(reader(nats.url, place, size, seconds))
+    cpu_s = _cpu_s(pids) - before_s
+    return (
+        f"{statistics.median(took) * 1000:.2f}",
+        f"{size / statistics.median(took) / 1e6:.0f}",
+        f"{cpu_s / len(took) * 1000:.3f}",
+    )
+
+
+def _nats_owner(nats_url: str, size: int, pipe: Connection) -> None:
+    async def serve() -> None:
+        async with asyncio.TaskGroup() as background:
+            name = new_id("gateway")
+            bus = await Bus.connect(nats_url, name, background)
+            await PayloadServer(bus, name).start()
+            await bus.flush()
+            slot = PayloadArena(name).allocate(size)
+            assert slot is not None
+            pipe.send(tuple(slot.ref()))
+            await asyncio.sleep(3600)
+
+    uvloop.run(serve())
+
+
+async def _nats_reader(nats_url: str, place: Any, size: int, seconds: float) -> list[float]:
+    took: list[float] = []
+    async with asyncio.TaskGroup() as background:
+        name = new_id("worker")
+        bus = await Bus.connect(nats_url, name, background)
+        fetcher = PayloadFetcher(bus, name)
+        await fetcher.start()
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            began_s = time.perf_counter()
+            fetcher.fetch(PayloadRef(*place), came.set_result)
+            outcome = await came
+            took.append(time.perf_counter() - began_s)
+            if not isinstance(outcome, (bytes, memoryview)) or len(outcome) != size:
+                raise SystemExit(f"not fetched: {type(outcome).__name__}")
+        await bus.close()
+    return took
+
+
+def _tcp_owner(_nats_url: str, size: int, pipe: Connection) -> None:
+    class Owner(asyncio.Protocol):
+        def connection_made(self, transport: Any) -> None:
+            self._transport = transport
+
+        def data_received(self, _data: bytes) -> None:
+            self._transport.write(content)
+
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(Owner, "127.0.0.1", 0)
+        pipe.send(server.sockets[0].getsockname()[1])
+        await asyncio.sleep(3600)
+
+    content = memoryview(bytearray(size))
+    uvloop.run(serve())
+
+
+async def _tcp_reader(_nats_url: str, place: Any, size: int, seconds: float) -> list[float]:
+    class Reader(asyncio.BufferedProtocol):
+        def __init__(self) -> None:
+            self.buffer, self.have = memoryview(b""), 0
+            self.came: asyncio.Future[None] | None = None
+
+        def get_buffer(self, _sizehint: int) -> memoryview:
+            return self.buffer[self.have :] or memoryview(bytearray(1))
+
+        def buffer_updated(self, received: int) -> None:
+            self.have += received
+            if self.have == size and self.came is not None:
+                self.came.set_result(None)
+
+    loop = asyncio.get_running_loop()
+    transport, reader = await loop.create_connection(Reader, "127.0.0.1", place)
+    took: list[float] = []
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        came: asyncio.Future[None] = loop.create_future()
+        reader.came, reader.have = came, 0
+        began_s = time.perf_counter()
+        reader.buffer = np.empty(size, np.uint8).data
+        transport.write(b"?")
+        await came
+        took.append(time.perf_counter() - began_s)
+    transport.close()
+    return took
+
+
+def _cpu_s(pids: Iterable[int]) -> float:
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+if __name__ == "__main__":
+    main()
