@@ -187,7 +187,7 @@ class Inference:
                 raise invalid("shared memory regions can't be used here")
             slots.append(self._regions.hold(model.name, request.regions))
         if _is_large(request):
-            slots += self._payloads.place(request.inputs, body_slot)
+            slots += self._payloads.place(model.name, request.inputs, body_slot)
             payload_host = host_of_payloads(request.inputs)
         body = pack_body(request)
         if len(body) > self._bus.max_payload_bytes - 4096:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from bus.identity import host_of, owner_of
-from bus.payloads import INLINE_LIMIT_BYTES, PayloadArena, Slot
+from bus.payloads import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, Slot
 from schemas.bodies import pack_body_ref
 from schemas.tensors import PayloadRef, Tensor
 
@@ -58,17 +58,18 @@ class PayloadStore:
             return None
         return self._arena.allocate(size_bytes)
 
-    def place(self, tensors: Iterable[Tensor], body_slot: Slot | None) -> list[Slot]:
+    def place(self, model: str, tensors: Iterable[Tensor], body_slot: Slot | None) -> list[Slot]:
         """Replaces the content of large tensors by references; returns the slots they lie in, `body_slot` if used.
 
         A view over `body_slot` becomes a reference without a copy; other content is copied into a slot once. When memory
         is short, content stays where it is and travels inside the message.
         """
         slots: list[Slot] = []
+        limit_bytes = INLINE_LIMIT_BYTES if self._is_shared(model) else REMOTE_INLINE_LIMIT_BYTES
         start = 0 if body_slot is None else _address(body_slot.view)
         for tensor in tensors:
             data = tensor.data
-            if isinstance(data, tuple) or len(data) <= INLINE_LIMIT_BYTES:
+            if isinstance(data, tuple) or len(data) <= limit_bytes:
                 continue
             if body_slot is not None and 0 <= (offset := _address(data) - start) <= body_slot.size - len(data):
                 tensor.data = body_slot.ref(offset, len(data))
@@ -91,7 +92,7 @@ class PayloadStore:
         total = sum(map(len, bodies))
         if total <= FRAME_INLINE_BYTES:
             return None
-        if (total <= INLINE_LIMIT_BYTES or len(bodies) > 1) and not self._is_shared(model):
+        if (total <= REMOTE_INLINE_LIMIT_BYTES or len(bodies) > 1) and not self._is_shared(model):
             return None
         slot = self._arena.allocate(total)
         if slot is None:

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from bus.payloads import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
+from bus.identity import shares_memory
+from bus.payloads import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
 from schemas.errors import WeirError, unavailable
 from schemas.messages import Moments, Run, pack_answer, pack_error
 from schemas.tensors import PayloadRef, Tensor
@@ -30,6 +31,7 @@ class AnswerPacker:
 
     def packed(
         self,
+        gateway: str,
         key: int,
         result: Result,
         is_final: bool = True,
@@ -40,20 +42,21 @@ class AnswerPacker:
 
         Large outputs are copied now, the others when the message is packed.
         """
-        error = self.place(result.outputs) if result.error is None else result.error
+        error = self.place(gateway, result.outputs) if result.error is None else result.error
         if error is not None:
             return pack_error(key, error, is_final, moments, run)
         return pack_answer(key, result.outputs, result.parameters, is_final, moments, run)
 
-    def place(self, outputs: Iterable[Tensor]) -> WeirError | None:
-        """Puts large outputs into slots; an error when those that find no room are too large together for a message.
+    def place(self, gateway: str, outputs: Iterable[Tensor]) -> WeirError | None:
+        """Puts what is large for `gateway` into slots; an error when the others are too large together for a message.
 
         An output that is a reference stays one.
         """
         inline_bytes = 0
+        limit_bytes = INLINE_LIMIT_BYTES if shares_memory(gateway) else REMOTE_INLINE_LIMIT_BYTES
         for tensor in outputs:
             size = tensor.size_bytes
-            if size > INLINE_LIMIT_BYTES and self._lend(tensor):
+            if size > limit_bytes and self._lend(tensor):
                 continue
             inline_bytes += size
         if inline_bytes > MAX_INLINE_ANSWER_BYTES:

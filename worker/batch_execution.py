@@ -205,7 +205,7 @@ class BatchExecution(Execution):
                 if entry.gateway != NOBODY:
                     batches.deliver(self._requests[position], result)
                 moments = self._moments(position) if is_final else None
-                row = batches.packer.packed(entry.key, result, is_final, moments, self._run_of(stream))
+                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, moments, self._run_of(stream))
             self._count_response(position, stream, result, began_ns)
             if is_final:
                 self._end(position, has_failed=_has_failed(result))
@@ -293,7 +293,7 @@ class BatchExecution(Execution):
                 self._count_response(position, stream, result, time.monotonic_ns())
                 self._end(position, has_failed=_has_failed(result))
             entry = self._batch.message.entries[index]
-            row = self._batches.packer.packed(entry.key, result, True, moments, run)
+            row = self._batches.packer.packed(entry.gateway, entry.key, result, True, moments, run)
             by_gateway.setdefault(entry.gateway, []).append(row)
         return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
 

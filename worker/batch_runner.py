@@ -224,5 +224,5 @@ class BatchRunner:
             if result is None:
                 answers.append(pack_error(entry.key, internal("the request was not run")))
             else:
-                answers.append(self._packer.packed(entry.key, result, moments=traced.get(index)))
+                answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
         return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]

@@ -300,7 +300,7 @@ class _OpenRequest:
             if result.error is not None:
                 return result.error
         # What a step answered out of a cache may be large and lies in nobody's memory yet.
-        return self._instance.packer.place(outputs)
+        return self._instance.packer.place(self._entry.gateway, outputs)
 
     def _release(self, data: object) -> None:
         if isinstance(data, PayloadRef):

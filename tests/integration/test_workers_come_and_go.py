@@ -1,0 +1,152 @@
+"""Workers that come, are drained and die under load, on two hosts: nobody sees an error, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nats
+import numpy as np
+import pytest
+from asking import http_inputs
+from endpoints import Endpoints
+from ledger import Ledger
+from model_zoo import write_identity, write_small_zoo
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from role_process import RoleProcess
+from role_starter import Start
+from serving import wait_until
+
+from schemas.statistics import WorkerCounters, unpack_counters
+
+HOSTS = ("", "another")
+
+
+class LargeRequests:
+    """Threads that ask for 800 KB back, of which each answer must be its own, while the context is entered."""
+
+    def __init__(self, served: Endpoints, threads: int = 2) -> None:
+        self._served = served
+        self._threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(threads)]
+        self._is_over = threading.Event()
+        self._numbers = itertools.count(1)
+        self.faults: list[str] = []
+        self.answered = 0
+
+    @contextmanager
+    def sending(self) -> Iterator[LargeRequests]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._is_over.set()
+            for thread in self._threads:
+                thread.join(40)
+
+    def wait_for(self, more: int) -> None:
+        """Returns when so many more have been answered."""
+        so_far = self.answered
+        wait_until(lambda: self.answered >= so_far + more)
+
+    def _ask(self) -> None:
+        with self._served.http() as client:
+            while not self._is_over.is_set():
+                content = np.full((1, 200_000), next(self._numbers), np.float32)
+                try:
+                    output = client.infer("large", http_inputs({"IN": content})).as_numpy("OUT")
+                except Exception as error:  # whatever it is, it is counted
+                    self.faults.append(f"{type(error).__name__}: {error}")
+                else:
+                    if not np.array_equal(output, content):
+                        self.faults.append("wrong")
+                    self.answered += 1
+                time.sleep(0.02)
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_is_drained_and_one_that_dies_cost_nothing(start: Start, tmp_path: Path) -> None:
+    _come_and_go(start, tmp_path, drains=1, kills=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_that_are_drained_and_ten_that_die_cost_nothing(start: Start, tmp_path: Path) -> None:
+    _come_and_go(start, tmp_path, drains=10, kills=10)
+
+
+def _come_and_go(start: Start, folder: Path, drains: int, kills: int) -> None:
+    write_small_zoo(folder / "models")
+    write_identity(folder / "models", "large", "FP32")
+    start("scheduler")
+    workers = [start.worker(host) for host in HOSTS]
+    served = start.gateway()
+    wait_until(served.is_ready)
+    ledger, large = Ledger(served), LargeRequests(served)
+    joined: list[tuple[float, float]] = []
+    recoveries: list[float] = []
+    with ledger.sending(), large.sending():
+        wait_until(lambda: len(ledger.entries) > 100 and large.answered > 10)
+        for round_number in range(drains + kills):
+            leaving = round_number % 2
+            moment = time.monotonic()
+            if round_number < drains:
+                assert workers[leaving].end() == 0, workers[leaving].log()
+            else:
+                workers[leaving].end(signal.SIGKILL)
+                recoveries.append(ledger.wait_for_answers(moment))
+            large.wait_for(3)
+            workers[leaving], *times = _joined(start, HOSTS[leaving])
+            joined.append((times[0], times[1]))
+        so_far = len(ledger.entries)
+        wait_until(lambda: len(ledger.entries) > so_far + 50)
+    print(ledger.summary(f"{drains} drains and {kills} kills of one of two workers", kills, recoveries))
+    waits, starts = zip(*joined, strict=True)
+    print(
+        f"{large.answered} large; first batch of {len(joined)} new workers after at most {max(waits):.2f} s ready,",
+        end=" ",
+    )
+    print(f"{max(starts):.2f} s from their start")
+    assert (large.faults, ledger.faults, ledger.unanswered) == ([], [], 0)
+    assert max(waits) < 1.0, "a new worker takes load"
+
+
+def _joined(start: Start, host: str) -> tuple[RoleProcess, float, float]:
+    """A new worker, and how long it took until it had run something: from when it was ready, and from its start."""
+    return asyncio.run(_first_batch(start, host))
+
+
+async def _first_batch(start: Start, host: str) -> tuple[RoleProcess, float, float]:
+    client = await nats.connect(start.nats.url)
+    answers = await client.subscribe("told-to-test")
+    known = {told.worker for told in await _told(client, answers)}
+    began_s = time.monotonic()
+    worker = await asyncio.to_thread(start.worker, host)
+    ready_s = time.monotonic()
+    while True:
+        for told in await _told(client, answers):
+            if told.worker not in known and any(row.execution_count for row in told.models):
+                first_s = time.monotonic()
+                await client.close()
+                return worker, first_s - ready_s, first_s - began_s
+        assert time.monotonic() - ready_s < 20
+
+
+async def _told(client: Client, answers: Subscription) -> list[WorkerCounters]:
+    await client.publish("statistics.query", reply="told-to-test")
+    told: list[WorkerCounters] = []
+    try:
+        while len(told) < len(HOSTS):
+            answer = unpack_counters((await answers.next_msg(0.1)).data)
+            if isinstance(answer, WorkerCounters):  # and not of the scheduler
+                told.append(answer)
+    except TimeoutError:
+        pass  # fewer workers are there
+    return told
