@@ -120,23 +120,24 @@ def _come_and_go(start: Start, folder: Path, drains: int, kills: int) -> None:
 
 def _joined(start: Start, host: str) -> tuple[RoleProcess, float, float]:
     """A new worker, and how long it took until it had run something: from when it was ready, and from its start."""
-    return asyncio.run(_first_batch(start, host))
-
-
-async def _first_batch(start: Start, host: str) -> tuple[RoleProcess, float, float]:
-    client = await nats.connect(start.nats.url)
-    answers = await client.subscribe("told-to-test")
-    known = {told.worker for told in await _told(client, answers)}
+    known = asyncio.run(_have_run(start.nats.url))
     began_s = time.monotonic()
-    worker = await asyncio.to_thread(start.worker, host)
+    worker = start.worker(host)  # by this thread: a role goes with the thread that has started it
     ready_s = time.monotonic()
-    while True:
-        for told in await _told(client, answers):
-            if told.worker not in known and any(row.execution_count for row in told.models):
-                first_s = time.monotonic()
-                await client.close()
-                return worker, first_s - ready_s, first_s - began_s
+    while not asyncio.run(_have_run(start.nats.url)) - known:
         assert time.monotonic() - ready_s < 20
+    first_s = time.monotonic()
+    return worker, first_s - ready_s, first_s - began_s
+
+
+async def _have_run(nats_url: str) -> set[str]:
+    """The workers that have run something."""
+    client = await nats.connect(nats_url)
+    try:
+        told = await _told(client, await client.subscribe("told-to-test"))
+    finally:
+        await client.close()
+    return {worker.worker for worker in told if any(row.execution_count for row in worker.models)}
 
 
 async def _told(client: Client, answers: Subscription) -> list[WorkerCounters]:
