@@ -85,6 +85,11 @@ def message_fields() -> str:
             "worker → scheduler, and its answer",
             "asker, model, versions to unload, or that may be unloaded, partition that the answer is for",
         ),
+        (
+            "fetch",
+            "gateway, worker → the owner of a payload",
+            "(segment, slot, generation, offset, size) of a piece; answered with it",
+        ),
         ("readiness", "gateway, worker → worker", "model, version; answered with whether it is ready"),
         ("repository view", "worker → gateway", "worker, what is wrong with each model by name (empty: nothing)"),
     ]
