@@ -57,6 +57,7 @@ class Bus:
         self._recoveries: set[asyncio.Task[None]] = set()
         self.live_layout = LiveLayout()
         self._admin = Client()
+        self._has_admin = False  # nats-py can't close what was never opened
         self.jetstream: JetStreamContext = self._admin.jetstream()
 
     @classmethod
@@ -181,7 +182,7 @@ class Bus:
                 await asyncio.wait_for(self.flush(), _CONNECT_TIMEOUT_S)
         if self._protocol is not None:
             self._protocol.close()
-        if not self._admin.is_closed:
+        if self._has_admin and not self._admin.is_closed:
             # What uvloop says of a write to a connection whose other end has gone.
             with contextlib.suppress(RuntimeError):
                 await self._admin.close()
@@ -258,6 +259,7 @@ class Bus:
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _connect_admin(self) -> None:
+        self._has_admin = True
         while True:
             try:
                 await self._admin.connect(

@@ -44,7 +44,7 @@ class JetStreamApi:
 
     async def stream_state(self, stream: str) -> StreamState:
         """Raises nats.js.errors.NotFoundError where there is no such stream, else as `_ask`."""
-        state = (await self._ask_json(f"$JS.API.STREAM.INFO.{stream}", {}))["state"]
+        state = (await self.ask(f"$JS.API.STREAM.INFO.{stream}", {}))["state"]
         return StreamState(int(state["messages"]), int(state["last_seq"]))
 
     async def subjects(self, stream: str, filter: str) -> dict[str, int]:
@@ -52,7 +52,7 @@ class JetStreamApi:
         found: dict[str, int] = {}
         while True:
             asked = {"subjects_filter": filter, "offset": len(found)}
-            answer = await self._ask_json(f"$JS.API.STREAM.INFO.{stream}", asked)
+            answer = await self.ask(f"$JS.API.STREAM.INFO.{stream}", asked)
             page = answer["state"].get("subjects") or {}
             found.update(page)
             if not page or len(found) >= int(answer.get("total", 0)):
@@ -62,7 +62,7 @@ class JetStreamApi:
         """The names of all consumers of a stream."""
         names: list[str] = []
         while True:
-            answer = await self._ask_json(f"$JS.API.CONSUMER.NAMES.{stream}", {"offset": len(names)})
+            answer = await self.ask(f"$JS.API.CONSUMER.NAMES.{stream}", {"offset": len(names)})
             page = answer.get("consumers") or []
             names += page
             if not page or len(names) >= int(answer.get("total", 0)):
@@ -70,7 +70,7 @@ class JetStreamApi:
 
     async def purge(self, stream: str, filter: str, below: int) -> None:
         """Removes the messages on subjects that `filter` matches whose sequences are less than `below`."""
-        await self._ask_json(f"$JS.API.STREAM.PURGE.{stream}", {"filter": filter, "seq": below})
+        await self.ask(f"$JS.API.STREAM.PURGE.{stream}", {"filter": filter, "seq": below})
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """The last message on `subject`, which is one that a message may have; None where there is none."""
@@ -91,12 +91,13 @@ class JetStreamApi:
     async def delete(self, stream: str, sequence: int) -> None:
         """Removes a message; one that is gone already is no error."""
         try:
-            await self._ask_json(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+            await self.ask(f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
         except APIError as error:
             if error.err_code not in _NO_SUCH_MESSAGE:
                 raise
 
-    async def _ask_json(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:
+    async def ask(self, subject: str, question: dict[str, Any]) -> dict[str, Any]:
+        """JetStream's answer. Raises nats.js.errors.APIError for an error, TimeoutError or ConnectionError for none."""
         answer = await self._ask(subject, orjson.dumps(question))
         if answer.status:
             raise ConnectionError("JetStream does not answer")

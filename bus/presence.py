@@ -39,6 +39,7 @@ class Presence:
         self._bus = bus
         self._describe = describe
         self._subject = subjects.presence(role, id)
+        self._is_leaving = False
         self._about = RoleRecord(
             role=role,
             id=id,
@@ -56,8 +57,9 @@ class Presence:
         return background.create_task(self._go_on(interval_s))
 
     def tell(self, leaving: bool = False) -> None:
-        """Tells now; with `leaving` for the last time."""
-        record = self._about.model_copy(update={**self._describe(), "leaving": leaving})
+        """Tells now; with `leaving` that it ends its work, as it then says to all who ask, for as long as that takes."""
+        self._is_leaving = self._is_leaving or leaving
+        record = self._about.model_copy(update={**self._describe(), "leaving": self._is_leaving})
         self._bus.publish(self._subject, pack_role(record))
 
     async def _go_on(self, interval_s: float) -> None:

@@ -185,7 +185,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     later.acceptance.prepare = intake.ensure
     expiry = background.create_task(_expire(registry, bus))
     await listeners.started()
-    presence = Presence(bus, "gateway", gateway_id, lambda: {"urls": _urls(settings, ports)})
+    urls = _urls(settings, ports)
+    presence = Presence(bus, "gateway", gateway_id, lambda: {"urls": urls, "durability": durable.durability.told.word})
     presence_task = await presence.start(background)
     for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
         if f"{name}_port" in ports:

@@ -39,6 +39,7 @@ def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us
             {
                 "version": number,
                 "pending": version.waiting + version.staged,
+                "busy": version.busy,
                 "failures": dict(version.failures),
             }
             for number, version in scheduler.versions().items()

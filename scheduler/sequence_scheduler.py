@@ -113,6 +113,11 @@ class SequenceScheduler:
         return 0
 
     @property
+    def busy(self) -> int:
+        """See `VersionScheduler`."""
+        return len({batch.instance for batch in self._in_flight if not batch.released})
+
+    @property
     def instance_count(self) -> int:
         """Instances of all live workers."""
         return len(self._table.instances)

@@ -23,8 +23,9 @@ class RoleRecord(BaseModel):
     release, since when (unix time), and whether it is leaving; one that is `draining` is about to, and is given nothing
     more.
 
-    `urls` are where a gateway is asked. `queues` are those of live requests that a scheduler owns: model, partition, and
-    the epoch from which on it does.
+    `urls` are where a gateway is asked, and `durability` ("yes", "no", "unknown") is whether what the broker acknowledges
+    is on disk, as it found out. `queues` are those of live requests that a scheduler owns: model, partition, and the epoch
+    from which on it does.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
@@ -39,6 +40,7 @@ class RoleRecord(BaseModel):
     leaving: bool = False
     draining: bool = False
     urls: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=16)] = []
+    durability: Annotated[str, Field(max_length=16)] = ""
     queues: Annotated[list[Queue], Field(max_length=MAX_QUEUES)] = []
 
 

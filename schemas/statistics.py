@@ -184,10 +184,14 @@ class LaneCounters(Counters):
 
 
 class QueuedVersionCounters(Counters):
-    """One version at a scheduler: requests that no instance has begun, and those it failed itself, by reason."""
+    """One version at a scheduler: requests that no instance has begun, and those it failed itself, by reason.
+
+    `busy` instances hold a batch.
+    """
 
     version: Count
     pending: Count
+    busy: Count = 0
     failures: Annotated[dict[str, Count], Field(max_length=16)] = {}
     failed_ns: Count = 0
 

@@ -17,6 +17,7 @@ from weir.dead_commands import dead
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.push_command import push
 from weir.start_error import StartError
+from weir.status_command import BARE, status
 
 app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values)))
@@ -26,6 +27,7 @@ for _role in ROLES:
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
     )
 app.command()(push)
+app.command()(status)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 
@@ -50,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # The options of `weir batch` are not those of the table, though one is called the same.
-        app(typed if typed[:1] == [batch.info.name] else with_implied_values(typed))
+        if typed[:1] == [status.__name__]:
+            typed = with_implied_values(typed, BARE)
+        elif typed[:1] != [batch.info.name]:
+            typed = with_implied_values(typed)
+        app(typed)
     except (StartError, UsageError) as error:
         announce_failure(str(error))
         print(f"error: {error}", file=sys.stderr)

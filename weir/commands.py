@@ -18,11 +18,13 @@ from weir.options import OPTIONS, Option, UsageError, options_of
 _BARE = {name: option.bare for option in OPTIONS for name in option.names if option.bare is not None}
 
 
-def with_implied_values(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with the value written out behind each bare `--option` that may stand without one."""
+def with_implied_values(arguments: Sequence[str], bare: Mapping[str, str] = _BARE) -> list[str]:
+    """`arguments` with the value written out behind each bare `--option` that may stand without one, by default those of
+    the table.
+    """
     completed: list[str] = []
     for argument, following in zip(arguments, [*arguments, "--"][1:], strict=True):
-        implied = _BARE.get(argument) if following.startswith("--") else None
+        implied = bare.get(argument) if following.startswith("--") else None
         completed.append(argument if implied is None else f"{argument}={implied}")
     return completed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from weir.preflight import Listener, check_backend_directories, check_listeners,
 from weir.role import RoleSpec
 from weir.start_error import StartError
 from weir.startup_block import StartupFacts, render_startup_block
+from weir.status.local_servers import data_home
 from weir.supervisor import Supervisor
 
 HELP = "Serve model repositories: message bus, scheduler, worker and gateway in one command."
@@ -164,8 +164,7 @@ def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="weir-", ignore_cleanup_errors=True) as folder:
             yield Path(folder)
     else:
-        home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-        yield Path(home) / "weir" / str(port)
+        yield data_home() / str(port)
 
 
 def _report(

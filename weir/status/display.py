@@ -1,0 +1,254 @@
+"""How `weir status` shows a cluster to people: what needs them first, then the broker, the processes, models and queues.
+
+It fits 100 columns, and is plain text where nobody looks at it on a terminal.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weir.status.snapshot import Broker, ClusterStatus, ModelStatus, Problem, QueueStatus, RoleStatus
+
+WIDTH = 100
+"""Columns of what is not shown on a terminal."""
+
+ALIKE = 3
+"""Problems of one kind that are shown without `--all`."""
+
+ROWS = 40
+"""Rows of models, queues and processes that are shown without `--all`: those with most to do."""
+
+_STYLES = {
+    "healthy": "bold green",
+    "degraded": "bold yellow",
+    "unreachable": "bold red",
+    "up": "green",
+    "READY": "green",
+    "warning": "yellow",
+    "silent": "red",
+    "UNAVAILABLE": "red",
+}
+
+
+def print_status(status: ClusterStatus, console: Console | None = None, shows_all: bool = False) -> None:
+    """Prints it."""
+    chosen = console or own_console()
+    if chosen.is_terminal:
+        chosen.print(rendered(status, shows_all))
+        return
+    with chosen.capture() as captured:
+        chosen.print(rendered(status, shows_all))
+    for line in captured.get().splitlines():
+        print(line.rstrip(), file=chosen.file)
+
+
+def own_console() -> Console:
+    """The standard output, as wide as it is where it is a terminal."""
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(width=WIDTH, highlight=False, markup=False)
+
+
+def rendered(status: ClusterStatus, shows_all: bool = False) -> RenderableType:
+    """All of it."""
+    return Group(*_parts(status, None if shows_all else ROWS))
+
+
+def _parts(status: ClusterStatus, rows: int | None) -> Iterator[RenderableType]:
+    yield _headline(status)
+    if status.error:
+        yield Text(status.error)
+    if status.problems:
+        yield Text()
+        yield from _problems(status.problems, ALIKE if rows is not None else len(status.problems))
+    if status.broker is None:
+        return
+    yield Text()
+    yield from _broker(status.broker, rows is None)
+    if status.roles:
+        yield Text()
+        yield from _cut(_roles(status.roles[:rows], status.taken_ms), len(status.roles), rows)
+    if status.models:
+        yield Text()
+        # Those that are in trouble or busy first, where not all are shown.
+        models = sorted(status.models, key=lambda model: (bool(model.workers), -_busy(model), model.name))[:rows]
+        chosen = sorted(models, key=lambda model: (model.name, model.namespace))
+        yield from _cut(_models(chosen), len(status.models), rows)
+    if status.queues or status.durable:
+        yield Text()
+        queues = sorted(status.queues, key=lambda queue: (bool(queue.owner), -queue.frames, queue.model))[:rows]
+        chosen_queues = sorted(queues, key=lambda queue: (queue.model, queue.namespace, queue.partition))
+        yield from _cut(_queues(chosen_queues, status), len(status.queues), rows)
+
+
+def _headline(status: ClusterStatus) -> Text:
+    counts = [
+        _count(len(status.hosts), "host"),
+        *(
+            _count(sum(r.role == role and r.state != "silent" for r in status.roles), role)
+            for role in ("gateway", "scheduler", "worker")
+        ),
+        _count(len(status.models), "model"),
+        _count(len(status.queues), "queue"),
+    ]
+    line = Text(status.state, style=_STYLES[status.state])
+    if status.broker is not None:
+        line.append(": " + ", ".join(counts), style="not bold default")
+    return line
+
+
+def _problems(problems: Sequence[Problem], alike: int) -> Iterator[RenderableType]:
+    """One line each, of those of a kind not more than `alike`."""
+    shown: Counter[str] = Counter()
+    of_kind = Counter(problem.kind for problem in problems)
+    for problem in problems:
+        shown[problem.kind] += 1
+        if shown[problem.kind] <= alike:
+            mark = "!" if problem.level == "warning" else "-"
+            line = Table.grid(padding=(0, 1, 0, 0))
+            line.add_row(Text(mark, style=_STYLES.get(problem.level, "dim")), _plain(problem.text))
+            yield line
+        elif shown[problem.kind] == of_kind[problem.kind]:
+            yield Text(f"  and {of_kind[problem.kind] - alike} more of this kind: see --all")
+
+
+def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
+    told = [f"nats-server {broker.version} at {_plain(broker.url)}"]
+    if broker.cluster:
+        servers = ", ".join(f"{server.name} {server.state}" for server in broker.servers)
+        told.append(f"cluster {broker.cluster}: {servers}")
+    told.append(f"ack = fsync: {broker.durability}")
+    yield Text(_plain("; ".join(told)))
+    table = _table("STREAM", "STORAGE", "-MESSAGES", "-BYTES", "-OF", "-COPIES", "STATE")
+    for stream in broker.streams:
+        state = f"behind: {', '.join(stream.behind)}" if stream.behind else ""
+        if broker.cluster and not stream.leader:
+            state = "no leader"
+        # Buckets and stores are of interest where they are not well.
+        if not (shows_all or state) and stream.name.startswith(("KV_", "OBJ_")):
+            continue
+        limit = _size(stream.max_bytes) if stream.max_bytes > 0 else ""
+        size = _size(stream.bytes)
+        row = (stream.name, stream.storage, f"{stream.messages:,}", size, limit, str(stream.replicas), state)
+        table.add_row(*map(_plain, row))
+    yield table
+
+
+def _roles(roles: Sequence[RoleStatus], now_ms: int) -> Table:
+    table = _table("HOST", "ROLE", "ID", "-PID", "RELEASE", "-UP", "STATE", "LOAD")
+    before = ""
+    names: dict[str, set[str]] = {}
+    for role in roles:
+        names.setdefault(role.host_name, set()).add(role.host)
+    for role in roles:
+        # Hosts of one name, as containers may be, are told apart by their ids.
+        is_alone = role.host_name and len(names[role.host_name]) == 1
+        host = role.host_name if is_alone else f"{role.host_name} {role.host}".strip()
+        since = _age((now_ms - role.since_ms) / 1000) if role.since_ms else ""
+        state = Text(role.state, style=_STYLES.get(role.state, "yellow"))
+        cells = (_plain("" if host == before else host), role.role, _plain(role.id), str(role.pid))
+        table.add_row(*cells, _plain(role.release), since, state, _plain(_role_load(role)))
+        before = host
+    return table
+
+
+def _role_load(role: RoleStatus) -> str:
+    if role.role == "gateway":
+        return " ".join(url for url in role.urls if not url.endswith("/metrics"))
+    if role.role == "scheduler":
+        return _count(role.queues, "queue")
+    told = f"{_count(role.models, 'model')}, {_count(role.instances, 'instance')}"
+    return f"{told}, {_count(role.batches, 'batch', 'batches')}" if role.batches else told
+
+
+def _models(models: Sequence[ModelStatus]) -> Table:
+    table = _table("MODEL", "VERSION", "STATE", "-BUSY", "-INSTANCES", "-WORKERS", "REASON")
+    for model in models:
+        name = _name(model.name, model.namespace)
+        if not model.versions:
+            state = Text("no worker" if not model.reasons else "UNAVAILABLE", style="red")
+            table.add_row(name, "", state, "", "", "0", _plain("; ".join(model.reasons)))
+        for version in model.versions:
+            state = Text(version.state, style=_STYLES.get(version.state, "yellow"))
+            counts = (str(version.busy), str(version.instances), str(version.workers))
+            table.add_row(name, str(version.version), state, *counts, _plain("; ".join(version.reasons)))
+            name = ""
+    return table
+
+
+def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
+    durable: dict[tuple[str, str], int] = {}
+    for one in status.durable:
+        durable[one.model, one.namespace] = durable.get((one.model, one.namespace), 0) + one.waiting + one.taken
+    table = _table("QUEUE", "OWNER", "-EPOCH", "-LIVE", "-EVENT", "-BATCH", "-OLDEST", "-FRAMES", "-DURABLE")
+    for queue in queues:
+        name = _name(queue.model, queue.namespace) + (f" /{queue.partition}" if queue.partition else "")
+        owner = Text(_plain(queue.owner)) if queue.owner else Text("nobody", style="red")
+        if len(queue.claims) > 1:
+            owner.append(f" +{len(queue.claims) - 1}", style="red")
+        depths = [str(queue.lanes[lane].depth) if lane in queue.lanes else "?" for lane in ("live", "event", "batch")]
+        oldest_s = max((lane.oldest_s for lane in queue.lanes.values()), default=0.0)
+        left = durable.get((queue.model, queue.namespace), 0) if not queue.partition else 0
+        oldest = _age(oldest_s) if oldest_s else ""
+        table.add_row(name, owner, str(queue.epoch), *depths, oldest, f"{queue.frames:,}", f"{left:,}")
+    return table
+
+
+def _cut(table: Table, count: int, rows: int | None) -> Iterator[RenderableType]:
+    yield table
+    if rows is not None and count > rows:
+        yield Text(f"and {count - rows} more: see --all")
+
+
+def _table(*titles: str) -> Table:
+    """A table without lines; titles that begin with a dash stand over numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in titles:
+        is_number = title.startswith("-")
+        is_text = title in ("REASON", "LOAD", "HOST", "MODEL", "QUEUE") or (title == "STATE" and title is titles[-1])
+        table.add_column(
+            title.removeprefix("-"),
+            justify="right" if is_number else "left",
+            no_wrap=not is_text,
+            overflow="fold" if is_text else "ellipsis",
+        )
+    return table
+
+
+def _busy(model: ModelStatus) -> int:
+    return sum(version.busy for version in model.versions)
+
+
+def _name(name: str, namespace: str) -> str:
+    return _plain(f"{name} ({namespace})" if namespace else name)
+
+
+def _plain(text: str) -> str:
+    # What models, hosts and reasons are called must not steer the terminal.
+    return "".join(ch if ch.isprintable() else "?" for ch in text)
+
+
+def _count(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 86400:
+        return str(datetime.timedelta(seconds=round(seconds)))
+    return f"{seconds / 86400:.0f} d"
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

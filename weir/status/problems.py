@@ -1,0 +1,160 @@
+"""`problems_of`: what of a cluster's state is not as it should be. Warnings need a human; notes pass by themselves, or are
+known to whoever set it up so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from schemas.registry import UNLOADED, ModelState
+from weir.status.snapshot import Broker, ClusterStatus, Kind, ModelStatus, Problem
+
+FULL = 0.8
+"""From this share of its bytes on a stream is nearly full, where it refuses what comes then."""
+
+OLD_S = 10.0
+"""Live requests that have waited for so long are more than a burst."""
+
+_REFUSING = ("LIVE", "QUEUE")
+_SHOWN_REASONS = 2
+_MAX_REASON = 160
+
+
+def problems_of(status: ClusterStatus) -> list[Problem]:
+    """All of them, warnings first."""
+    found = [
+        *_missing_roles(status),
+        *_silent(status),
+        *_models(status),
+        *_queues(status),
+        *(_broker(status, status.broker) if status.broker is not None else ()),
+        *_releases(status),
+        *_dead(status),
+        *_leaving(status),
+    ]
+    return sorted(found, key=lambda problem: problem.level != "warning")
+
+
+def _warning(kind: Kind, about: str, text: str) -> Problem:
+    return Problem(level="warning", kind=kind, about=about, text=text)
+
+
+def _note(kind: Kind, about: str, text: str) -> Problem:
+    return Problem(level="note", kind=kind, about=about, text=text)
+
+
+def _missing_roles(status: ClusterStatus) -> Iterator[Problem]:
+    there = {role.role for role in status.roles if role.state != "silent"}
+    if "gateway" not in there:
+        yield _warning("no gateway", "", "no gateway is there: clients are not answered")
+    if "scheduler" not in there:
+        yield _warning("no scheduler", "", "no scheduler is there: requests wait")
+    if "worker" not in there:
+        yield _warning("no worker", "", "no worker is there: no model can be run")
+
+
+def _silent(status: ClusterStatus) -> Iterator[Problem]:
+    for role in status.roles:
+        if role.state == "silent":
+            place = f"process {role.pid} on {role.host_name or f'host {role.host}'}"
+            text = f"{role.role} {role.id} ({place}) does not answer: it is dead, paused or cut off"
+            yield _warning("silent process", role.id, text)
+
+
+def _leaving(status: ClusterStatus) -> Iterator[Problem]:
+    for role in status.roles:
+        if role.state in ("leaving", "draining"):
+            yield _note("leaving", role.id, f"{role.role} {role.id} is {role.state}")
+
+
+def _models(status: ClusterStatus) -> Iterator[Problem]:
+    waiting: dict[tuple[str, str], int] = {}
+    for queue in status.queues:
+        key = queue.model, queue.namespace
+        depth = sum(lane.depth for lane in queue.lanes.values()) if queue.lanes else queue.frames
+        waiting[key] = waiting.get(key, 0) + depth
+    for durable in status.durable:
+        key = durable.model, durable.namespace
+        waiting[key] = waiting.get(key, 0) + durable.waiting + durable.taken
+    for model in status.models:
+        yield from _model(model, waiting.get((model.name, model.namespace), 0))
+
+
+def _model(model: ModelStatus, waiting: int) -> Iterator[Problem]:
+    name = _named(model.name, model.namespace)
+    reasons = {reason for version in model.versions for reason in version.reasons} | set(model.reasons)
+    bad = sorted(reasons - {UNLOADED})
+    if bad:
+        told = "; ".join(reason[:_MAX_REASON] for reason in bad[:_SHOWN_REASONS])
+        more = f" (and {len(bad) - _SHOWN_REASONS} more reasons)" if len(bad) > _SHOWN_REASONS else ""
+        where = "" if model.workers else " on any worker"
+        yield _warning("model fails", model.name, f"model {name} can't be run as it should{where}: {told}{more}")
+    elif not model.workers:
+        is_loading = any(version.state == ModelState.LOADING for version in model.versions)
+        was_unloaded = reasons == {UNLOADED}
+        if not is_loading and (waiting or not was_unloaded):
+            what = f"{waiting} requests wait for it" if waiting else "it was served before"
+            yield _warning("model without worker", model.name, f"model {name} has no worker: {what}")
+
+
+def _queues(status: ClusterStatus) -> Iterator[Problem]:
+    for queue in status.queues:
+        name = _named(queue.model, queue.namespace)
+        name += f", partition {queue.partition}" if queue.partition else ""
+        if not queue.claims:
+            waits = f": {queue.frames} messages wait in it" if queue.frames else ""
+            yield _warning("queue without owner", queue.model, f"no scheduler owns the queue of {name}{waits}")
+        elif len(queue.claims) > 1:
+            text = f"{len(queue.claims)} schedulers claim the queue of {name}: {', '.join(queue.claims)}"
+            yield _warning("queue with two owners", queue.model, text)
+        live = queue.lanes.get("live")
+        if live is not None and live.oldest_s > OLD_S:
+            text = f"a live request of {name} has waited for {live.oldest_s:.0f} s, of {live.depth} that wait"
+            yield _warning("queue waits", queue.model, text)
+
+
+def _broker(status: ClusterStatus, broker: Broker) -> Iterator[Problem]:
+    for stream in broker.streams:
+        refuses = stream.name.partition("_")[0] in _REFUSING
+        if refuses and stream.max_bytes > 0 and stream.bytes > FULL * stream.max_bytes:
+            share = stream.bytes / stream.max_bytes
+            text = f"stream {stream.name} is {share:.0%} full: what comes then is refused"
+            yield _warning("stream nearly full", stream.name, text)
+        if broker.cluster and not stream.leader:
+            yield _warning("stream without leader", stream.name, f"stream {stream.name} has no leader: it stands still")
+    states = {server.name: server.state for server in broker.servers}
+    for name, state in states.items():
+        if state in ("offline", "behind"):
+            level: Literal["warning", "note"] = "warning" if state == "offline" else "note"
+            of = sum(name in stream.behind for stream in broker.streams)
+            text = f"nats-server {name} is {state}, with its copies of {of} streams"
+            yield Problem(level=level, kind="replica behind", about=name, text=text)
+    if any(role.role == "gateway" for role in status.roles):
+        if broker.durability == "no":
+            text = "the NATS server acknowledges before it syncs: a power loss may lose durable requests"
+            yield _warning("not synced", broker.url, text)
+        elif broker.durability == "unknown":
+            text = "it is not known whether the NATS server syncs before it acknowledges: see --nats-monitor"
+            yield _note("sync unknown", broker.url, text)
+
+
+def _releases(status: ClusterStatus) -> Iterator[Problem]:
+    by_release: dict[str, int] = {}
+    for role in status.roles:
+        if role.state != "silent":
+            by_release[role.release] = by_release.get(role.release, 0) + 1
+    if len(by_release) > 1:
+        told = ", ".join(f"{count} of {release or 'a checkout'}" for release, count in sorted(by_release.items()))
+        yield _warning("releases differ", "", f"processes are of different releases: {told}")
+
+
+def _dead(status: ClusterStatus) -> Iterator[Problem]:
+    for dead in status.dead:
+        what = f"{dead.letters} dead letter{'s' if dead.letters > 1 else ''}"
+        text = f"{what} of {_named(dead.model, dead.namespace)}: look at them with weir dead list"
+        yield _warning("dead letters", dead.model, text)
+
+
+def _named(model: str, namespace: str) -> str:
+    return f"'{model}'" + (f" in {namespace}" if namespace else "")

@@ -1,0 +1,311 @@
+"""`summarise`: a `ClusterStatus` of what was heard and read in one look. It asks nobody and knows no clock."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from bus import subjects
+from bus.durable_subjects import QUEUE_STREAM
+from schemas.model_identity import namespace_of, plain_name
+from schemas.presence import RoleRecord
+from schemas.registry import ModelRecord, ModelState
+from schemas.statistics import QueueCounters
+from weir.status.facts import Facts
+from weir.status.problems import problems_of
+from weir.status.snapshot import (
+    Broker,
+    ClusterStatus,
+    DeadLetters,
+    DurableQueue,
+    Host,
+    Lane,
+    ModelStatus,
+    QueueStatus,
+    RoleState,
+    RoleStatus,
+    Server,
+    Stream,
+    VersionStatus,
+)
+
+_live_queue = re.compile(r"live\.(.+?)(?:=p(\d+))?").fullmatch
+_STATES = (ModelState.READY, ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE)
+_ROLES = ("gateway", "scheduler", "worker")
+_RANKS: dict[str, int] = {"connected": -1, "current": 0, "behind": 1, "offline": 2}
+
+Key = tuple[str, int]
+"""A model's identity and a partition."""
+
+
+def summarise(facts: Facts) -> ClusterStatus:
+    """What the cluster looks like, with its problems."""
+    roles = _roles(facts)
+    silent = {role.id for role in roles if role.state == "silent"}
+    queues = _queues(facts)
+    status = ClusterStatus(
+        taken_ms=facts.now_ms,
+        state="healthy",
+        broker=_broker(facts),
+        hosts=_hosts(facts),
+        roles=roles,
+        models=_models(facts, silent, {queue for queue, _ in queues}),
+        queues=[status for _, status in queues],
+        durable=_durable(facts),
+        dead=[
+            DeadLetters(model=plain_name(model), namespace=namespace_of(model), letters=letters)
+            for model, letters in sorted(facts.dead.items())
+        ],
+    )
+    problems = problems_of(status)
+    is_degraded = any(problem.level == "warning" for problem in problems)
+    return status.model_copy(update={"problems": problems, "state": "degraded" if is_degraded else "healthy"})
+
+
+def _broker(facts: Facts) -> Broker:
+    info = facts.server
+    told = {record.durability for record in facts.heard if record.role == "gateway"}
+    durability: Literal["yes", "no", "unknown"] = "unknown"
+    if "no" in told:
+        durability = "no"
+    elif told == {"yes"}:
+        durability = "yes"
+    streams = sorted((_stream(stream) for stream in facts.streams), key=lambda stream: stream.name)
+    return Broker(
+        url=",".join(part.rsplit("@", 1)[-1].removeprefix("nats://") for part in facts.url.split(",")),
+        version=str(info.get("version", "")),
+        cluster=str(info.get("cluster", "")),
+        servers=_servers(facts),
+        durability=durability,
+        streams=streams,
+    )
+
+
+def _stream(stream: Mapping[str, Any]) -> Stream:
+    config, state, cluster = stream["config"], stream["state"], stream.get("cluster") or {}
+    return Stream(
+        name=str(config["name"]),
+        storage=str(config.get("storage", "")),
+        messages=int(state.get("messages", 0)),
+        bytes=int(state.get("bytes", 0)),
+        max_bytes=int(config.get("max_bytes", -1)),
+        replicas=int(config.get("num_replicas", 1)),
+        leader=str(cluster.get("leader", "")),
+        behind=sorted(str(copy.get("name", "")) for copy in _copies(stream) if _state(copy) != "current"),
+    )
+
+
+def _servers(facts: Facts) -> list[Server]:
+    """The server that was asked, and those that have copies of streams, by the worst of them."""
+    states: dict[str, Literal["connected", "current", "behind", "offline"]] = {}
+    for stream in facts.streams:
+        leader = (stream.get("cluster") or {}).get("leader")
+        if leader:
+            states.setdefault(str(leader), "current")
+        for copy in _copies(stream):
+            name, state = str(copy.get("name", "")), _state(copy)
+            if _RANKS[state] >= _RANKS[states.get(name, "current")]:
+                states[name] = state
+    if "server_name" in facts.server:
+        states[str(facts.server["server_name"])] = "connected"
+    return [Server(name=name, state=state) for name, state in sorted(states.items())]
+
+
+def _copies(stream: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return (stream.get("cluster") or {}).get("replicas") or ()
+
+
+def _state(copy: Mapping[str, Any]) -> Literal["current", "behind", "offline"]:
+    if copy.get("offline"):
+        return "offline"
+    return "current" if copy.get("current") else "behind"
+
+
+def _hosts(facts: Facts) -> list[Host]:
+    names: dict[str, str] = {}
+    roles: Counter[tuple[str, str]] = Counter()
+    for record in facts.heard:
+        names.setdefault(record.host, record.host_name)
+        roles[record.host, record.role] += 1
+    return [
+        Host(
+            id=id,
+            name=name,
+            gateways=roles[id, "gateway"],
+            schedulers=roles[id, "scheduler"],
+            workers=roles[id, "worker"],
+        )
+        for id, name in sorted(names.items(), key=lambda host: host[::-1])
+    ]
+
+
+def _roles(facts: Facts) -> list[RoleStatus]:
+    heard = {record.id for record in facts.heard}
+    known = {record.id: record for record in (*facts.missed, *facts.heard)}
+    roles = [_role(facts, record, record.id in heard) for record in known.values()]
+    return sorted(roles, key=lambda role: (role.host_name, role.host, _ROLES.index(role.role), role.id))
+
+
+def _role(facts: Facts, record: RoleRecord, is_heard: bool) -> RoleStatus:
+    state: RoleState = "leaving" if record.leaving else "up"
+    if not is_heard:
+        state = "silent"
+    elif record.role == "worker" and (view := facts.workers.get(record.id)) and state == "up":
+        state = "draining" if view.record.draining else "leaving" if view.record.leaving else "up"
+    return RoleStatus(
+        role=record.role,
+        id=record.id,
+        host=record.host,
+        host_name=record.host_name,
+        pid=record.pid,
+        release=record.version,
+        since_ms=record.since_ms,
+        state=state,
+        urls=list(record.urls),
+        queues=len(record.queues),
+        **_load(facts, record.id),
+    )
+
+
+def _load(facts: Facts, id: str) -> dict[str, int]:
+    view, heartbeat = facts.workers.get(id), facts.heartbeats.get(id)
+    models = () if view is None else view.models.values()
+    ready = [[v for v in model.versions.values() if v.state == ModelState.READY] for model in models]
+    return {
+        "models": sum(map(bool, ready)),
+        "instances": sum(version.instances for versions in ready for version in versions),
+        "batches": 0 if heartbeat is None else sum(map(len, heartbeat.batches.values())),
+    }
+
+
+def _models(facts: Facts, silent: set[str], queues: set[Key]) -> list[ModelStatus]:
+    records: dict[str, dict[str, ModelRecord]] = defaultdict(dict)
+    for worker, view in facts.workers.items():
+        for name, record in view.models.items():
+            records[name][worker] = record
+    for name in {*(model for model, _ in queues), *(model for _, model in _durable_consumers(facts))} - records.keys():
+        records[name] = {}
+    busy: Counter[tuple[str, int]] = Counter()
+    for counters in facts.counters.values():
+        for queue in counters.models:
+            busy.update({(queue.model, version.version): version.busy for version in queue.versions})
+    return [_model(name, records[name], silent, busy) for name in sorted(records)]
+
+
+def _model(
+    name: str, records: Mapping[str, ModelRecord], silent: set[str], busy: Mapping[tuple[str, int], int]
+) -> ModelStatus:
+    live = {worker: record for worker, record in records.items() if worker not in silent}
+    # What it says of failures counts only where it is for nobody.
+    chosen = {worker: record for worker, record in live.items() if not record.elsewhere} or live
+    numbers = sorted({number for record in records.values() for number in record.versions})
+    versions: list[VersionStatus] = []
+    having: set[str] = set()
+    for number in numbers:
+        rows = {worker: record.versions[number] for worker, record in chosen.items() if number in record.versions}
+        ready = {worker: row for worker, row in rows.items() if row.state == ModelState.READY}
+        having.update(ready)
+        states = {row.state for row in rows.values()} or {ModelState.UNAVAILABLE}
+        reasons = {row.reason or row.problem for row in rows.values()} - {""}
+        versions.append(
+            VersionStatus(
+                version=number,
+                state=min(states, key=_STATES.index).value,
+                workers=len(ready),
+                instances=sum(row.instances for row in ready.values()),
+                busy=busy.get((name, number), 0) if ready else 0,
+                reasons=sorted(reasons),
+            )
+        )
+    return ModelStatus(
+        name=plain_name(name),
+        namespace=namespace_of(name),
+        versions=versions,
+        workers=sorted(having),
+        reasons=sorted({record.reason for record in chosen.values()} - {""}),
+    )
+
+
+def _queues(facts: Facts) -> list[tuple[Key, QueueStatus]]:
+    claims: dict[Key, dict[str, int]] = defaultdict(dict)
+    for record in facts.heard:
+        if record.role == "scheduler" and not record.leaving:
+            for model, partition, epoch in record.queues:
+                claims[model, partition][record.id] = epoch
+    frames: Counter[Key] = Counter()
+    for stream, consumers in facts.consumers.items():
+        for consumer in consumers if stream != QUEUE_STREAM else ():
+            match = _live_queue(str(consumer["config"].get("filter_subject", "")))
+            if match is not None:
+                frames[subjects.untoken(match[1]), int(match[2] or 0)] += _held(consumer)
+    served = {model for view in facts.workers.values() for model in view.models}
+    keys = {*claims, *(key for key, held in frames.items() if held)}
+    keys |= {(model, 0) for model in served - {model for model, _ in claims}}
+    told = _queue_counters(facts)
+    return [(key, _queue(key, claims.get(key, {}), frames[key], told)) for key in sorted(keys)]
+
+
+def _queue_counters(facts: Facts) -> dict[tuple[str, str, int], QueueCounters]:
+    """By scheduler, model and partition. Who doesn't tell which partition, tells of them in their order."""
+    told: dict[tuple[str, str, int], QueueCounters] = {}
+    owned = {record.id: record.queues for record in facts.heard}
+    for scheduler, counters in facts.counters.items():
+        left = {
+            model: iter(sorted(p for m, p, _ in owned.get(scheduler, ()) if m == model))
+            for model in {queue.model for queue in counters.models}
+        }
+        for queue in counters.models:
+            partition = getattr(queue, "partition", None)
+            partition = next(left[queue.model], 0) if partition is None else partition
+            told[scheduler, queue.model, partition] = queue
+    return told
+
+
+def _queue(
+    key: Key, claims: Mapping[str, int], frames: int, told: Mapping[tuple[str, str, int], QueueCounters]
+) -> QueueStatus:
+    # Among several the one with the latest ownership: workers refuse all others.
+    owner = max(claims, key=lambda id: (claims[id], id), default="")
+    counters = told.get((owner, *key))
+    return QueueStatus(
+        model=plain_name(key[0]),
+        namespace=namespace_of(key[0]),
+        partition=key[1],
+        owner=owner,
+        epoch=claims.get(owner, 0),
+        claims=sorted(claims),
+        frames=frames,
+        lanes={
+            name: Lane(depth=lane.depth, oldest_s=round(lane.oldest_us / 1e6, 3))
+            for name, lane in (counters.lanes.items() if counters is not None else ())
+        },
+    )
+
+
+def _durable_consumers(facts: Facts) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The consumers of durable requests by lane and model, of which requests are left."""
+    found = {}
+    for consumer in facts.consumers.get(QUEUE_STREAM, ()):
+        metadata = consumer["config"].get("metadata") or {}
+        if "weir-model" in metadata and _held(consumer):
+            found[str(metadata.get("weir-lane", "")), str(metadata["weir-model"])] = consumer
+    return found
+
+
+def _durable(facts: Facts) -> list[DurableQueue]:
+    return [
+        DurableQueue(
+            model=plain_name(model),
+            namespace=namespace_of(model),
+            lane=lane,
+            waiting=int(consumer.get("num_pending", 0)),
+            taken=int(consumer.get("num_ack_pending", 0)),
+        )
+        for (lane, model), consumer in sorted(_durable_consumers(facts).items(), key=lambda one: one[0][::-1])
+    ]
+
+
+def _held(consumer: Mapping[str, Any]) -> int:
+    return int(consumer.get("num_pending", 0)) + int(consumer.get("num_ack_pending", 0))
