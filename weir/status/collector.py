@@ -26,7 +26,7 @@ from schemas.statistics import SchedulerCounters, unpack_counters
 from schemas.wire import MalformedMessage
 from weir.status.facts import Facts
 
-PATIENCE_S = 1.2
+PATIENCE_S = 1.0
 """How long a process has to answer; one whose event loop is held up for longer is as good as silent."""
 
 SETTLE_S = 0.25
@@ -52,6 +52,7 @@ class Collector:
         self._round = 0
         self._heard: dict[str, RoleRecord] = {}
         self._heard_s: dict[str, float] = {}
+        self._missed: set[str] = set()
         self._counters: dict[str, tuple[int, SchedulerCounters]] = {}
         self._heartbeats: dict[str, Heartbeat] = {}
         self.malformed = 0
@@ -79,6 +80,8 @@ class Collector:
         self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._answers}.{self._round}")
         streams, _ = await asyncio.gather(self._streams(), self._wait_for_answers(began_s))
         self._miss_workers(began_s)
+        # Nobody is waited for again who did not answer.
+        self._missed = {id for id, heard_s in self._heard_s.items() if heard_s < began_s}
         names = [stream["config"]["name"] for stream in streams]
         consumers = {name: await self._consumers(name) for name in names if is_queue_stream(name)}
         dead: Mapping[str, int] = {}
@@ -118,7 +121,10 @@ class Collector:
     def _have_all_answered(self, began_s: float) -> bool:
         heard = {id for id, heard_s in self._heard_s.items() if heard_s >= began_s}
         owners = {id for id in heard if self._heard[id].role == "scheduler"}
-        asked = {*self._registry.workers, *(id for id, record in self._heard.items() if not record.leaving)}
+        asked = {
+            *self._registry.workers,
+            *(id for id, record in self._heard.items() if not record.leaving),
+        } - self._missed
         return asked <= heard and all(self._counters.get(id, (0,))[0] == self._round for id in owners)
 
     def _on_presence(self, message: Message) -> None:

@@ -22,15 +22,15 @@ HEALTHY, DEGRADED, UNREACHABLE = 0, 1, 2
 """Exit statuses."""
 
 _CONNECT_TIMEOUT_S = 3.0
-_AGAIN_S = 0.5
-_UNSURE = frozenset({"queue without owner", "queue with two owners", "silent process"})
-"""What may be so for a moment, while queues are handed over or somebody starts: looked at twice."""
+_AGAIN_S = 0.4
+_UNSURE = frozenset({"queue without owner", "queue with two owners"})
+"""What may be so for a moment, while queues are handed over: looked at twice."""
 
 
 def show(url: str, as_json: bool, shows_all: bool) -> int:
     """Looks once; returns the exit status."""
     _be_quiet()
-    status = asyncio.run(_look_once(url))
+    status = asyncio.run(look_once(url))
     if as_json:
         print(status.model_dump_json(indent=2))
     else:
@@ -57,7 +57,8 @@ def exit_status(status: ClusterStatus) -> int:
     return {"healthy": HEALTHY, "degraded": DEGRADED, "unreachable": UNREACHABLE}[status.state]
 
 
-async def _look_once(url: str) -> ClusterStatus:
+async def look_once(url: str) -> ClusterStatus:
+    """What is seen in one look, or in two where the first saw what may pass in a moment."""
     try:
         async with _collector(url) as collector:
             status = summarise(await collector.look())

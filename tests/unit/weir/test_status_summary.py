@@ -1,0 +1,223 @@
+"""What `weir status` makes of what it has heard, and what it finds wrong."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from bus.registry import WorkerView
+from schemas.presence import RoleRecord
+from schemas.registry import Heartbeat, ModelRecord, ModelState, VersionRecord, WorkerRecord
+from schemas.statistics import SchedulerCounters
+from weir.status.display import WIDTH, print_status
+from weir.status.facts import Facts
+from weir.status.snapshot import ClusterStatus
+from weir.status.summary import summarise
+
+NOW_MS = 1_700_000_100_000
+READY = VersionRecord(ModelState.READY, instances=2)
+SCHEDULERS = ("scheduler-aaaaaaaa-1", "scheduler-bbbbbbbb-2")
+WORKERS = ("worker-aaaaaaaa-1", "worker-bbbbbbbb-2")
+
+
+def record(role: Any, id: str, host: str = "aaaaaaaa", **more: Any) -> RoleRecord:
+    about = {"pid": 7, "version": "1.0", "since_ms": NOW_MS - 90_000, "host_name": f"host-{host[0]}", **more}
+    return RoleRecord(role=role, id=id, host=host, **about)
+
+
+def worker(id: str, record: WorkerRecord | None = None, **models: VersionRecord) -> WorkerView:
+    view = WorkerView(id, 0.0)
+    view.record = record or WorkerRecord(id, 7)
+    view.models = {name: ModelRecord(name, {1: version}) for name, version in models.items()}
+    return view
+
+
+def lanes(depth: int, oldest_us: int) -> dict[str, Any]:
+    return {lane: {"depth": depth, "oldest_us": oldest_us} for lane in ("live", "event", "batch")}
+
+
+def counters(id: str, *queues: tuple[str, int, int]) -> SchedulerCounters:
+    models = [
+        {"model": name, "lanes": lanes(depth, oldest_us), "versions": [{"version": 1, "pending": depth, "busy": 3}]}
+        for name, depth, oldest_us in queues
+    ]
+    return SchedulerCounters.model_validate({"scheduler": id, "models": models})
+
+
+def stream(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "config": {"name": name, "storage": "file", "max_bytes": 1000, "num_replicas": 1},
+        "state": {"messages": 1, "bytes": 100},
+        **more,
+    }
+
+
+HEALTHY = Facts(
+    now_ms=NOW_MS,
+    url="nats://user:secret@127.0.0.1:4222",
+    server={"server_name": "n1", "version": "2.15.1"},
+    heard=[
+        record("gateway", "gateway-aaaaaaaa-1", urls=["http://127.0.0.1:8000"], durability="yes"),
+        record("scheduler", SCHEDULERS[0], queues=[("a", 0, 4), ("b", 0, 5)]),
+        record("worker", WORKERS[0]),
+        record("worker", WORKERS[1], "bbbbbbbb"),
+    ],
+    workers={id: worker(id, a=READY, b=READY) for id in WORKERS},
+    heartbeats={WORKERS[0]: Heartbeat(WORKERS[0], {SCHEDULERS[0]: [1, 2]})},
+    counters={SCHEDULERS[0]: counters(SCHEDULERS[0], ("a", 2, 1_500_000), ("b", 0, 0))},
+    streams=[stream("LIVE"), stream("KV_registry"), stream("QUEUE")],
+)
+
+
+def kinds(status: ClusterStatus) -> list[str]:
+    return [problem.kind for problem in status.problems]
+
+
+def shown(status: ClusterStatus, shows_all: bool = False, width: int = WIDTH) -> str:
+    out = io.StringIO()
+    print_status(status, Console(file=out, width=width, highlight=False, markup=False), shows_all)
+    return out.getvalue()
+
+
+def test_a_healthy_cluster_has_no_problems() -> None:
+    status = summarise(HEALTHY)
+    assert (status.state, status.problems) == ("healthy", [])
+    assert [(host.name, host.gateways, host.schedulers, host.workers) for host in status.hosts] == [
+        ("host-a", 1, 1, 1),
+        ("host-b", 0, 0, 1),
+    ]
+    model, _ = status.models
+    assert [(v.version, v.state, v.workers, v.instances, v.busy) for v in model.versions] == [(1, "READY", 2, 4, 3)]
+    queue, _ = status.queues
+    assert (queue.owner, queue.epoch, queue.lanes["live"].depth, queue.lanes["live"].oldest_s) == (
+        SCHEDULERS[0],
+        4,
+        2,
+        1.5,
+    )
+    assert [role.batches for role in status.roles] == [0, 0, 2, 0]
+    assert status.broker is not None
+    assert (status.broker.durability, status.broker.url) == ("yes", "127.0.0.1:4222")
+    assert ClusterStatus.model_validate_json(status.model_dump_json()) == status
+
+
+def test_who_does_not_answer_is_silent_and_its_models_are_not_ready() -> None:
+    status = summarise(replace(HEALTHY, heard=HEALTHY.heard[:2], missed=HEALTHY.heard[2:]))
+    assert status.state == "degraded"
+    assert kinds(status).count("silent process") == 2
+    assert kinds(status).count("model without worker") == 2
+    assert "no worker" in kinds(status)
+
+
+def test_a_queue_without_a_scheduler_has_no_owner() -> None:
+    status = summarise(replace(HEALTHY, heard=[one for one in HEALTHY.heard if one.role != "scheduler"]))
+    assert [queue.owner for queue in status.queues] == ["", ""]
+    assert {"no scheduler", "queue without owner"} <= set(kinds(status))
+
+
+def test_of_two_owners_the_later_one_counts() -> None:
+    other = record("scheduler", SCHEDULERS[1], "bbbbbbbb", queues=[("a", 0, 9), ("b", 1, 1)])
+    status = summarise(replace(HEALTHY, heard=[*HEALTHY.heard, other]))
+    first, second, partition = status.queues
+    assert (first.owner, first.epoch, first.claims) == (SCHEDULERS[1], 9, sorted(SCHEDULERS))
+    assert (second.claims, partition.partition, partition.owner) == ([SCHEDULERS[0]], 1, SCHEDULERS[1])
+    assert kinds(status) == ["queue with two owners"]
+
+
+def test_a_leaving_scheduler_claims_nothing() -> None:
+    leaving = HEALTHY.heard[1].model_copy(update={"leaving": True})
+    other = record("scheduler", SCHEDULERS[1], queues=[("a", 0, 9), ("b", 0, 9)])
+    status = summarise(replace(HEALTHY, heard=[HEALTHY.heard[0], leaving, other, *HEALTHY.heard[2:]]))
+    assert (status.state, kinds(status)) == ("healthy", ["leaving"])
+
+
+def test_models_that_fail_say_why_and_unloaded_ones_are_no_problem() -> None:
+    broken = VersionRecord(ModelState.UNAVAILABLE, "no such file")
+    stuck = VersionRecord(ModelState.READY, problem="its process died")
+    unloaded = VersionRecord(ModelState.UNAVAILABLE, "unloaded")
+    workers = {WORKERS[0]: worker(WORKERS[0], a=READY, b=broken, c=stuck, d=unloaded)}
+    status = summarise(replace(HEALTHY, workers=workers, heard=[one for one in HEALTHY.heard if one.id != WORKERS[1]]))
+    assert [(p.kind, p.about) for p in status.problems if p.kind.startswith("model")] == [
+        ("model fails", "b"),
+        ("model fails", "c"),
+    ]
+    assert "no such file" in shown(status)
+
+
+def test_what_waits_without_a_worker_is_told() -> None:
+    consumer = {"config": {"filter_subject": "live.gone=p2"}, "num_pending": 3, "num_ack_pending": 4}
+    durable = {
+        "config": {"metadata": {"weir-model": "gone", "weir-lane": "event"}},
+        "num_pending": 5,
+        "num_ack_pending": 1,
+    }
+    status = summarise(replace(HEALTHY, consumers={"LIVE_1": [consumer], "QUEUE": [durable]}))
+    (queue,) = [queue for queue in status.queues if queue.model == "gone"]
+    assert (queue.partition, queue.frames, queue.owner) == (2, 7, "")
+    assert [(one.model, one.lane, one.waiting, one.taken) for one in status.durable] == [("gone", "event", 5, 1)]
+    (problem,) = [problem for problem in status.problems if problem.kind == "model without worker"]
+    assert "13 requests wait" in problem.text
+
+
+def test_the_broker_s_troubles() -> None:
+    cluster = {"leader": "n1", "replicas": [{"name": "n2", "offline": True}, {"name": "n3", "current": False}]}
+    streams = [
+        {**stream("LIVE"), "state": {"messages": 9, "bytes": 900}, "cluster": cluster},
+        stream("QUEUE", cluster={"replicas": []}),
+    ]
+    gateway = HEALTHY.heard[0].model_copy(update={"durability": "no"})
+    server = {**HEALTHY.server, "cluster": "c"}
+    status = summarise(replace(HEALTHY, server=server, streams=streams, heard=[gateway, *HEALTHY.heard[1:]]))
+    assert status.broker is not None
+    assert [(server.name, server.state) for server in status.broker.servers] == [
+        ("n1", "connected"),
+        ("n2", "offline"),
+        ("n3", "behind"),
+    ]
+    assert [(p.level, p.kind, p.about) for p in status.problems] == [
+        ("warning", "stream nearly full", "LIVE"),
+        ("warning", "stream without leader", "QUEUE"),
+        ("warning", "replica behind", "n2"),
+        ("warning", "not synced", "127.0.0.1:4222"),
+        ("note", "replica behind", "n3"),
+    ]
+
+
+def test_releases_old_requests_and_dead_letters_are_warned_of() -> None:
+    heard = [*HEALTHY.heard[:3], HEALTHY.heard[3].model_copy(update={"version": "1.1"})]
+    old = {SCHEDULERS[0]: counters(SCHEDULERS[0], ("a", 1, 11_000_000))}
+    status = summarise(replace(HEALTHY, heard=heard, counters=old, dead={"a": 3}))
+    assert kinds(status) == ["queue waits", "releases differ", "dead letters"]
+
+
+def test_a_draining_worker_is_a_note() -> None:
+    draining = worker(WORKERS[0], WorkerRecord(WORKERS[0], 7, draining=True), a=READY, b=READY)
+    status = summarise(replace(HEALTHY, workers={**HEALTHY.workers, WORKERS[0]: draining}))
+    assert (status.state, kinds(status)) == ("healthy", ["leaving"])
+    assert [role.state for role in status.roles] == ["up", "up", "draining", "up"]
+
+
+def test_it_is_plain_text_of_100_columns() -> None:
+    hostile = ModelRecord("a\x1b[31m\nb", {1: VersionRecord(ModelState.UNAVAILABLE, "x" * 300 + "\x07")})
+    view = worker(WORKERS[0], a=READY, b=READY)
+    view.models[hostile.name] = hostile
+    status = summarise(replace(HEALTHY, workers={**HEALTHY.workers, WORKERS[0]: view}))
+    for text in (shown(status), shown(status, shows_all=True)):
+        assert all(line.isprintable() and len(line) <= WIDTH for line in text.splitlines())
+        assert not any(line.endswith(" ") for line in text.splitlines())
+    assert "KV_registry" not in shown(status)
+    assert "KV_registry" in shown(status, shows_all=True)
+
+
+def test_many_models_are_cut_with_those_in_trouble_first() -> None:
+    broken = VersionRecord(ModelState.UNAVAILABLE, "no such file")
+    models = {f"m{number}": READY for number in range(100)} | {"zz": broken}
+    status = summarise(replace(HEALTHY, workers={WORKERS[0]: worker(WORKERS[0], **models)}))
+    text = shown(status)
+    assert "see --all" in text
+    assert any(line.startswith("zz") for line in text.splitlines())
+    assert "m99" not in text.partition("QUEUE")[0].partition("MODEL")[2] or "m98" not in text
+    assert "see --all" not in shown(status, shows_all=True)
