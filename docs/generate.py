@@ -15,6 +15,7 @@ from pathlib import Path
 from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
+from docs.status_page import status_example, status_fields
 from schemas.abandoned import AbandonedRequests
 from schemas.messages import BatchEntry, BatchMessage, Done, Part
 from weir.options import SERVE, Option, options_of
@@ -129,6 +130,7 @@ def _rows(rows: Iterable[Row], head: str) -> Callable[[], str]:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "serving.md": {"serve options": serve_options},
     "architecture.md": {"messages": message_fields, "bounds": bounds},
+    "status.md": {"status example": status_example, "status fields": status_fields},
     "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {
         "endpoints": _rows(ENDPOINTS, "endpoint"),

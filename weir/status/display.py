@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -140,20 +141,21 @@ def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
 
 
 def _roles(roles: Sequence[RoleStatus], now_ms: int) -> Table:
-    table = _table("HOST", "ROLE", "ID", "-PID", "RELEASE", "-UP", "STATE", "LOAD")
-    before = ""
-    names: dict[str, set[str]] = {}
-    for role in roles:
-        names.setdefault(role.host_name, set()).add(role.host)
-    for role in roles:
-        # Hosts of one name, as containers may be, are told apart by their ids.
-        is_alone = role.host_name and len(names[role.host_name]) == 1
-        host = role.host_name if is_alone else f"{role.host_name} {role.host}".strip()
-        since = _age((now_ms - role.since_ms) / 1000) if role.since_ms else ""
-        state = Text(role.state, style=_STYLES.get(role.state, "yellow"))
-        cells = (_plain("" if host == before else host), role.role, _plain(role.id), str(role.pid))
-        table.add_row(*cells, _plain(role.release), since, state, _plain(_role_load(role)))
-        before = host
+    """A line for each host, and below it one for each of its processes."""
+    releases = {role.release for role in roles if role.state != "silent"}
+    table = _table("ROLE", "ID", "-PID", "-UP", "STATE", "LOAD", *(("RELEASE",) if len(releases) > 1 else ()))
+    for host, of_host in groupby(roles, key=lambda role: role.host):
+        processes = list(of_host)
+        name = next((role.host_name for role in processes if role.host_name), "")
+        # Those of one name, as containers may be, are told apart by their ids.
+        table.add_row("host", Text(_plain(f"{name} ({host})" if name else host), style="bold"))
+        for role in processes:
+            since = _age((now_ms - role.since_ms) / 1000) if role.since_ms else ""
+            state = Text(role.state, style=_STYLES.get(role.state, "yellow"))
+            cells = f" {role.role}", _plain(role.id), str(role.pid), since
+            table.add_row(
+                *cells, state, _plain(_role_load(role)), *((_plain(role.release),) if len(releases) > 1 else ())
+            )
     return table
 
 

@@ -145,7 +145,8 @@ def _roles(facts: Facts) -> list[RoleStatus]:
     heard = {record.id for record in facts.heard}
     known = {record.id: record for record in (*facts.missed, *facts.heard)}
     roles = [_role(facts, record, record.id in heard) for record in known.values()]
-    return sorted(roles, key=lambda role: (role.host_name, role.host, _ROLES.index(role.role), role.id))
+    names = {role.host: role.host_name for role in roles if role.host_name}
+    return sorted(roles, key=lambda role: (names.get(role.host, ""), role.host, _ROLES.index(role.role), role.id))
 
 
 def _role(facts: Facts, record: RoleRecord, is_heard: bool) -> RoleStatus:
