@@ -17,8 +17,9 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.cluster.clients import OpenLoop, Request, wait_ready
@@ -96,15 +97,17 @@ async def _kill(
         told.back_s.append(back_s)
     # What hangs longer than the first answers takes is part of it too.
     await asyncio.sleep(max(0.0, moment_s + settle_s - time.monotonic()))
-    await _wait_for(lambda: all(r.answered_s or r.error for r in requests[:first]))
-    since = [request for request in requests if request.answered_s > moment_s or request.due_s > moment_s]
     until_s = moment_s + settle_s
+    await _wait_for(lambda: all(r.is_over for r in requests if r.due_s < until_s))
+    since = [request for request in requests if request.answered_s > moment_s or request.due_s > moment_s]
     answers = [moment_s, *sorted(r.answered_s for r in since if moment_s < r.answered_s < until_s + (back_s or 0.0))]
-    told.gap_s.append(max((later - earlier for earlier, later in zip(answers, answers[1:], strict=False)), default=0.0))
+    told.gap_s.append(max((later - earlier for earlier, later in pairwise(answers)), default=0.0))
     told.slowest_s.append(
         max((r.answered_s - r.due_s for r in since if r.answered_s and r.due_s < until_s), default=0.0)
     )
-    told.errors += sum(bool(request.error and not request.answered_s) for request in requests[first:])
+    told.errors += sum(
+        r.is_over and not r.answered_s for r in requests[max(0, first - 100) :] if moment_s - 1 < r.due_s < until_s
+    )
     if restarted is not None:
         if not restarted.is_running:
             restarted.start()
@@ -124,9 +127,9 @@ async def _back_s(requests: list[Request], first: int, moment_s: float, models: 
     return max(answered(model) for model in models) - moment_s if is_back else None
 
 
-async def _wait_for(condition: object) -> bool:
+async def _wait_for(condition: Callable[[], bool]) -> bool:
     deadline_s = time.monotonic() + _BACK_WITHIN_S
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > deadline_s:
             return False
         await asyncio.sleep(_POLL_S)

@@ -26,13 +26,17 @@ class Failed(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """One request: when it was due and was answered (monotonic seconds; 0: never), and how often it was sent."""
+    """One request: when it was due and was answered (monotonic seconds; 0: never), and how often it was sent.
+
+    `error` is that of its last try; it is sent no more when it `is_over`.
+    """
 
     model: str
     due_s: float
     answered_s: float = 0.0
     tries: int = 0
     error: str = ""
+    is_over: bool = False
 
 
 @dataclass
@@ -177,6 +181,12 @@ class OpenLoop:
         return len(self._running)
 
     async def _ask(self, request: Request, number: int) -> None:
+        try:
+            await self._try(request, number)
+        finally:
+            request.is_over = True
+
+    async def _try(self, request: Request, number: int) -> None:
         # Models and gateways go in turn with different strides, or each model would keep to one gateway.
         at = number // len(self._models) + number
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 
@@ -19,5 +20,5 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """The value that `share` of them are not above; 0 of none."""
-    return ascending[min(len(ascending) - 1, int(share * len(ascending)))] if ascending else 0.0
+    """The least value that at least `share` of them are not above; 0 of none."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else 0.0

@@ -1,0 +1,155 @@
+"""Who owns which queue in a simulated cluster of schedulers, and what moves when one comes or dies.
+
+`PolicyOwners` has each scheduler decide by `scheduler.ownership`, as `weir scheduler` does, with a store of records and
+messages that exist only here. `EvenSpread` stands in where there is no such policy: one who sees all spreads queues evenly.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+TICK_US = 250_000
+"""How often schedulers look, and are probed: a death is noticed within this time."""
+
+
+class Move(NamedTuple):
+    """A queue has another owner from now on; `is_orderly`: the one before handed it over, when what ran had ended."""
+
+    queue: str
+    owner: str
+    is_orderly: bool
+
+
+class Owners(Protocol):
+    """Times are microseconds."""
+
+    owner_of: dict[str, str]
+
+    def joined(self, now_us: int, scheduler: str) -> None:
+        """A scheduler has come."""
+
+    def lost(self, now_us: int, scheduler: str) -> None:
+        """One has died; what it owned has no owner until a `tick` says otherwise."""
+
+    def tick(self, now_us: int) -> list[Move]:
+        """Called each `TICK_US`: what has moved."""
+
+
+class EvenSpread:
+    """Queues in turn to schedulers; a dead one's go to those with fewest, and a new one takes from those with most."""
+
+    def __init__(self, queues: Sequence[str], schedulers: Sequence[str]) -> None:
+        self.owner_of = {queue: schedulers[number % len(schedulers)] for number, queue in enumerate(sorted(queues))}
+        self._schedulers = list(schedulers)
+
+    def joined(self, now_us: int, scheduler: str) -> None:
+        """See `Owners`."""
+        self._schedulers.append(scheduler)
+
+    def lost(self, now_us: int, scheduler: str) -> None:
+        """See `Owners`."""
+        self._schedulers.remove(scheduler)
+        for queue, owner in self.owner_of.items():
+            if owner == scheduler:
+                self.owner_of[queue] = ""
+
+    def tick(self, now_us: int) -> list[Move]:
+        """See `Owners`."""
+        counts = Counter(dict.fromkeys(self._schedulers, 0))
+        counts.update(owner for owner in self.owner_of.values() if owner)
+        moves = []
+        for queue, owner in sorted(self.owner_of.items()):
+            least = min(self._schedulers, key=lambda scheduler: (counts[scheduler], scheduler))
+            if not owner or counts[owner] > counts[least] + 1:
+                counts[owner] -= 1 if owner else 0
+                counts[least] += 1
+                self.owner_of[queue] = least
+                moves.append(Move(queue, least, bool(owner)))
+        return moves
+
+
+class PolicyOwners:
+    """See the module. Everybody hears everything at once, but for deaths, which the next tick tells. Stores take no time."""
+
+    def __init__(self, queues: Sequence[str], schedulers: Sequence[str]) -> None:
+        from bus.live_queues import LiveQueue
+
+        self._policy: Any = importlib.import_module("scheduler.ownership")
+        self._queues = [LiveQueue(queue) for queue in sorted(queues)]
+        self._records: dict[Any, tuple[str, int]] = {}
+        self._epoch = 0
+        self._dead: list[str] = []
+        self._seats: dict[str, Any] = {}
+        self.owner_of = dict.fromkeys(queues, "")
+        for scheduler in schedulers:
+            self.joined(0, scheduler)
+        now_us = 0
+        while not all(self.owner_of.values()):  # they settle before anything comes
+            now_us -= TICK_US
+            self.tick(now_us + 100 * TICK_US)
+            if now_us < -90 * TICK_US:
+                break
+
+    def joined(self, now_us: int, scheduler: str) -> None:
+        """See `Owners`."""
+        seat = self._seats[scheduler] = self._policy.Ownership(scheduler)
+        seat.want(now_us / 1e6, self._queues)
+        for queue, (owner, epoch) in self._records.items():
+            seat.known(now_us / 1e6, queue, owner, epoch)
+
+    def lost(self, now_us: int, scheduler: str) -> None:
+        """See `Owners`."""
+        del self._seats[scheduler]
+        self._dead.append(scheduler)
+        for queue, owner in self.owner_of.items():
+            if owner == scheduler:
+                self.owner_of[queue] = ""
+
+    def tick(self, now_us: int) -> list[Move]:
+        """See `Owners`."""
+        now_s = now_us / 1e6
+        dead, self._dead = self._dead, []
+        told = {id: {queue: self._records[queue][1] for queue in seat.held} for id, seat in self._seats.items()}
+        for id, seat in self._seats.items():
+            for gone in dead:
+                seat.gone(gone)
+            for other, queues in told.items():
+                if other != id:
+                    seat.seen(now_s, other, queues)
+        moves: list[Move] = []
+        # Twice: what one hands over the other takes at once.
+        for _ in range(2):
+            for id, seat in self._seats.items():
+                for action in seat.tick(now_s):
+                    self._carry_out(now_s, id, seat, action, moves)
+        return moves
+
+    def _carry_out(self, now_s: float, id: str, seat: Any, action: Any, moves: list[Move]) -> None:
+        queue = action.queue
+        owner, epoch = self._records.get(queue, ("", 0))
+        if isinstance(action, self._policy.HandOver):
+            self._epoch += 1
+            self._records[queue] = action.to, self._epoch
+            seat.lost(queue)
+            seat.known(now_s, queue, action.to, self._epoch)
+            if action.to in self._seats:
+                self._seats[action.to].known(now_s, queue, action.to, self._epoch)
+        elif isinstance(action, self._policy.Look) or (owner in self._seats and owner != id):
+            seat.known(now_s, queue, owner, epoch)
+        else:
+            self._epoch += 1
+            self._records[queue] = id, self._epoch
+            seat.took(now_s, queue, self._epoch)
+            before, self.owner_of[queue.model] = self.owner_of[queue.model], id
+            moves.append(Move(queue.model, id, bool(before)))
+
+
+def owners_of(name: str, queues: Sequence[str], schedulers: Sequence[str]) -> Owners:
+    """`policy`, `even`, or `auto`: the policy where there is one."""
+    has_policy = importlib.util.find_spec("scheduler.ownership") is not None
+    if name == "policy" or (name == "auto" and has_policy):
+        return PolicyOwners(queues, schedulers)
+    return EvenSpread(queues, schedulers)
