@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 TICK_US = 250_000
 """How often schedulers look, and are probed: a death is noticed within this time."""
 
+_SETTLING_TICKS = 40
+
 
 class Move(NamedTuple):
     """A queue has another owner from now on; `is_orderly`: the one before handed it over, when what ran had ended."""
@@ -72,7 +74,7 @@ class EvenSpread:
 
 
 class PolicyOwners:
-    """See the module. Everybody hears everything at once, but for deaths, which the next tick tells. Stores take no time."""
+    """See the module. Everybody hears everything at once, but deaths, which the next tick tells. Stores take no time."""
 
     def __init__(self, queues: Sequence[str], schedulers: Sequence[str]) -> None:
         from bus.live_queues import LiveQueue
@@ -84,14 +86,11 @@ class PolicyOwners:
         self._dead: list[str] = []
         self._seats: dict[str, Any] = {}
         self.owner_of = dict.fromkeys(queues, "")
+        # They settle before anything comes.
         for scheduler in schedulers:
-            self.joined(0, scheduler)
-        now_us = 0
-        while not all(self.owner_of.values()):  # they settle before anything comes
-            now_us -= TICK_US
-            self.tick(now_us + 100 * TICK_US)
-            if now_us < -90 * TICK_US:
-                break
+            self.joined(-_SETTLING_TICKS * TICK_US, scheduler)
+        for number in range(-_SETTLING_TICKS, 0):
+            self.tick(number * TICK_US)
 
     def joined(self, now_us: int, scheduler: str) -> None:
         """See `Owners`."""

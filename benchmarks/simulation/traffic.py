@@ -49,9 +49,8 @@ def fleet_of(scenario: FleetScenario) -> Fleet:
     shares = 1.0 / np.arange(1, scenario.models + 1) ** scenario.zipf
     shares /= shares.sum()
     service_us = scenario.service_ms * 1000 * dice.lognormal(-0.125, 0.5, scenario.models)
-    # The load is a share of what the devices carry in batches of two: fuller ones are cheaper.
-    rows = min(2.0, scenario.max_batch)
-    each_us = (service_us + scenario.row_ms * 1000 * rows) / rows
+    # The load is a share of what the devices carry one by one: batches are cheaper.
+    each_us = service_us + scenario.row_ms * 1000
     rate = scenario.load * scenario.workers * 1e6 / float((shares * each_us).sum())
     work = shares * each_us / (shares * each_us).sum()
     places = scenario.workers * scenario.models_per_worker
