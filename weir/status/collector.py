@@ -78,6 +78,8 @@ class Collector:
                 del self._heard[id], self._heard_s[id]
         self._bus.publish(subjects.PRESENCE_QUERY, b"")
         self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._answers}.{self._round}")
+        self._heartbeats = {id: told for id, told in self._heartbeats.items() if id in self._registry.workers}
+        self._counters = {id: told for id, told in self._counters.items() if id in self._heard}
         streams, _ = await asyncio.gather(self._streams(), self._wait_for_answers(began_s))
         self._miss_workers(began_s)
         # Nobody is waited for again who did not answer.
