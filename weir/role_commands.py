@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -34,8 +35,11 @@ def run_role(role: str, values: Mapping[str, Any]) -> None:
     """Run `role` with the values of its options, by key, until it ends."""
     settings = settings_of(role, values)
     watch_parent()
+    main = _imported(role)
+    if "WEIR_PAUSE_POINTS" in os.environ:  # a test has the role stop, or die, at steps of a request's life
+        import_module("weir.pause_points").arm(role)
     try:
-        _imported(role).run(settings)
+        main.run(settings)
     except WeirError as error:
         logging.getLogger(f"weir.{role}").error("%s", error.message)
         announce_failure(error.message)

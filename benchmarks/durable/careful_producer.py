@@ -10,6 +10,7 @@ import asyncio
 import logging
 import multiprocessing
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -25,7 +26,9 @@ from bus.durable_subjects import event
 from bus.headers import pack_headers, parse_headers
 
 BLOCK = 256
-"""Requests that are written down at a time."""
+"""Requests that are written down at a time, at most; at a given rate, those of a second."""
+
+_FEWEST = 16
 
 _AGAIN_S = 0.1
 
@@ -63,7 +66,10 @@ class Told:
 
 
 def start(share: Share) -> tuple[multiprocessing.Process, Connection]:
-    """The process, and a connection that gives True once all is stored, and `Told` after it was sent anything."""
+    """The process, and a connection that gives True once all is stored, and `Told` after it was sent anything.
+
+    What is sent earlier is a request to begin no more.
+    """
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
     process = processes.Process(target=_main, args=(share, there), daemon=True)
@@ -85,7 +91,7 @@ async def _produce(share: Share, pipe: Connection) -> None:
         producer = _Producer(share, bus, publisher)
         await bus.subscribe(f"replies.{share.name}.*", producer.on_reply)
         await bus.flush()
-        await producer.send_all()
+        await producer.send_all(pipe.poll)
         pipe.send(True)
         await asyncio.to_thread(pipe.recv)
         producer.told.seen.clear()
@@ -104,13 +110,16 @@ class _Producer:
         self._room = asyncio.Event()
         self._subject = event(DIGEST)
 
-    async def send_all(self) -> None:
-        """Returns once everything is stored."""
+    async def send_all(self, is_enough: Callable[[], bool]) -> None:
+        """Returns once everything is stored that it has begun with."""
         share = self._share
+        block = min(BLOCK, max(_FEWEST, int(share.rate))) if share.rate else BLOCK
         began_s = time.monotonic()
         with Ledger(share.ledger) as ledger:
-            for start in range(share.first, share.first + share.count, BLOCK):
-                numbers = range(start, min(start + BLOCK, share.first + share.count))
+            for start in range(share.first, share.first + share.count, block):
+                if is_enough():
+                    break
+                numbers = range(start, min(start + block, share.first + share.count))
                 payloads = [payload_of(share.seed, number) for number in numbers]
                 ledger.promise(
                     [(number, answer_to(payload)) for number, payload in zip(numbers, payloads, strict=True)]

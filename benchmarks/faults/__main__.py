@@ -1,0 +1,73 @@
+"""`python -m benchmarks.faults [F-08 …] --seed 7 --count 20`: one line for each fault; all of them where none is named.
+
+`--count` is how often each fault happens (at each step, where there are steps); else each has a number of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.faults.line import Line
+from benchmarks.faults.scene import Task
+from benchmarks.faults.suite import FAULTS
+
+_COLUMNS = ("id", "fault", "requests", "faults", "lost", "duplicated", "wrong", "errors", "p99")
+_COLUMNS += ("recovery p50, max", "max RSS MiB", "outcome")
+
+
+def table(lines: list[Line]) -> str:
+    """The lines as a table of Markdown."""
+    rows = [_COLUMNS, ("---",) * len(_COLUMNS)]
+    rows += [(line.id, line.what, *line.figures(), line.skipped or line.verdict) for line in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _try(id: str, task: Task) -> Line:
+    try:
+        return asyncio.run(FAULTS[id](task))
+    except Exception as error:
+        return Line(id, "could not be tried", seed=task.seed, failures=[f"{type(error).__name__}: {error}"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("faults", nargs="*", metavar="F-01", help="which; all where none is named")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of payloads, and of when what happens; 0: another each time"
+    )
+    parser.add_argument("--count", type=int, help="how often each fault happens")
+    parser.add_argument("--schedulers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="print a table in the end")
+    parser.add_argument("--keep", type=Path, help="keep ledgers and logs in this new folder")
+    options = parser.parse_args()
+    if unknown := set(options.faults) - set(FAULTS):
+        parser.error(f"no such fault: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        for id in options.faults or FAULTS:
+            folder = (options.keep or Path(temporary)) / id
+            folder.mkdir(parents=True)
+            task = Task(
+                seed=options.seed or random.SystemRandom().randrange(1, 1 << 31),
+                folder=folder,
+                count=options.count,
+                schedulers=options.schedulers,
+                workers=options.workers,
+                gateways=options.gateways,
+            )
+            lines.append(_try(id, task))
+            print(lines[-1].text(), flush=True)
+    if options.table:
+        print(table(lines))
+    return 0 if all(line.is_passed or line.skipped for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""`DurableLoad`: a producer of durable requests in a process of its own, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from benchmarks.durable.careful_producer import Share, Told, start
+from benchmarks.durable.checker import Verdict, check
+from benchmarks.faults.account import Findings
+from bus.durable_subjects import QUEUE_STREAM
+
+_LOOK_S = 0.1
+_MOST = 10_000_000
+
+
+class DurableLoad:
+    """See the module. `rate` requests a second, until it is ended."""
+
+    def __init__(self, folder: Path, seed: int, url: str, rate: float, name: str = "producer") -> None:
+        self._url = url
+        self._ledger = folder / f"{name}.ledger"
+        self._share = Share(
+            url=url, seed=seed, name=name, first=0, count=_MOST, in_flight=256, rate=rate, ledger=self._ledger
+        )
+        self.verdict = Verdict()
+        self.told = Told()
+
+    def start(self) -> None:
+        """Begins to send."""
+        self._process, self._pipe = start(self._share)
+
+    async def end(self, patience_s: float = 120.0) -> Findings:
+        """Sends no more; what became of all that was sent, once the queue is empty, or after `patience_s`."""
+        try:
+            self._pipe.send(True)
+            deadline_s = time.monotonic() + patience_s
+            await self._hear(deadline_s)
+            await self._until_empty(deadline_s)
+            self.told = await self._hear(deadline_s) or self.told
+            self.verdict = await check(self._url, [self._ledger])
+        finally:
+            self._process.kill()
+            self._process.join()
+        return self._findings()
+
+    def _findings(self) -> Findings:
+        verdict, told = self.verdict, self.told
+        findings = Findings(
+            requests=verdict.promised,
+            lost=verdict.lost,
+            duplicated=verdict.answered_twice + told.contradicting_replies,
+            wrong=verdict.wrong + told.wrong_replies + verdict.unknown,
+            waits_s=[wait_ms / 1000 for wait_ms in verdict.waits_ms],
+        )
+        findings.errors.update(verdict.errors)
+        if verdict.left_in_queue:
+            findings.errors["left in the queue"] = verdict.left_in_queue
+        return findings
+
+    async def _hear(self, deadline_s: float) -> Told | None:
+        while time.monotonic() < deadline_s and self._process.is_alive():
+            if self._pipe.poll():
+                heard = self._pipe.recv()
+                return heard if isinstance(heard, Told) else None
+            await asyncio.sleep(_LOOK_S)
+        print("the producer did not get everything stored", file=sys.stderr, flush=True)
+        return None
+
+    async def _until_empty(self, deadline_s: float) -> None:
+        client = await _connect(self._url)
+        try:
+            while time.monotonic() < deadline_s:
+                try:
+                    if (await client.jetstream(timeout=1).stream_info(QUEUE_STREAM)).state.messages == 0:
+                        return
+                except (NatsError, TimeoutError, OSError):
+                    pass
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await client.close()
+
+
+async def _connect(url: str) -> Client:
+    async def ignore(error: Exception) -> None:
+        pass
+
+    return await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=ignore)  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+"""`Line`: what is said of one fault, in one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from benchmarks.faults.account import Findings
+
+
+@dataclass
+class Line:
+    """See the module. `failures` are what was not as it must be; `skipped` is why it could not be tried here."""
+
+    id: str
+    what: str
+    requests: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    again: int = 0
+    waits_s: list[float] = field(default_factory=list, repr=False)
+    recoveries_s: list[float] = field(default_factory=list, repr=False)
+    rss_bytes: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    skipped: str = ""
+    seed: int = 0
+
+    def add(self, findings: Findings, allows_errors: bool = False) -> None:
+        """What clients have found is part of it; errors are failures unless they are allowed."""
+        self.requests += findings.requests
+        self.lost += findings.lost
+        self.duplicated += findings.duplicated
+        self.wrong += findings.wrong
+        self.errors += findings.errors
+        self.again += findings.again
+        self.waits_s += findings.waits_s
+        if findings.errors and not allows_errors:
+            self.failures.append(f"errors: {dict(findings.errors)}")
+
+    def expect(self, condition: bool, otherwise: str) -> None:
+        """`otherwise` is a failure where the condition does not hold."""
+        if not condition:
+            self.failures.append(otherwise)
+
+    def rss(self, worst: dict[str, int]) -> None:
+        """The most that roles had in memory."""
+        for role, size in worst.items():
+            self.rss_bytes[role] = max(size, self.rss_bytes.get(role, 0))
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether all was as it must be; one that is skipped is not."""
+        return not (self.skipped or self.failures or self.lost or self.duplicated or self.wrong)
+
+    @property
+    def verdict(self) -> str:
+        """One word."""
+        return "skipped" if self.skipped else "passed" if self.is_passed else "FAILED"
+
+    def figures(self) -> list[str]:
+        """Requests, faults, lost, duplicated, wrong, errors, p99, recovery (p50, max), worst memory."""
+        waits, recoveries = sorted(self.waits_s), sorted(self.recoveries_s)
+        p99 = f"{waits[len(waits) * 99 // 100]:.2f} s" if waits else "–"
+        recovery = f"{recoveries[len(recoveries) // 2]:.2f}, {recoveries[-1]:.2f} s" if recoveries else "–"
+        rss = ", ".join(f"{role} {size / 2**20:.0f}" for role, size in sorted(self.rss_bytes.items()))
+        counts = (self.requests, self.faults.total(), self.lost, self.duplicated, self.wrong, self.errors.total())
+        return [*map(str, counts), p99, recovery, rss or "–"]
+
+    def text(self) -> str:
+        """The line."""
+        if self.skipped:
+            return f"{self.id} {self.what}: skipped: {self.skipped}"
+        requests, _, lost, duplicated, wrong, errors, p99, recovery, rss = self.figures()
+        faults = ", ".join(f"{fault} {count}" for fault, count in self.faults.items())
+        said = [
+            f"{self.id} {self.what}: {self.verdict}",
+            f"{requests} requests, {self.faults.total()} faults ({faults})",
+            f"lost {lost}, duplicated {duplicated}, wrong {wrong}",
+            f"errors {errors}, sent again {self.again}, p99 {p99}, recovery p50, max {recovery}, max RSS MiB {rss}",
+            *self.notes,
+            f"seed {self.seed}",
+            *(f"FAILURE {failure}" for failure in self.failures),
+        ]
+        return "; ".join(said)

@@ -1,0 +1,133 @@
+"""The models that faults happen to: each one's right answer is known to who asks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+DIGEST = "digest"
+"""SHA-256 of some bytes, as that of `benchmarks.durable`, but that a batch takes some milliseconds."""
+
+TOTAL = "total"
+"""A model of sequences: the sum of what it was given since the start of the sequence."""
+
+FRAIL = "frail"
+"""Echoes bytes, in batches of up to 32; but does what some words say."""
+
+_DIGEST_CODE = """
+import hashlib
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        time.sleep(0.004)
+        responses = []
+        for request in requests:
+            files = pb_utils.get_input_tensor_by_name(request, "DATA").as_numpy()
+            rows = [[hashlib.sha256(file).hexdigest().encode()] for file in files.reshape(-1)]
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("SHA256", np.array(rows, np.object_))]))
+        return responses
+"""
+_DIGEST = """
+backend: "python" max_batch_size: 16
+input { name: "DATA" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "SHA256" data_type: TYPE_STRING dims: [ 1 ] }
+dynamic_batching { } instance_group { kind: KIND_CPU count: 1 }
+"""
+_TOTAL_CODE = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.totals = {}
+
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        value, start, id = (pb_utils.get_input_tensor_by_name(request, name).as_numpy().item()
+                            for name in ("IN", "START", "ID"))
+        self.totals[id] = value if start else self.totals[id] + value
+        total = np.array([[self.totals[id]]], np.int64)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("TOTAL", total)])
+"""
+_TOTAL = """
+backend: "python" max_batch_size: 8
+input { name: "IN" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "TOTAL" data_type: TYPE_INT64 dims: [ 1 ] }
+sequence_batching {
+  max_sequence_idle_microseconds: 60000000
+  control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }
+  control_input { name: "ID" control { kind: CONTROL_SEQUENCE_CORRID data_type: TYPE_UINT64 } }
+  oldest { max_candidate_sequences: 64 }
+}
+instance_group { kind: KIND_CPU count: 1 }
+"""
+_FRAIL_CODE = """
+import ctypes
+import os
+import time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(pb_utils.get_input_tensor_by_name(request, "DATA").as_numpy()) for request in requests]
+
+    def answer(self, data):
+        word = data.reshape(-1)[0]
+        if word == b"exit":
+            os._exit(3)
+        if word == b"raise":
+            raise ValueError("asked to raise")
+        while word == b"loop":
+            pass
+        if word == b"block":
+            ctypes.PyDLL(None).sleep(3600)  # with the interpreter's lock held
+        if word == b"eat":
+            self.eaten = []
+            while True:
+                self.eaten.append(bytearray(os.urandom(1)) * (8 << 20))
+                time.sleep(0.002)
+        return pb_utils.InferenceResponse([pb_utils.Tensor("ECHO", data)])
+"""
+_FRAIL = """
+backend: "python" max_batch_size: 32
+input { name: "DATA" data_type: TYPE_STRING dims: [ 1 ] }
+output { name: "ECHO" data_type: TYPE_STRING dims: [ 1 ] }
+dynamic_batching { max_queue_delay_microseconds: 20000 } instance_group { kind: KIND_CPU count: 1 }
+"""
+
+
+def write_models(repository: Path, *names: str, frail_parameters: dict[str, str] | None = None) -> None:
+    """These models; `frail_parameters` are parameters of the configuration of FRAIL."""
+    more = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+        for key, value in (frail_parameters or {}).items()
+    )
+    known = {
+        DIGEST: (_DIGEST, _DIGEST_CODE),
+        TOTAL: (_TOTAL, _TOTAL_CODE),
+        FRAIL: (_FRAIL + more, _FRAIL_CODE),
+    }
+    for name in names:
+        folder = repository / name / "1"
+        folder.mkdir(parents=True)
+        (folder / "model.py").write_text(known[name][1])
+        (folder.parent / "config.pbtxt").write_text(known[name][0])
+
+
+def bytes_request(data: bytes) -> tuple[bytes, dict[str, str]]:
+    """(body, headers) of a request to DIGEST or FRAIL."""
+    tensor = len(data).to_bytes(4, "little") + data
+    given = {"name": "DATA", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(tensor)}}
+    header = json.dumps({"inputs": [given]}).encode()
+    return header + tensor, {"Inference-Header-Content-Length": str(len(header))}
+
+
+def int64_request(value: int, **parameters: object) -> bytes:
+    """Body of a request to TOTAL; `parameters` say to which sequence it belongs."""
+    given = {"name": "IN", "datatype": "INT64", "shape": [1, 1], "data": [value]}
+    return json.dumps({"inputs": [given], "parameters": parameters}).encode()

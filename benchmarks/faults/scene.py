@@ -1,0 +1,147 @@
+"""`Scene`: a cluster under load, in which one fault after the other happens; and what is said of it in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.faults.cluster import Cluster, Shape, running
+from benchmarks.faults.durable_load import DurableLoad
+from benchmarks.faults.line import Line
+from benchmarks.faults.live_load import LiveLoad
+from benchmarks.faults.models import DIGEST, write_models
+
+_STEP_S = 20.0
+"""A step that no request comes to within this time is not reached."""
+
+_STOPPED_S = 0.03
+
+
+@dataclass(kw_only=True)
+class Task:
+    """What was asked of a fault: its seed, how often (None: as often as it does by itself), and how many of each role."""
+
+    seed: int
+    folder: Path
+    count: int | None = None
+    schedulers: int = 1
+    workers: int = 1
+    gateways: int = 1
+    draw: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.draw = random.Random(self.seed)
+
+    def times(self, usual: int) -> int:
+        """How often something is done."""
+        return usual if self.count is None else self.count
+
+    def shape(self, **more: object) -> Shape:
+        """The cluster that was asked for, with more said of it."""
+        counts = {"schedulers": self.schedulers, "workers": self.workers, "gateways": self.gateways}
+        return Shape(**{**counts, **more})  # type: ignore[arg-type]
+
+
+class Scene:
+    """See the module."""
+
+    def __init__(self, task: Task, line: Line, cluster: Cluster, live: LiveLoad | None, durable: DurableLoad | None):
+        self.task = task
+        self.line = line
+        self.cluster = cluster
+        self.live = live
+        self.durable = durable
+        self.draw = task.draw
+
+    async def at_step(self, victim_role: str, step: str, delay_ms: float = 0.0) -> None:
+        """Kills a process of this role while a request is at this step; then waits until requests are answered again."""
+        cluster, line = self.cluster, self.line
+        await cluster.whole()
+        victim = self.draw.choice(cluster.of(victim_role))
+        role = cluster.steps.role_of(step)
+        others = [victim] if role == victim_role else cluster.of(role)
+        action = "kill" if role == victim_role else "stop"
+        passages = self.draw.randint(1, 4)
+        asked = {member.pid: member for member in others}
+        for pid in asked:
+            await cluster.until(
+                lambda pid=pid: cluster.steps.order(pid, step, action, passages, delay_ms), 5, "an order is taken"
+            )
+        at = await cluster.steps.told_any(list(asked), step, _STEP_S)
+        if at is None:
+            line.failures.append(f"no request came to {step}")
+            return
+        moment_s = time.monotonic()
+        if action == "stop":
+            cluster.kill(victim.name)
+            for pid in asked:
+                cluster.steps.order(pid, step, "none")
+            await asyncio.sleep(_STOPPED_S)
+            cluster.kill(asked[at].name, signal.SIGCONT)
+        line.faults[f"{victim_role} at {step}"] += 1
+        await self.recovered(moment_s)
+
+    async def recovered(self, moment_s: float) -> None:
+        """Waits until a request that was sent after this moment is answered, and notes how long that took."""
+        if self.live is not None:
+            self.line.recoveries_s.append(await self.live.answered_after(moment_s))
+
+    async def kill(self, names: Sequence[str], number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to these processes at once."""
+        for name in names:
+            self.cluster.kill(name, number)
+
+    def note_progress(self, text: str) -> None:
+        """Says on standard error how far it is."""
+        print(f"{self.line.id}: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.asynccontextmanager
+async def scene(
+    task: Task,
+    line: Line,
+    shape: Shape | None = None,
+    *,
+    clients: int = 8,
+    rate: float = 40.0,
+    allows_errors: bool = False,
+    models: Callable[[Path], None] | None = None,
+) -> AsyncIterator[Scene]:
+    """A cluster with live load (none for 0 clients) and durable load (none for rate 0).
+
+    In the end all of it is checked, and stands in the line.
+    """
+    repository = task.folder / "models"
+    if models is None:
+        write_models(repository, DIGEST)
+    else:
+        models(repository)
+    shape = shape or task.shape()
+    async with running(task.folder, repository, shape) as cluster:
+        addresses = [cluster.http(number) for number in range(shape.gateways)]
+        live = LiveLoad(task.folder / "live", task.seed, addresses, clients) if clients else None
+        durable = DurableLoad(task.folder, task.seed, cluster.nats_url, rate) if rate else None
+        on = Scene(task, line, cluster, live, durable)
+        if durable is not None:
+            durable.start()
+        if live is not None:
+            live.start()
+            await live.answered_after(time.monotonic())
+        yield on
+        if live is not None:
+            line.add(await live.end(), allows_errors)
+        if durable is not None:
+            line.add(await durable.end(), allows_errors)
+            line.notes.append(f"durable {durable.verdict.promised}, of them begun again {durable.verdict.begun_again}")
+        line.rss(cluster.worst_rss_bytes())
+
+
+Fault = Callable[[Task], Awaitable[Line]]
+"""Tries one fault."""
