@@ -2,9 +2,9 @@
 
 They are no lines in the code of roles: where the environment names a folder (`WEIR_PAUSE_POINTS`), the functions that are
 those steps are replaced when the role starts; without it nothing of this module is even imported, and no request pays.
-A role then takes orders on the datagram socket `<folder>/<process id>`, one in a message: `point action passages delay_ms`,
-where `action` is `kill` (SIGKILL), `stop` (SIGSTOP) or `tell`, done at the last of so many passages, so long after it; `none`
-takes an order back. Before it acts, it tells `<folder>/driver` in one message: `role process-id point`.
+A role then takes orders on the datagram socket `<folder>/<process id>`, one a message: `point action passages delay_ms`,
+where `action` is `kill` (SIGKILL), `stop` (SIGSTOP) or `tell`, done at the last of so many passages, so long after it;
+`none` takes an order back. Before it acts, it tells `<folder>/driver` in one message: `role process-id point`.
 """
 
 from __future__ import annotations

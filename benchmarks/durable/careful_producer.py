@@ -68,7 +68,7 @@ class Told:
 def start(share: Share) -> tuple[multiprocessing.Process, Connection]:
     """The process, and a connection that gives True once all is stored, and `Told` after it was sent anything.
 
-    What is sent earlier is a request to begin no more.
+    What is sent earlier has it begin no more.
     """
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
@@ -91,7 +91,7 @@ async def _produce(share: Share, pipe: Connection) -> None:
         producer = _Producer(share, bus, publisher)
         await bus.subscribe(f"replies.{share.name}.*", producer.on_reply)
         await bus.flush()
-        await producer.send_all(pipe.poll)
+        await producer.send_all(lambda: pipe.poll() and bool(pipe.recv()))
         pipe.send(True)
         await asyncio.to_thread(pipe.recv)
         producer.told.seen.clear()

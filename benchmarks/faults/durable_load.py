@@ -43,6 +43,7 @@ class DurableLoad:
             deadline_s = time.monotonic() + patience_s
             await self._hear(deadline_s)
             await self._until_empty(deadline_s)
+            self._pipe.send(True)
             self.told = await self._hear(deadline_s) or self.told
             self.verdict = await check(self._url, [self._ledger])
         finally:
@@ -57,18 +58,28 @@ class DurableLoad:
             lost=verdict.lost,
             duplicated=verdict.answered_twice + told.contradicting_replies,
             wrong=verdict.wrong + told.wrong_replies + verdict.unknown,
-            waits_s=[wait_ms / 1000 for wait_ms in verdict.waits_ms],
         )
         findings.errors.update(verdict.errors)
         if verdict.left_in_queue:
             findings.errors["left in the queue"] = verdict.left_in_queue
         return findings
 
+    def note(self) -> str:
+        """Figures of these requests alone."""
+        verdict = self.verdict
+        waits = sorted(verdict.waits_ms) or [0]
+        return (
+            f"durable {verdict.promised}, of them begun again {verdict.begun_again}, stored twice {self.told.duplicates}, "
+            f"p99 {waits[len(waits) * 99 // 100] / 1000:.2f} s"
+        )
+
     async def _hear(self, deadline_s: float) -> Told | None:
-        while time.monotonic() < deadline_s and self._process.is_alive():
+        while time.monotonic() < deadline_s:
             if self._pipe.poll():
                 heard = self._pipe.recv()
                 return heard if isinstance(heard, Told) else None
+            if not self._process.is_alive():
+                break
             await asyncio.sleep(_LOOK_S)
         print("the producer did not get everything stored", file=sys.stderr, flush=True)
         return None

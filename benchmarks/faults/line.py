@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -29,8 +30,8 @@ class Line:
     skipped: str = ""
     seed: int = 0
 
-    def add(self, findings: Findings, allows_errors: bool = False) -> None:
-        """What clients have found is part of it; errors are failures unless they are allowed."""
+    def add(self, findings: Findings, allowed: str = "") -> None:
+        """What clients have found is part of it; errors are failures, but for those that the pattern `allowed` finds."""
         self.requests += findings.requests
         self.lost += findings.lost
         self.duplicated += findings.duplicated
@@ -38,8 +39,9 @@ class Line:
         self.errors += findings.errors
         self.again += findings.again
         self.waits_s += findings.waits_s
-        if findings.errors and not allows_errors:
-            self.failures.append(f"errors: {dict(findings.errors)}")
+        others = {error: n for error, n in findings.errors.items() if not (allowed and re.search(allowed, error))}
+        if others:
+            self.failures.append(f"errors: {others}")
 
     def expect(self, condition: bool, otherwise: str) -> None:
         """`otherwise` is a failure where the condition does not hold."""
@@ -75,7 +77,13 @@ class Line:
         if self.skipped:
             return f"{self.id} {self.what}: skipped: {self.skipped}"
         requests, _, lost, duplicated, wrong, errors, p99, recovery, rss = self.figures()
-        faults = ", ".join(f"{fault} {count}" for fault, count in self.faults.items())
+        kinds: dict[str, list[int]] = {}
+        for fault, count in self.faults.items():
+            kinds.setdefault(fault.partition(" at ")[0], []).append(count)
+        faults = ", ".join(
+            f"{kind} {sum(counts)}" + (f" at {len(counts)} steps" if len(counts) > 1 else "")
+            for kind, counts in kinds.items()
+        )
         said = [
             f"{self.id} {self.what}: {self.verdict}",
             f"{requests} requests, {self.faults.total()} faults ({faults})",

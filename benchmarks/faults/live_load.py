@@ -15,6 +15,7 @@ _PATIENCE_S = 60.0
 """A request without any end for so long is lost."""
 
 _AGAIN_S = 0.05
+_AFTER_ERROR_S = 0.2
 _HEX = re.compile(rb"[0-9a-f]{64}")
 
 
@@ -101,7 +102,7 @@ class LiveLoad:
             if not error:
                 self._answered.append((began_s, ended_s))
                 self._news.set()
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(_AFTER_ERROR_S if error else self._pause_s)
 
     async def _ask(self, caller: HttpCaller, number: int, payload: bytes) -> Answer:
         body, headers = bytes_request(payload)

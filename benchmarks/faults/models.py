@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DIGEST = "digest"
@@ -101,7 +102,9 @@ dynamic_batching { max_queue_delay_microseconds: 20000 } instance_group { kind: 
 """
 
 
-def write_models(repository: Path, *names: str, frail_parameters: dict[str, str] | None = None) -> None:
+def write_models(
+    repository: Path, names: Sequence[str] = (DIGEST,), frail_parameters: Mapping[str, str] | None = None
+) -> None:
     """These models; `frail_parameters` are parameters of the configuration of FRAIL."""
     more = "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'

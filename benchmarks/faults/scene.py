@@ -16,7 +16,7 @@ from benchmarks.faults.cluster import Cluster, Shape, running
 from benchmarks.faults.durable_load import DurableLoad
 from benchmarks.faults.line import Line
 from benchmarks.faults.live_load import LiveLoad
-from benchmarks.faults.models import DIGEST, write_models
+from benchmarks.faults.models import write_models
 
 _STEP_S = 20.0
 """A step that no request comes to within this time is not reached."""
@@ -111,16 +111,16 @@ async def scene(
     *,
     clients: int = 8,
     rate: float = 40.0,
-    allows_errors: bool = False,
+    allowed: str = "",
     models: Callable[[Path], None] | None = None,
 ) -> AsyncIterator[Scene]:
     """A cluster with live load (none for 0 clients) and durable load (none for rate 0).
 
-    In the end all of it is checked, and stands in the line.
+    In the end all of it is checked, and stands in the line; `allowed` is a pattern of errors that clients may see.
     """
     repository = task.folder / "models"
     if models is None:
-        write_models(repository, DIGEST)
+        write_models(repository)
     else:
         models(repository)
     shape = shape or task.shape()
@@ -136,10 +136,10 @@ async def scene(
             await live.answered_after(time.monotonic())
         yield on
         if live is not None:
-            line.add(await live.end(), allows_errors)
+            line.add(await live.end(), allowed)
         if durable is not None:
-            line.add(await durable.end(), allows_errors)
-            line.notes.append(f"durable {durable.verdict.promised}, of them begun again {durable.verdict.begun_again}")
+            line.add(await durable.end(), allowed)
+            line.notes.append(durable.note())
         line.rss(cluster.worst_rss_bytes())
 
 

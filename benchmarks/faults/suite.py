@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.faults import kills
+from benchmarks.faults import kills, mix
 from benchmarks.faults.scene import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -12,4 +12,5 @@ FAULTS: dict[str, Fault] = {
     "F-04": kills.broker,
     "F-05": kills.lazy_broker,
     "F-06": kills.everything,
+    "F-30": mix.random_mix,
 }

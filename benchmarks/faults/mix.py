@@ -1,0 +1,83 @@
+"""F-30: faults of all kinds, at moments and steps that a seed draws, under load of all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from functools import partial
+
+from benchmarks.faults.line import Line
+from benchmarks.faults.models import DIGEST, TOTAL, write_models
+from benchmarks.faults.nemesis import Action, Habits, Kind, Nemesis
+from benchmarks.faults.scene import Scene, Task, scene
+from benchmarks.faults.sequence_load import SequenceLoad
+from benchmarks.faults.steps import DURABLE, LIVE
+
+_FAULTS = 30
+_AT_STEP_S = 3.0
+"""Where no request comes to a step within this time, the kill happens all the same."""
+
+MODEL_AWAY = "^404 .*(is not found|has no available versions)|^503 "
+"""What is said while no worker is there: a gateway that begins then knows of no model."""
+
+_SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP, Kind.CONTINUE: signal.SIGCONT}
+
+
+async def random_mix(task: Task) -> Line:
+    """F-30; `count` is how many faults there are to be."""
+    return await mixed(task, every_s=2.0)
+
+
+async def mixed(task: Task, every_s: float, clients: int = 8, rate: float = 40.0) -> Line:
+    """F-30 with faults so far apart in the mean."""
+    line = Line("F-30", "random mix of kills, pauses and ends", seed=task.seed)
+    times = task.times(_FAULTS)
+    models = partial(write_models, names=(DIGEST, TOTAL))
+    async with scene(task, line, clients=clients, rate=rate, allowed=MODEL_AWAY, models=models) as on:
+        habits = Habits(every_s=every_s, until_s=float("inf"), steps=LIVE + DURABLE)
+        nemesis = Nemesis(task.seed, list(on.cluster.members), habits)
+        addresses = [on.cluster.http(number) for number in range(task.gateways)]
+        sequences = SequenceLoad(task.seed, addresses)
+        sequences.start()
+        began_s = time.monotonic()
+        async with asyncio.TaskGroup() as recoveries:
+            while nemesis.faults < times:
+                await asyncio.sleep(max(0.0, (nemesis.next_s or 0.0) - (time.monotonic() - began_s)))
+                for action in nemesis.due(time.monotonic() - began_s):
+                    await _carry_out(on, action)
+                    if action.kind is not Kind.STOP:
+                        recoveries.create_task(on.recovered(time.monotonic()))
+            for name in on.cluster.members:
+                on.cluster.kill(name, signal.SIGCONT)
+            await on.cluster.whole()
+        findings = await sequences.end()
+        line.add(findings)
+        line.notes.append(
+            f"sequences ended {sequences.ended}, ended with an error and begun anew {sequences.begun_anew}"
+        )
+    return line
+
+
+async def _carry_out(on: Scene, action: Action) -> None:
+    if action.kind is not Kind.CONTINUE:
+        on.line.faults[
+            f"{action.kind} {action.names[0].rpartition('-')[0] if len(action.names) == 1 else 'several'}"
+        ] += 1
+    if action.step:
+        await _kill_at_step(on, action.names[0], action.step)
+    elif action.kind is Kind.END:
+        for name in action.names:
+            on.cluster.kill(name, signal.SIGCONT)
+            on.cluster.kill(name, signal.SIGTERM)
+    else:
+        await on.kill(action.names, _SIGNALS[action.kind])
+
+
+async def _kill_at_step(on: Scene, name: str, step: str) -> None:
+    steps, members = on.cluster.steps, on.cluster.of(on.cluster.steps.role_of(step))
+    asked = [member.pid for member in members if member.is_running and steps.order(member.pid, step, "tell")]
+    await steps.told_any(asked, step, _AT_STEP_S)
+    on.cluster.kill(name)
+    for pid in asked:
+        steps.order(pid, step, "none")
