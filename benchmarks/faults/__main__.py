@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.faults.line import Line
+from benchmarks.faults.line import Line, Skipped
 from benchmarks.faults.scene import Task
 from benchmarks.faults.suite import FAULTS
 
@@ -28,10 +28,14 @@ def table(lines: list[Line]) -> str:
 
 
 def _try(id: str, task: Task) -> Line:
+    fault = FAULTS[id]
+    what = (fault.__doc__ or "").split("\n")[0].partition(": ")[2].rstrip(".")
     try:
-        return asyncio.run(FAULTS[id](task))
+        return asyncio.run(fault(task))
+    except Skipped as reason:
+        return Line(id, what, seed=task.seed, skipped=str(reason))
     except Exception as error:
-        return Line(id, "could not be tried", seed=task.seed, failures=[f"{type(error).__name__}: {error}"])
+        return Line(id, what, seed=task.seed, failures=[f"{type(error).__name__}: {error}"])
 
 
 def main() -> int:

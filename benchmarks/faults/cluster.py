@@ -28,6 +28,8 @@ from bus.parent_death import dies_with_parent
 from telemetry.readiness import READY_FD
 
 _ROOT = Path(__file__).parents[2]
+_LOOPBACK = "127.0.0.1"
+_NATS_PORT = 4222
 _LOOK_S = 0.02
 _RESTART_S = 0.1
 _SAMPLE_S = 0.25
@@ -54,8 +56,8 @@ class Shape:
     """By the name of a process: more of its environment."""
     options: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By role: options of its command."""
-    address: str = "127.0.0.1"
-    """Where nats-server and the gateways listen."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """By the name of a process: where it listens, if not on loopback."""
 
     def names(self, role: str) -> list[str]:
         """The processes of a role."""
@@ -118,23 +120,28 @@ class Cluster:
         self.members: dict[str, Member] = {}
         self.steps = Steps(folder / "p")
         self._repository = repository
-        self._address = shape.address
-        self._nats_port = _free_port(shape.prefixes.get("nats-server-0", ()))
+        self._nats_address = shape.addresses.get("nats-server-0", _LOOPBACK)
+        self._nats_port = _free_port() if self._nats_address == _LOOPBACK else _NATS_PORT
         self._nats_binary = str(find_binary())
         self._is_ending = False
 
     @property
     def nats_url(self) -> str:
         """Of nats-server."""
-        return f"nats://{self._address}:{self._nats_port}"
+        return f"nats://{self._nats_address}:{self._nats_port}"
 
     def http(self, number: int = 0) -> tuple[str, int]:
         """Where a gateway takes HTTP."""
-        return self._address, int(self.members[f"gateway-{number}"].facts["http_port"])
+        name = f"gateway-{number}"
+        return self._address(name), int(self.members[name].facts["http_port"])
 
     def metrics(self, number: int = 0) -> str:
         """The URL of a gateway's metrics."""
-        return f"http://{self._address}:{self.members[f'gateway-{number}'].facts['metrics_port']}/metrics"
+        name = f"gateway-{number}"
+        return f"http://{self._address(name)}:{self.members[name].facts['metrics_port']}/metrics"
+
+    def _address(self, name: str) -> str:
+        return self.shape.addresses.get(name, _LOOPBACK)
 
     def log(self, name: str) -> str:
         """What all lives of a process wrote."""
@@ -217,7 +224,7 @@ class Cluster:
         for member in self.members.values():
             if member.is_running:
                 if not member.watches_ready:
-                    member.is_ready = member.is_ready or _listens(self._address, self._nats_port)
+                    member.is_ready = member.is_ready or _listens(self._nats_address, self._nats_port)
                 member.read_ready()
             elif member.is_kept and not self._is_ending:
                 if member.died_s == 0.0:
@@ -275,7 +282,7 @@ class Cluster:
             store = self.folder / "store"
             jetstream = {"store_dir": str(store), **({"sync_interval": self.shape.syncs} if self.shape.syncs else {})}
             config = {
-                "listen": f"{self._address}:{self._nats_port}",
+                "listen": f"{self._nats_address}:{self._nats_port}",
                 "max_payload": 8 << 20,
                 "max_pending": 512 << 20,
                 "jetstream": jetstream,
@@ -291,7 +298,7 @@ class Cluster:
         if role == "gateway":
             facts = self.members[name].facts
             command += [f"--{door}-port={facts.get(f'{door}_port', 0)}" for door in ("http", "grpc", "metrics")]
-            command += [f"--{door}-address={self._address}" for door in ("http", "grpc", "metrics")]
+            command += [f"--{door}-address={self._address(name)}" for door in ("http", "grpc", "metrics")]
         return command
 
 
@@ -310,11 +317,9 @@ async def running(folder: Path, repository: Path, shape: Shape) -> AsyncIterator
         await cluster.end()
 
 
-def _free_port(prefix: Prefix) -> int:
-    if prefix:
-        return 4222  # a host of its own
+def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 

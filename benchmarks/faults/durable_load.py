@@ -36,8 +36,11 @@ class DurableLoad:
         """Begins to send."""
         self._process, self._pipe = start(self._share)
 
-    async def end(self, patience_s: float = 120.0) -> Findings:
-        """Sends no more; what became of all that was sent, once the queue is empty, or after `patience_s`."""
+    async def end(self, others: int = 0, patience_s: float = 120.0) -> Findings:
+        """Sends no more; what became of all that was sent, once the queue is empty, or after `patience_s`.
+
+        `others` are records of requests that are not its own.
+        """
         try:
             self._pipe.send(True)
             deadline_s = time.monotonic() + patience_s
@@ -49,15 +52,15 @@ class DurableLoad:
         finally:
             self._process.kill()
             self._process.join()
-        return self._findings()
+        return self._findings(others)
 
-    def _findings(self) -> Findings:
+    def _findings(self, others: int) -> Findings:
         verdict, told = self.verdict, self.told
         findings = Findings(
             requests=verdict.promised,
             lost=verdict.lost,
             duplicated=verdict.answered_twice + told.contradicting_replies,
-            wrong=verdict.wrong + told.wrong_replies + verdict.unknown,
+            wrong=verdict.wrong + told.wrong_replies + abs(verdict.unknown - others),
         )
         findings.errors.update(verdict.errors)
         if verdict.left_in_queue:

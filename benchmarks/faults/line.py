@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from benchmarks.faults.account import Findings
 
 
+class Skipped(Exception):
+    """This machine can't do it; the message says why."""
+
+
 @dataclass
 class Line:
     """See the module. `failures` are what was not as it must be; `skipped` is why it could not be tried here."""

@@ -88,10 +88,10 @@ class TritonPythonModel:
         if word == b"block":
             ctypes.PyDLL(None).sleep(3600)  # with the interpreter's lock held
         if word == b"eat":
-            self.eaten = []
-            while True:
-                self.eaten.append(bytearray(os.urandom(1)) * (8 << 20))
-                time.sleep(0.002)
+            eaten = []
+            while len(eaten) < 128:  # 1 GiB: no more, where nobody ends it
+                eaten.append(b"x" * (8 << 20))
+                time.sleep(0.01)
         return pb_utils.InferenceResponse([pb_utils.Tensor("ECHO", data)])
 """
 _FRAIL = """
@@ -122,11 +122,11 @@ def write_models(
         (folder.parent / "config.pbtxt").write_text(known[name][0])
 
 
-def bytes_request(data: bytes) -> tuple[bytes, dict[str, str]]:
+def bytes_request(data: bytes, id: str = "") -> tuple[bytes, dict[str, str]]:
     """(body, headers) of a request to DIGEST or FRAIL."""
     tensor = len(data).to_bytes(4, "little") + data
     given = {"name": "DATA", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(tensor)}}
-    header = json.dumps({"inputs": [given]}).encode()
+    header = json.dumps({**({"id": id} if id else {}), "inputs": [given]}).encode()
     return header + tensor, {"Inference-Header-Content-Length": str(len(header))}
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import re
 import signal
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +61,8 @@ class Scene:
         self.live = live
         self.durable = durable
         self.draw = task.draw
+        self.others = 0
+        """Durable requests that somebody else than the durable load has sent."""
 
     async def at_step(self, victim_role: str, step: str, delay_ms: float = 0.0) -> None:
         """Kills a process of this role while a request is at this step; then waits until requests are answered again."""
@@ -97,6 +101,15 @@ class Scene:
         """Sends a signal to these processes at once."""
         for name in names:
             self.cluster.kill(name, number)
+
+    def counter(self, name: str) -> int:
+        """The sum of a counter in the gateways' metrics."""
+        total = 0.0
+        for number in range(self.cluster.shape.gateways):
+            with urllib.request.urlopen(self.cluster.metrics(number), timeout=5) as answer:
+                text = answer.read().decode()
+            total += sum(float(value) for value in re.findall(rf"^{name}\S* (\S+)", text, re.MULTILINE))
+        return int(total)
 
     def note_progress(self, text: str) -> None:
         """Says on standard error how far it is."""
@@ -138,7 +151,7 @@ async def scene(
         if live is not None:
             line.add(await live.end(), allowed)
         if durable is not None:
-            line.add(await durable.end(), allowed)
+            line.add(await durable.end(on.others), allowed)
             line.notes.append(durable.note())
         line.rss(cluster.worst_rss_bytes())
 

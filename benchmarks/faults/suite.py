@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.faults import kills, mix
+from benchmarks.faults import bad_models, duplicates, kills, mix, partitions, pauses
 from benchmarks.faults.scene import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -12,5 +12,17 @@ FAULTS: dict[str, Fault] = {
     "F-04": kills.broker,
     "F-05": kills.lazy_broker,
     "F-06": kills.everything,
+    "F-07": pauses.rolling_restart,
+    "F-08": pauses.zombie_worker,
+    "F-09": pauses.pauses,
+    "F-10": duplicates.duplicate_delivery,
+    "F-11": duplicates.duplicate_publish,
+    "F-12": bad_models.poison,
+    "F-13": bad_models.poison_in_batch,
+    "F-14": bad_models.hung,
+    "F-15": bad_models.out_of_memory,
+    "F-16": bad_models.bad_loads,
+    "F-21": partitions.network,
+    "F-22": partitions.long_partition,
     "F-30": mix.random_mix,
 }

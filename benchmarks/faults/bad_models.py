@@ -1,0 +1,160 @@
+"""Faults of models: what kills, hangs, eats or can't be loaded concerns nobody else. F-12 to F-16."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.faults.http_caller import Answer, HttpCaller
+from benchmarks.faults.line import Line
+from benchmarks.faults.models import DIGEST, FRAIL, bytes_request, write_models
+from benchmarks.faults.producer import produce
+from benchmarks.faults.scene import Scene, Task, scene
+
+_MATES = 32
+_HUNG_MS = 1500
+_MEMORY_BYTES = 120 << 20
+_CONFIG = """
+backend: "python" max_batch_size: 1
+input { name: "IN" data_type: TYPE_INT64 dims: [ 1 ] }
+output { name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }
+"""
+
+
+async def poison(task: Task) -> Line:
+    """F-12: requests that end the model's process each time are given up after some attempts; others flow."""
+    line = Line("F-12", "requests that kill their model each time", seed=task.seed)
+    async with _with_frail(task, line) as on:
+        slow_s: list[float] = []
+        for number in range(task.times(5)):
+            began_s = time.monotonic()
+            answer, _ = await asyncio.gather(_say(on, b"exit"), asyncio.sleep(0))
+            line.expect(answer.status in (500, 503), f"a poisonous request was answered {answer.status}")
+            line.requests += 1
+            line.faults["live"] += 1
+            told = await produce(on.cluster.nats_url, FRAIL, b"exit", f"poison-{number}")
+            line.requests += 1
+            line.faults["durable"] += 1
+            on.others += 1
+            line.expect(told["weir-outcome"] != "succeeded", f"a poisonous request ended as {told['weir-outcome']}")
+            line.expect(int(told["weir-attempts"]) <= 5, f"it was tried {told['weir-attempts']} times")
+            slow_s.append(time.monotonic() - began_s)
+            good = await _say(on, b"fine")
+            line.expect(b"fine" in good.body, f"a good request was answered {good.status}")
+        line.notes.append(f"a poisonous request ends after {max(slow_s, default=0):.1f} s at most")
+    return line
+
+
+async def poison_in_batch(task: Task) -> Line:
+    """F-13: one bad request among 32 that share a batch fails alone."""
+    line = Line("F-13", "one bad request in a batch of 32", seed=task.seed)
+    good = 0
+    async with _with_frail(task, line) as on:
+        for number in range(task.times(6)):
+            word = (b"raise", b"exit")[number % 2]
+            place = on.draw.randrange(_MATES)
+            words = [word if at == place else b"good-%d-%d" % (number, at) for at in range(_MATES)]
+            answers = await asyncio.gather(*(_say(on, w) for w in words))
+            line.requests += _MATES
+            line.faults[word.decode()] += 1
+            fine = sum(a.status == 200 and w in a.body for w, a in zip(words, answers, strict=True))
+            good += fine
+            line.wrong += sum(a.status == 200 and w not in a.body for w, a in zip(words, answers, strict=True))
+            line.expect(fine == _MATES - 1, f"{word.decode()}: {fine} of {_MATES - 1} batch mates succeeded")
+            line.expect(answers[place].status in (500, 503), f"the bad one was answered {answers[place].status}")
+    line.notes.append(f"batch mates that succeeded {good} of {line.faults.total() * (_MATES - 1)}")
+    return line
+
+
+async def hung(task: Task) -> Line:
+    """F-14: a model that loops for ever, or keeps the interpreter's lock, is killed at its time-out; the next one runs."""
+    line = Line("F-14", f"a model that hangs (time-out {_HUNG_MS} ms)", seed=task.seed)
+    async with _with_frail(task, line, {"weir_execution_timeout_ms": str(_HUNG_MS)}) as on:
+        answered_s: list[float] = []
+        for number in range(task.times(4)):
+            word = (b"loop", b"block")[number % 2]
+            began_s = time.monotonic()
+            answer = await _say(on, word)
+            answered_s.append(time.monotonic() - began_s)
+            line.faults[word.decode()] += 1
+            line.expect(answer.status in (500, 503, 504), f"{word.decode()} was answered {answer.status}")
+            good = await _say(on, b"fine")
+            line.expect(b"fine" in good.body, f"after {word.decode()} a good request was answered {good.status}")
+            line.requests += 2
+            line.recoveries_s.append(time.monotonic() - began_s)
+        line.notes.append(f"answered after {max(answered_s, default=0):.1f} s at most")
+    return line
+
+
+async def out_of_memory(task: Task) -> Line:
+    """F-15: a model that eats memory is ended, with a named error, and begun anew; nobody else sees an error."""
+    line = Line("F-15", f"a model that eats memory (limit {_MEMORY_BYTES >> 20} MiB)", seed=task.seed)
+    async with _with_frail(task, line, {"weir_memory_limit_bytes": str(_MEMORY_BYTES)}) as on:
+        for _ in range(task.times(3)):
+            began_s = time.monotonic()
+            answer = await _say(on, b"eat")
+            line.faults["eat"] += 1
+            line.expect(answer.status in (500, 503), f"it was answered {answer.status}")
+            good = await _say(on, b"fine")
+            line.expect(b"fine" in good.body, f"a good request was answered {good.status}")
+            line.requests += 2
+            line.recoveries_s.append(time.monotonic() - began_s)
+        line.notes.append(f"told: {json.loads(answer.body)['error'][:90]}")
+    return line
+
+
+async def bad_loads(task: Task) -> Line:
+    """F-16: models that can't be loaded are UNAVAILABLE with the reason; the server stays up, and whole ones serve."""
+    line = Line("F-16", "models that can't be loaded", seed=task.seed)
+    bad = {
+        "raises": ("raise ValueError('not today')", ""),
+        "dies": ("import os; os._exit(7)", ""),
+        "no_code": ("this is no Python", ""),
+        "bad_config": ("", "max_batch_size: many"),
+        "no_backend": ("", 'backend: "nobody" max_batch_size: 1'),
+    }
+
+    def write(repository: Path) -> None:
+        write_models(repository)
+        for name, (code, config) in bad.items():
+            (repository / name / "1").mkdir(parents=True)
+            (repository / name / "1" / "model.py").write_text(code)
+            (repository / name / "config.pbtxt").write_text(config or _CONFIG)
+
+    explicit = "--model-control-mode=explicit"
+    options = {"worker": (explicit, f"--load-model={DIGEST}"), "gateway": (explicit,)}
+    async with scene(task, line, task.shape(options=options), models=write) as on:
+        caller = HttpCaller(on.cluster.http())
+        for _ in range(task.times(2)):
+            for name in bad:
+                answer = await caller.ask(f"/v2/repository/models/{name}/load")
+                line.faults[name] += 1
+                line.requests += 1
+                line.expect(400 <= answer.status < 600, f"loading {name} was answered {answer.status}")
+                told = json.loads(answer.body).get("error", "")
+                line.expect(name in told, f"the error does not name {name}: {told!r}")
+                index = json.loads((await caller.ask("/v2/repository/index")).body)
+                states = [row for row in index if row["name"] == name]
+                is_away = all(row.get("state") == "UNAVAILABLE" and row.get("reason") for row in states)
+                line.expect(bool(states) and is_away, f"{name} stands as {states}")
+        caller.close()
+        lives = {member.name: member.lives for member in on.cluster.members.values()}
+        line.expect(set(lives.values()) == {1}, f"a role has died: {lives}")
+    return line
+
+
+def _with_frail(task: Task, line: Line, parameters: dict[str, str] | None = None):  # type: ignore[no-untyped-def]
+    models = partial(write_models, names=(DIGEST, FRAIL), frail_parameters=parameters)
+    return scene(task, line, clients=4, rate=20.0, models=models)
+
+
+async def _say(on: Scene, word: bytes) -> Answer:
+    caller = HttpCaller(on.cluster.http())
+    body, headers = bytes_request(word)
+    try:
+        return await asyncio.wait_for(caller.ask(f"/v2/models/{FRAIL}/infer", body, headers), 60)
+    finally:
+        caller.close()

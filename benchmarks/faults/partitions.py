@@ -1,0 +1,120 @@
+"""Faults of the network between hosts: F-21 and F-22."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+
+from benchmarks.faults.hosts import Hosts, hosts, missing
+from benchmarks.faults.line import Line, Skipped
+from benchmarks.faults.scene import Scene, Task, scene
+
+_LASTS_S = 4.0
+_LONGER_S = 12.0
+"""Longer than it takes until a silent worker is given up, and than its frames are waited for."""
+
+_FLAPS = 6
+_FLAP_S = 0.4
+
+Case = Callable[[Hosts], Awaitable[None]]
+
+
+async def network(task: Task) -> Line:
+    """F-21: partitions, one-way ones, loss, delay and flapping between gateway, worker, scheduler and nats-server."""
+    line = Line("F-21", "network between four hosts: cut, one way, 10 % loss, 500 ms late, flapping", seed=task.seed)
+    async with _apart(task, line) as (on, net):
+        for name, case in _cases().items():
+            for _ in range(task.times(1)):
+                before = len(line.recoveries_s)
+                await case(net)
+                line.faults[name] += 1
+                await on.recovered(time.monotonic())
+                line.notes.append(f"{name}: recovery {line.recoveries_s[before]:.2f} s")
+                on.note_progress(name)
+    return line
+
+
+async def long_partition(task: Task) -> Line:
+    """F-22: the worker is cut off in the midst of a batch, until it is given up; what it sends then is dropped."""
+    line = Line("F-22", f"a worker cut off for {_LONGER_S:.0f} s in the midst of a batch", seed=task.seed)
+    async with _apart(task, line, workers=max(2, task.workers)) as (on, net):
+        for _ in range(task.times(2)):
+            await on.cluster.whole()
+            worker = on.draw.choice(on.cluster.of("worker"))
+            on.cluster.steps.order(worker.pid, "executing", "tell")
+            await on.cluster.steps.told_any([worker.pid], "executing", 20)
+            moment_s = time.monotonic()
+            net.cut(worker.name, "nats")
+            line.faults["cut off"] += 1
+            await on.recovered(moment_s)
+            await asyncio.sleep(max(0.0, _LONGER_S - (time.monotonic() - moment_s)))
+            net.cut(worker.name, "nats", 0.0)
+            await asyncio.sleep(1.0)
+            await on.recovered(time.monotonic())
+        line.notes.append(f"second answers dropped {on.counter('weir_gateway_duplicate_answers')}")
+    return line
+
+
+def _cases() -> dict[str, Case]:
+    async def cut(net: Hosts, host: str) -> None:
+        net.cut(host, "nats")
+        await asyncio.sleep(_LASTS_S)
+        net.cut(host, "nats", 0.0)
+
+    async def one_way(net: Hosts, source: str, target: str) -> None:
+        net.link(source, target, 1.0)
+        await asyncio.sleep(_LASTS_S)
+        net.link(source, target, 0.0)
+
+    async def everywhere(net: Hosts, lost: float, delay_s: float) -> None:
+        for host in ("gateway-0", "scheduler-0", "worker-0"):
+            net.cut(host, "nats", lost, delay_s)
+        await asyncio.sleep(_LASTS_S)
+        for host in ("gateway-0", "scheduler-0", "worker-0"):
+            net.cut(host, "nats", 0.0)
+
+    async def flap(net: Hosts, host: str) -> None:
+        for _ in range(_FLAPS):
+            net.cut(host, "nats")
+            await asyncio.sleep(_FLAP_S)
+            net.cut(host, "nats", 0.0)
+            await asyncio.sleep(_FLAP_S)
+
+    return {
+        "gateway cut off": lambda net: cut(net, "gateway-0"),
+        "worker cut off": lambda net: cut(net, "worker-0"),
+        "scheduler cut off": lambda net: cut(net, "scheduler-0"),
+        "worker is not heard": lambda net: one_way(net, "worker-0", "nats"),
+        "worker hears nothing": lambda net: one_way(net, "nats", "worker-0"),
+        "10 % loss": lambda net: everywhere(net, 0.1, 0.0),
+        "500 ms late": lambda net: everywhere(net, 0.0, 0.5),
+        "worker flaps": lambda net: flap(net, "worker-0"),
+        "gateway flaps": lambda net: flap(net, "gateway-0"),
+    }
+
+
+@contextlib.asynccontextmanager
+async def _apart(task: Task, line: Line, **counts: int) -> AsyncIterator[tuple[Scene, Hosts]]:
+    """A cluster of which each process is on a host of its own; the clients are here."""
+    reason = missing()
+    if reason:
+        raise Skipped(reason)
+    shape = task.shape(**counts)
+    names = [name for role in ("scheduler", "worker", "gateway") for name in shape.names(role)]
+    try:
+        context = hosts(["nats", *names], task.seed)
+        net = context.__enter__()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise Skipped(f"hosts could not be made: {error}") from error
+    try:
+        prefixes = {name: net.prefix(name) for name in names} | {"nats-server-0": net.prefix("nats")}
+        addresses = {name: net.address(name) for name in names} | {"nats-server-0": net.address("nats")}
+        shape = replace(shape, prefixes=prefixes, addresses=addresses)
+        async with scene(task, line, shape, clients=8, rate=30.0) as on:
+            yield on, net
+    finally:
+        context.__exit__(None, None, None)
