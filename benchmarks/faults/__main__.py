@@ -10,6 +10,7 @@ import asyncio
 import random
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from benchmarks.faults.line import Line, Skipped
@@ -35,6 +36,7 @@ def _try(id: str, task: Task) -> Line:
     except Skipped as reason:
         return Line(id, what, seed=task.seed, skipped=str(reason))
     except Exception as error:
+        traceback.print_exc()
         return Line(id, what, seed=task.seed, failures=[f"{type(error).__name__}: {error}"])
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
 from benchmarks.faults.line import Line
@@ -15,6 +17,8 @@ from benchmarks.faults.sequence_load import SequenceLoad
 from benchmarks.faults.steps import DURABLE, LIVE
 
 _FAULTS = 30
+_EVERY_S = 2.0
+_SHORT_EVERY_S = 0.7
 _AT_STEP_S = 3.0
 """Where no request comes to a step within this time, the kill happens all the same."""
 
@@ -25,38 +29,51 @@ _SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP, Kind.CONTINUE:
 
 
 async def random_mix(task: Task) -> Line:
-    """F-30; `count` is how many faults there are to be."""
-    return await mixed(task, every_s=2.0)
-
-
-async def mixed(task: Task, every_s: float, clients: int = 8, rate: float = 40.0) -> Line:
-    """F-30 with faults so far apart in the mean."""
+    """F-30: faults of all kinds, at moments and steps that a seed draws; `count` is how many there are to be."""
     line = Line("F-30", "random mix of kills, pauses and ends", seed=task.seed)
-    times = task.times(_FAULTS)
-    models = partial(write_models, names=(DIGEST, TOTAL))
-    async with scene(task, line, clients=clients, rate=rate, allowed=MODEL_AWAY, models=models) as on:
-        habits = Habits(every_s=every_s, until_s=float("inf"), steps=LIVE + DURABLE)
-        nemesis = Nemesis(task.seed, list(on.cluster.members), habits)
-        addresses = [on.cluster.http(number) for number in range(task.gateways)]
-        sequences = SequenceLoad(task.seed, addresses)
-        sequences.start()
-        began_s = time.monotonic()
-        async with asyncio.TaskGroup() as recoveries:
-            while nemesis.faults < times:
-                await asyncio.sleep(max(0.0, (nemesis.next_s or 0.0) - (time.monotonic() - began_s)))
-                for action in nemesis.due(time.monotonic() - began_s):
-                    await _carry_out(on, action)
-                    if action.kind is not Kind.STOP:
-                        recoveries.create_task(on.recovered(time.monotonic()))
-            for name in on.cluster.members:
-                on.cluster.kill(name, signal.SIGCONT)
-            await on.cluster.whole()
-        findings = await sequences.end()
-        line.add(findings)
-        line.notes.append(
-            f"sequences ended {sequences.ended}, ended with an error and begun anew {sequences.begun_anew}"
-        )
+    async with _loaded(task, line) as on:
+        await _draw(on, task.times(_FAULTS), _EVERY_S)
     return line
+
+
+async def short(task: Task, kills: Sequence[tuple[str, str]], count: int) -> Line:
+    """A little of all of it, for the test suite: these kills (role, step), then so many faults that the seed draws."""
+    line = Line("F-30", "kills at steps, then a random mix", seed=task.seed)
+    async with _loaded(task, line) as on:
+        for role, step in kills:
+            await on.at_step(role, step)
+        await _draw(on, count, _SHORT_EVERY_S)
+    return line
+
+
+@contextlib.asynccontextmanager
+async def _loaded(task: Task, line: Line) -> AsyncIterator[Scene]:
+    """A cluster under load of all kinds."""
+    models = partial(write_models, names=(DIGEST, TOTAL))
+    async with scene(task, line, allowed=MODEL_AWAY, models=models) as on:
+        sequences = SequenceLoad(task.seed, [on.cluster.http(number) for number in range(task.gateways)])
+        sequences.start()
+        yield on
+        line.add(await sequences.end())
+        ended, anew = sequences.ended, sequences.begun_anew
+        line.notes.append(f"sequences ended {ended}, ended with an error and begun anew {anew}")
+
+
+async def _draw(on: Scene, times: int, every_s: float) -> None:
+    """So many faults, as the seed says."""
+    habits = Habits(every_s=every_s, until_s=float("inf"), steps=LIVE + DURABLE)
+    nemesis = Nemesis(on.task.seed, list(on.cluster.members), habits)
+    began_s = time.monotonic()
+    async with asyncio.TaskGroup() as recoveries:
+        while nemesis.faults < times:
+            await asyncio.sleep(max(0.0, (nemesis.next_s or 0.0) - (time.monotonic() - began_s)))
+            for action in nemesis.due(time.monotonic() - began_s):
+                await _carry_out(on, action)
+                if action.kind is not Kind.STOP:
+                    recoveries.create_task(on.recovered(time.monotonic()))
+        for name in on.cluster.members:
+            on.cluster.kill(name, signal.SIGCONT)
+        await on.cluster.whole()
 
 
 async def _carry_out(on: Scene, action: Action) -> None:

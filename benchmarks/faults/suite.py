@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.faults import bad_models, duplicates, kills, mix, partitions, pauses
+from benchmarks.faults import bad_models, clock, duplicates, kills, limits, mix, operators, partitions, pauses
 from benchmarks.faults.scene import Fault
 
 FAULTS: dict[str, Fault] = {
@@ -22,7 +22,14 @@ FAULTS: dict[str, Fault] = {
     "F-14": bad_models.hung,
     "F-15": bad_models.out_of_memory,
     "F-16": bad_models.bad_loads,
+    "F-18": limits.full_queues,
+    "F-19": limits.oversize,
+    "F-20": limits.slow_consumer,
     "F-21": partitions.network,
     "F-22": partitions.long_partition,
+    "F-23": clock.jumps,
+    "F-26": operators.changed_streams,
+    "F-28": operators.killed_parent,
+    "F-29": operators.bad_starts,
     "F-30": mix.random_mix,
 }
