@@ -45,6 +45,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._chunks = 0
         self._body_bytes = 0
         self._is_refused = False
+        self._is_held = False  # until the client has read what it was sent
         self._prefers = False
         self._forwards = doors.access.forwards_http
         self.raw_headers: list[tuple[bytes, bytes]] | None = None
@@ -190,6 +191,22 @@ class HttpProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
+        if self.flow.write_paused:
+            # Answers of requests that a client goes on sending, and doesn't read, would fill the memory.
+            self._is_held = True
+            self.flow.pause_reading()
+            return
+        self._go_on()
+
+    def resume_writing(self) -> None:
+        """The client has read enough of what it was sent."""
+        super().resume_writing()
+        if self._is_held:
+            self._is_held = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """The next request is due."""
         self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import json
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 from calls.catalog import ServedModel
@@ -44,7 +45,7 @@ class FakeInference:
         self.asked: asyncio.Queue[tuple[InferRequest, OnAnswer]] = asyncio.Queue()
         self.abandoned = asyncio.Event()
 
-    def submit(self, request: InferRequest, on_answer: OnAnswer, _slot: Any = None) -> object:
+    def submit(self, request: InferRequest, on_answer: OnAnswer, _slot: Any = None, _traced: Any = None) -> object:
         self.asked.put_nowait((request, on_answer))
         return object()
 
@@ -98,7 +99,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
             settings=None,  # type: ignore[arg-type]
             durable=None,  # type: ignore[arg-type]
             repository=None,  # type: ignore[arg-type]
-            regions=None,  # type: ignore[arg-type]
+            regions=SimpleNamespace(find=None),  # type: ignore[arg-type]
         )
         listeners = Listeners()
         listeners.take("HTTP", "127.0.0.1", 0)

@@ -5,9 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from http_door import Door, head, run
+from http_door import CONFIG, Door, head, run
 
 from gateway.http.protocol import MAX_CHUNKS
+from schemas.errors import internal
+from schemas.model_config import ModelConfig
 
 ROUTES = ["/v2/models/m/infer", "/v2/models/m/generate"]
 
@@ -83,3 +85,37 @@ def test_a_body_beyond_the_limit(path: str, stated: bool) -> None:
         writer.close()
 
     run(scenario, input_size=1000)
+
+
+def test_a_client_that_reads_no_answers_has_no_more_requests_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests, answer = 60, internal("x" * 300_000)
+    one_answer = ModelConfig.model_validate({**CONFIG.model_dump(), "model_transaction_policy": {"decoupled": False}})
+    monkeypatch.setattr("http_door.CONFIG", one_answer)
+
+    async def scenario(door: Door) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1 << 16)
+        body = b'{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a"]}]}'
+        head_lines = f"POST {ROUTES[0]} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        writer.write((head_lines + body) * requests)
+        answered = 0
+        try:
+            while answered < requests:
+                (await asyncio.wait_for(door.asked(), 0.3))[1](answer, True)
+                answered += 1
+        except TimeoutError:
+            pass  # it waits for its client
+        assert 0 < answered < requests
+
+        async def answer_the_rest() -> None:
+            for _ in range(requests - answered):
+                (await door.asked())[1](answer, True)
+
+        answering = asyncio.create_task(answer_the_rest())
+        for _ in range(requests):
+            status, headers = await head(reader)
+            assert status == 500
+            await reader.readexactly(int(headers["content-length"]))
+        await answering
+        writer.close()
+
+    run(scenario)
