@@ -39,7 +39,7 @@ async def random_mix(task: Task) -> Line:
 async def short(task: Task, kills: Sequence[tuple[str, str]], count: int) -> Line:
     """A little of all of it, for the test suite: these kills (role, step), then so many faults that the seed draws."""
     line = Line("F-30", "kills at steps, then a random mix", seed=task.seed)
-    async with _loaded(task, line) as on:
+    async with _loaded(task, line, clients=4, rate=20.0) as on:
         for role, step in kills:
             await on.at_step(role, step)
         await _draw(on, count, _SHORT_EVERY_S)
@@ -47,11 +47,11 @@ async def short(task: Task, kills: Sequence[tuple[str, str]], count: int) -> Lin
 
 
 @contextlib.asynccontextmanager
-async def _loaded(task: Task, line: Line) -> AsyncIterator[Scene]:
+async def _loaded(task: Task, line: Line, clients: int = 8, rate: float = 40.0) -> AsyncIterator[Scene]:
     """A cluster under load of all kinds."""
     models = partial(write_models, names=(DIGEST, TOTAL))
-    async with scene(task, line, allowed=MODEL_AWAY, models=models) as on:
-        sequences = SequenceLoad(task.seed, [on.cluster.http(number) for number in range(task.gateways)])
+    async with scene(task, line, clients=clients, rate=rate, allowed=MODEL_AWAY, models=models) as on:
+        sequences = SequenceLoad(task.seed, [on.cluster.http(number) for number in range(task.gateways)], clients // 2)
         sequences.start()
         yield on
         line.add(await sequences.end())

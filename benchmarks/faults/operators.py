@@ -45,7 +45,7 @@ async def changed_streams(task: Task) -> Line:
         await on.cluster.until(lambda: _said(on.cluster.log("gateway-0"), "QUEUE"), 20, "the log tells of QUEUE")
         line.notes.append(f"QUEUE deleted: {_said(on.cluster.log('gateway-0'), 'QUEUE')[-110:]}")
         config = (await jetstream.stream_info(QUEUE_STREAM)).config
-        config.max_age = 60.0
+        config.max_age = 600.0
         await jetstream.update_stream(StreamConfig(**vars(config)))
         line.faults["QUEUE changed"] += 1
         on.cluster.members["gateway-0"].is_kept = False
@@ -57,7 +57,7 @@ async def changed_streams(task: Task) -> Line:
         )
         line.notes.append(f"QUEUE changed: {_said(on.cluster.log('gateway-0'), 'max_age')[-140:]}")
         kept = (await jetstream.stream_info(QUEUE_STREAM)).config.max_age
-        line.expect(kept == 60.0, f"what was changed was changed back unasked: max_age {kept}")
+        line.expect(kept == 600.0, f"what was changed was changed back unasked: max_age {kept}")
         config.max_age = 0
         await jetstream.update_stream(config)
         await on.cluster.whole()
