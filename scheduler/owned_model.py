@@ -9,7 +9,7 @@ from typing import Protocol
 from bus.connection import Bus
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
-from bus.streams import live_pull_group, take_live_consumer
+from bus.streams import ensure_streams, live_pull_group, take_live_consumer
 from scheduler.alarm import Alarm
 from scheduler.counters import DispatchCounters
 from scheduler.lost_attempts import LostAttempts
@@ -104,8 +104,13 @@ class OwnedModel:
         self._full = False
         self._closed = False
 
-    async def take_again(self, bus: Bus) -> None:
-        """Pulls from a consumer that is made anew: the broker has forgotten it. Raises NatsError, OSError, TimeoutError."""
+    async def take_again(self, bus: Bus, with_streams: bool = False) -> None:
+        """Pulls from a consumer that is made anew: the broker has forgotten it, and perhaps its stream too.
+
+        Raises NatsError, OSError, TimeoutError.
+        """
+        if with_streams:  # somebody may have deleted them
+            await ensure_streams(bus)
         await take_live_consumer(bus, self.queue, self.epoch)
         if not self._closed:
             self.pull.start(live_pull_group(self.epoch), bus.live_layout.stream(self.queue))

@@ -359,7 +359,7 @@ class QueueKeeper:
                 continue
             is_lost = owned.pull.consumer_lost
             if (is_lost or queue not in held) and await self._confirm(queue) and is_lost:
-                await owned.take_again(self._bus)
+                await owned.take_again(self._bus, with_streams=True)
 
     async def _recover(self) -> None:
         """The broker came back, perhaps without streams, consumers and pulls."""
