@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow gpu-check gpu-bundle lint bench docs lock clean
+.PHONY: help install demo serve test test-slow faults gpu-check gpu-bundle lint bench docs lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -48,6 +48,9 @@ test: $(TESTED) ## Run the tests that need no GPU and little time.
 
 test-slow: $(TESTED) ## Run the slow tests.
 	$(RUN) pytest -m "slow and not gpu"
+
+faults: $(STAMP) ## Kill, pause, cut off and crowd everything, and say what became of each request. SEED=7 COUNT=20
+	$(RUN) benchmarks.faults --table $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 gpu-bundle: ## Pack what gpu-check needs where there is no package registry, into .gpu-bundle.
 	$(PYTHON) -m benchmarks.gpu.bundle

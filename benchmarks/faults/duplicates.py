@@ -42,8 +42,9 @@ async def duplicate_delivery(task: Task) -> Line:
                     await client.publish(message.reply, b"-NAK")
                     line.faults[f"delivery of {stream} refused"] += 1
 
-        await client.subscribe(">", cb=spy)
+        spying = await client.subscribe(">", cb=spy)
         await asyncio.sleep(task.times(20))
+        await spying.unsubscribe()
         dropped = on.counter("weir_gateway_duplicate_answers")
         again = on.counter("weir_durable_redelivered")
         await client.close()

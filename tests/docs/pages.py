@@ -17,6 +17,7 @@ PAGES = (
     "docs/jobs.md",
     "docs/python.md",
     "docs/observability.md",
+    "docs/reliability.md",
     "docs/compatibility.md",
     "docs/architecture.md",
     "examples/README.md",

@@ -2,8 +2,8 @@
 
 A line of an `sh` block is run as it is, with the ports of a server on free ports in place of the documented ones. `make`
 targets take minutes or the documented ports, so they are asked what they would run (`make -n`), and what `demo` and
-`serve` run is run here; `make demo` itself is a slow test. `make test`, `lint` and `bench` are not run by a test of
-themselves: `.ci/run` runs the first two.
+`serve` run is run here; `make demo` itself is a slow test. `make test`, `lint`, `bench` and `faults` are not run by a
+test of themselves: `.ci/run` runs the first two.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ RECIPES = {
     "make test": '-m pytest -n 2 --dist loadfile -m "not slow and not gpu"',
     "make lint": "-m ruff check",
     "make bench": "-m benchmarks.compare",
+    "make faults": "-m benchmarks.faults --table",
 }
 """What is behind each documented target."""
 
 EXAMPLE = ".venv/bin/python -m examples."
+FAULTS = ".venv/bin/python -m benchmarks.faults "
+"""They take minutes; test_fault_mix.py runs a part of what is behind them."""
+
 OF_EVENTS = (".venv/bin/python -m examples.events.", "node examples/events/")
 """One's input is the other's output: test_events.py runs them in order."""
 
@@ -47,6 +51,7 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
     kinds = (
         "make ",
         "curl ",
+        FAULTS,
         EXAMPLE,
         ".venv/bin/weir serve ",
         ".venv/bin/weir ",
