@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 ROLE = "from telemetry.readiness import announce_failure, announce_ready, watch_parent\nimport os, sys\n"
 
@@ -76,3 +78,51 @@ def test_a_role_ends_at_once_when_its_supervisor_is_gone() -> None:
         assert role.poll() is None
         os.close(write_fd)
         assert role.wait(timeout=10) == 1
+
+
+LIVING = """
+import asyncio
+async def live():
+    announce_ready()
+    print(os.environ.get("WEIR_ALIVE_FILE"), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+asyncio.run(live())
+"""
+
+
+def test_a_ready_role_touches_its_file_while_its_loop_goes_round(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    role = subprocess.Popen(
+        [sys.executable, "-c", ROLE + LIVING],
+        env={**os.environ, "WEIR_ALIVE_FILE": str(alive)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert role.stdin is not None
+    assert role.stdout is not None
+    assert role.stdout.readline() == "None\n"  # what the role starts does not inherit it
+    os.utime(alive, (0, 0))
+    deadline = time.monotonic() + 10
+    while alive.stat().st_mtime == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert alive.stat().st_mtime > 0
+    role.stdin.write("\n")
+    role.stdin.close()
+    assert role.wait(10) == 0
+    role.stdout.close()
+
+
+def test_without_an_event_loop_there_is_no_sign_of_life(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    environment = {**os.environ, "WEIR_ALIVE_FILE": str(alive)}
+    subprocess.run([sys.executable, "-c", ROLE + "announce_ready()"], env=environment, check=True)
+    assert not alive.exists()
+
+
+def test_a_file_that_can_not_be_touched_ends_no_role(tmp_path: Path) -> None:
+    code = "import asyncio\nasync def live(): announce_ready()\nasyncio.run(live())"
+    environment = {**os.environ, "WEIR_ALIVE_FILE": str(tmp_path / "missing" / "alive")}
+    done = subprocess.run([sys.executable, "-c", ROLE + code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "can't be touched" in done.stderr
