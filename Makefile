@@ -79,6 +79,13 @@ lock: $(STAMP) ## Choose the newest versions of all dependencies anew.
 	$(RUN) pip install --quiet --disable-pip-version-check uv
 	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file requirements.lock pyproject.toml
+	for image in cpu gpu; do \
+		$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra $$image --constraint requirements.lock \
+			--generate-hashes --no-header --no-annotate --upgrade --quiet --output-file compose/images/$$image.lock \
+			pyproject.toml || exit 1; \
+	done
+	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--upgrade --quiet --output-file compose/images/build.lock compose/images/build.in
 	$(VENV)/bin/uv pip compile --python-version 3.11 --group networks --no-deps --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file networks.lock
 
