@@ -1,0 +1,234 @@
+"""Every object of every overlay is what Kubernetes, KEDA and Prometheus's operator take, and as safe as it says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from compose_project import COMPOSE, ROOT
+from kubernetes_schemas import problems
+from kustomization import CLUSTER_WIDE, Object, documents, rendered
+from weir_commands import refusal
+
+K8S = ROOT / "k8s"
+OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
+WORKLOADS = {"Deployment", "StatefulSet"}
+
+
+@functools.cache
+def objects(overlay: str) -> list[Object]:
+    return rendered(K8S / "overlays" / overlay)
+
+
+def everything() -> Iterator[tuple[str, Object]]:
+    """(overlay/kind/name, object), each object once though it is in several overlays."""
+    seen = set()
+    for overlay in OVERLAYS:
+        for item in objects(overlay):
+            text = json.dumps(item, sort_keys=True)
+            if text not in seen:
+                seen.add(text)
+                yield f"{overlay}/{item['kind']}/{item['metadata']['name']}", item
+
+
+def pods() -> Iterator[tuple[str, Object]]:
+    """(overlay/kind/name, pod's template) of each workload."""
+    for place, item in everything():
+        if item["kind"] in WORKLOADS:
+            yield place, item["spec"]["template"]
+
+
+def named(overlay: str, kind: str, name: str) -> Object:
+    (found,) = [one for one in objects(overlay) if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def test_there_are_the_overlays_that_the_documentation_tells_of() -> None:
+    assert OVERLAYS == ["cpu", "gpu", "kind", "production"]
+
+
+def test_every_object_follows_its_schema() -> None:
+    wrong = {place: found for place, item in everything() if (found := problems(item))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("Deployment", ("spec", "template", "spec", "containers", 0, "imagee"), "weir:cpu"),
+        ("Deployment", ("spec", "replicas"), "two"),
+        ("NetworkPolicy", ("spec", "podSelector"), "all"),
+        ("ScaledObject", ("spec", "maxReplicas"), 3),
+        ("ServiceMonitor", ("spec", "endpoints", 0, "ports"), "metrics"),
+        ("PrometheusRule", ("spec", "groups", 0, "rules", 0, "record"), 5),
+    ],
+)
+def test_what_is_wrong_is_noticed(kind: str, path: tuple[Any, ...], value: Any) -> None:
+    item = json.loads(json.dumps(next(one for one in objects("production") if one["kind"] == kind)))
+    place = item
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    assert problems(item)
+
+
+def test_objects_lie_in_one_namespace_and_say_that_they_are_weirs() -> None:
+    for place, item in everything():
+        if item["kind"] not in CLUSTER_WIDE:
+            assert item["metadata"]["namespace"] == "weir", place
+    assert {place for place, pod in pods() if pod["metadata"]["labels"].get("app.kubernetes.io/part-of") != "weir"} == set()
+
+
+def test_what_is_referred_to_is_there() -> None:
+    for overlay in OVERLAYS:
+        known = {(item["kind"], item["metadata"]["name"]) for item in objects(overlay)}
+        for item in objects(overlay):
+            kind, spec = item["kind"], item.get("spec", {})
+            if kind in ("HorizontalPodAutoscaler", "ScaledObject"):
+                target = spec["scaleTargetRef"]
+                assert (target["kind"], target["name"]) in known
+            if kind in ("Service", "PodDisruptionBudget"):
+                wanted = spec["selector"] if kind == "Service" else spec["selector"]["matchLabels"]
+                assert [one for one in selected(overlay, wanted)], item["metadata"]
+            if kind == "Service":
+                (pod,) = selected(overlay, spec["selector"])
+                ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+                assert {port["targetPort"] for port in spec["ports"]} <= ports
+            if kind == "StatefulSet":
+                assert ("Service", spec["serviceName"]) in known
+            if kind in WORKLOADS:
+                labels = spec["template"]["metadata"]["labels"]
+                assert spec["selector"]["matchLabels"].items() <= labels.items()
+                pod = spec["template"]["spec"]
+                volumes = {volume["name"] for volume in pod["volumes"]}
+                volumes |= {claim["metadata"]["name"] for claim in spec.get("volumeClaimTemplates", ())}
+                for container in pod["containers"]:
+                    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+                for volume in pod["volumes"]:
+                    if "configMap" in volume:
+                        assert ("ConfigMap", volume["configMap"]["name"]) in known
+                    if "persistentVolumeClaim" in volume:
+                        assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in known
+
+
+def selected(overlay: str, labels: dict[str, str]) -> list[Object]:
+    """The pods that a selector finds."""
+    templates = [item["spec"]["template"] for item in objects(overlay) if item["kind"] in WORKLOADS]
+    return [pod for pod in templates if labels.items() <= pod["metadata"]["labels"].items()]
+
+
+def test_pods_are_restricted() -> None:
+    """As the standard `restricted` of pod security asks, and with a root that can't be written to."""
+    for place, pod in pods():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, place
+        assert spec["securityContext"]["runAsUser"] > 0, place
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, place
+        assert spec["automountServiceAccountToken"] is False, place
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}, place
+        assert not [volume for volume in spec["volumes"] if "hostPath" in volume], place
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, place
+            assert "memory" in container["resources"]["limits"], place
+            assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys(), place
+            assert ":" in container["image"], place
+            assert not container["image"].endswith(":latest"), place
+    labels = named("cpu", "Namespace", "weir")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_commands_are_weirs_and_end_in_time() -> None:
+    for place, pod in pods():
+        (container,) = pod["spec"]["containers"]
+        if not container["image"].startswith("weir:"):
+            continue
+        args = container["args"]
+        assert refusal(args) is None, place
+        (exit_s,) = [float(text.partition("=")[2]) for text in args if text.startswith("--exit-timeout-secs=")]
+        # A worker hands over for half of that time, and then waits for the whole of it.
+        least_s = exit_s * (1.5 if args[0] == "worker" else 1) + 5
+        assert pod["spec"]["terminationGracePeriodSeconds"] > least_s, place
+        environment = {variable["name"]: variable for variable in container["env"]}
+        assert environment["WEIR_NATS_USER"]["value"] == args[0], place
+        secret = environment["WEIR_NATS_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        assert secret == {"name": f"weir-{args[0]}-user", "key": "password"}, place
+
+
+def test_memory_is_shared_by_a_volume_of_its_own() -> None:
+    for place, pod in pods():
+        (container,) = pod["spec"]["containers"]
+        if container["name"] not in ("gateway", "worker"):
+            continue
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+        (volume,) = [volume for volume in pod["spec"]["volumes"] if volume["name"] == mount["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory", place
+        assert volume["emptyDir"]["sizeLimit"], place
+
+
+def test_nobody_talks_to_anybody_but_for_what_is_named() -> None:
+    policies = {
+        item["metadata"]["name"]: item["spec"] for item in objects("production") if item["kind"] == "NetworkPolicy"
+    }
+    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    asking = policies["roles-to-broker"]["podSelector"]["matchLabels"]
+    roles = {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in selected("production", asking)}
+    assert roles == {"gateway", "scheduler", "worker-cpu", "worker-gpu"}
+    opened = {
+        policies[name]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: sorted(
+            port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]
+        )
+        for name in ("broker", "clients-to-gateways")
+    }
+    assert opened == {"nats": [4222, 6222], "gateway": [8000, 8001, 8002]}
+
+
+def test_a_gpu_worker_has_a_gpu() -> None:
+    (container,) = named("gpu", "Deployment", "worker-gpu")["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "weir:gpu"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+
+
+def test_keda_owns_how_many_workers_there_are() -> None:
+    for pool in ("worker-cpu", "worker-gpu"):
+        assert "replicas" not in named("production", "Deployment", pool)["spec"]
+        assert named("production", "ScaledObject", pool)["spec"]["minReplicaCount"] == 0
+    assert named("cpu", "Deployment", "worker-cpu")["spec"]["replicas"] == 2
+    assert "replicas" not in named("cpu", "Deployment", "gateway")["spec"]
+
+
+def test_every_user_of_the_broker_has_a_secret() -> None:
+    (container,) = named("kind", "StatefulSet", "nats")["spec"]["template"]["spec"]["containers"]
+    asked = {one["valueFrom"]["secretKeyRef"]["name"] for one in container["env"] if one["name"].startswith("WEIR_")}
+    assert asked == {item["metadata"]["name"] for item in objects("kind") if item["kind"] == "Secret"}
+    in_compose = yaml.safe_load((COMPOSE / "roles.yaml").read_text())["x-nats"]
+    assert {one["name"] for one in container["env"] if one["name"].startswith("WEIR_")} == {
+        name for name in in_compose["environment"] if name.startswith("WEIR_")
+    }
+    assert container["image"] == in_compose["image"]
+
+
+def test_rules_are_those_of_compose() -> None:
+    (rules,) = documents(COMPOSE / "prometheus" / "rules.yml")
+    assert named("production", "PrometheusRule", "weir")["spec"] == rules
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubectl_makes_the_same_of_it(overlay: str) -> None:
+    done = subprocess.run(["kubectl", "kustomize", K8S / "overlays" / overlay], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    def by_name(items: Any) -> dict[tuple[str, str], Object]:
+        return {(item["kind"], item["metadata"]["name"]): item for item in items}
+
+    assert by_name(objects(overlay)) == by_name(yaml.load_all(done.stdout, yaml.CSafeLoader))
