@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults gpu-check gpu-bundle lint bench docs lock clean
+.PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -51,6 +51,9 @@ test-slow: $(TESTED) ## Run the slow tests.
 
 faults: $(STAMP) ## Kill, pause, cut off and crowd everything, and say what became of each request. SEED=7 COUNT=20
 	$(RUN) benchmarks.faults --table $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
+
+shapes: $(TESTED) ## Start what the compose files describe as plain processes, and ask it.
+	$(RUN) pytest tests/deploy
 
 gpu-bundle: ## Pack what gpu-check needs where there is no package registry, into .gpu-bundle.
 	$(PYTHON) -m benchmarks.gpu.bundle

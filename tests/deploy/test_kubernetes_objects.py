@@ -82,7 +82,9 @@ def test_objects_lie_in_one_namespace_and_say_that_they_are_weirs() -> None:
     for place, item in everything():
         if item["kind"] not in CLUSTER_WIDE:
             assert item["metadata"]["namespace"] == "weir", place
-    assert {place for place, pod in pods() if pod["metadata"]["labels"].get("app.kubernetes.io/part-of") != "weir"} == set()
+    assert {
+        place for place, pod in pods() if pod["metadata"]["labels"].get("app.kubernetes.io/part-of") != "weir"
+    } == set()
 
 
 def test_what_is_referred_to_is_there() -> None:

@@ -1,0 +1,101 @@
+"""The images' file follows good practice, and installs what is locked and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from compose_project import COMPOSE, ROOT
+
+IMAGES = COMPOSE / "images"
+DOCKERFILE = (IMAGES / "Dockerfile").read_text()
+LOCKS = ("build", "cpu", "gpu")
+
+
+def pins(lock: Path) -> dict[str, set[str]]:
+    """The versions of each package: several where they hold for different Pythons."""
+    found: dict[str, set[str]] = {}
+    for name, version in re.findall(r"^([\w.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE):
+        found.setdefault(name, set()).add(version)
+    return found
+
+
+def stages() -> dict[str, tuple[str, str]]:
+    """(base, instructions) by the name of the stage."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)[1:]
+    return {name: (base, text) for base, name, text in zip(*[iter(parts)] * 3, strict=True)}
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    assert hadolint
+    done = subprocess.run([hadolint, IMAGES / "Dockerfile"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_images_are_made_of_official_ones_and_have_what_built_them_no_more() -> None:
+    told = stages()
+    outside = {base for base, _ in told.values() if base not in told}
+    assert outside == {"python:3.11-slim-bookworm"}
+    for target in ("cpu", "gpu"):
+        base, text = told[target]
+        assert base == "runtime"
+        assert f"COPY --from=build-{target} /opt/weir /opt/weir" in text
+    assert "USER 10001:10001" in told["runtime"][1]
+    assert 'ENTRYPOINT ["weir"]' in told["runtime"][1]
+    assert list(told)[-1] == "cpu"  # what is built without a target
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_hashes_and_names_no_registry(name: str) -> None:
+    text = (IMAGES / f"{name}.lock").read_text()
+    assert text.count("--hash=sha256:") >= len(pins(IMAGES / f"{name}.lock")) > 0
+    assert "://" not in text
+
+
+@pytest.mark.parametrize("name", ("cpu", "gpu"))
+def test_an_image_has_what_is_tested(name: str) -> None:
+    tested, installed = pins(ROOT / "requirements.lock"), pins(IMAGES / f"{name}.lock")
+    differs = {
+        package: versions for package, versions in installed.items() if versions != tested.get(package, versions)
+    }
+    assert differs == {}
+    of_weir = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*of_weir["dependencies"], *of_weir["optional-dependencies"][name]]
+    names = {re.split(r"[\[>;=]", requirement)[0] for requirement in wanted} - {"weir"}
+    assert names <= installed.keys()
+    assert not installed.keys() & {"pytest", "mypy", "ruff", "setuptools", "pip"}
+
+
+def test_what_the_images_need_is_let_in() -> None:
+    """`.dockerignore` leaves out all but what it names."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    let_in = {line[1:].rstrip("/") for line in lines if line.startswith("!")}
+    assert "*" in lines
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {package.rstrip("*") for package in packages} <= let_in
+    assert {"pyproject.toml", "README.md", "compose/images"} <= let_in
+    assert [name for name in let_in if not (ROOT / name).exists()] == []
+    copied = re.findall(r"^COPY (?:--chmod=\d+ )?(compose\S+)", DOCKERFILE, re.MULTILINE)
+    assert copied
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+
+
+def test_the_health_check_looks_at_the_age_of_the_file(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+
+    def is_well(*limit: str) -> bool:
+        command = [IMAGES / "weir-alive", *limit]
+        return subprocess.run(command, env={"PATH": "/usr/bin:/bin", "WEIR_ALIVE_FILE": str(alive)}).returncode == 0
+
+    assert not is_well()
+    alive.touch()
+    assert is_well()
+    subprocess.run(["touch", "-d", "20 seconds ago", alive], check=True)
+    assert not is_well()
+    assert is_well("30")
