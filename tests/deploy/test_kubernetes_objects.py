@@ -97,7 +97,7 @@ def test_what_is_referred_to_is_there() -> None:
                 assert (target["kind"], target["name"]) in known
             if kind in ("Service", "PodDisruptionBudget"):
                 wanted = spec["selector"] if kind == "Service" else spec["selector"]["matchLabels"]
-                assert [one for one in selected(overlay, wanted)], item["metadata"]
+                assert selected(overlay, wanted), item["metadata"]
             if kind == "Service":
                 (pod,) = selected(overlay, spec["selector"])
                 ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}

@@ -78,7 +78,7 @@ def test_the_dashboard_is_one_that_grafana_can_show() -> None:
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24, panel["title"]
-        assert 0 < place["w"], panel["title"]
+        assert place["w"] > 0, panel["title"]
     taken = [
         (x, y)
         for place in (panel["gridPos"] for panel in DASHBOARD["panels"])
