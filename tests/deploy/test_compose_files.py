@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import re
+import subprocess
+import sys
 from importlib import resources
 from typing import Any
 
@@ -107,11 +109,19 @@ def test_every_user_of_the_broker_has_a_password_and_every_role_a_user() -> None
     services = project("roles apart").services
     assert used == {name for name in services["nats-1"]["environment"] if name.startswith("WEIR_")}
     assert used <= example_environment().keys()
-    users = set(re.findall(r'user: "?(\w+)', conf))
-    assert {"gateway", "scheduler", "worker"} <= users
+    users = set(re.findall(r"user: ([\w-]+)", conf))
     for role in ("gateway", "scheduler", "worker"):
         environment: dict[str, Any] = services[role]["environment"]
-        assert environment["WEIR_NATS_USER"] == role
+        assert environment["WEIR_NATS_USER"] == f"weir-{role}"
+        assert environment["WEIR_NATS_USER"] in users
+        assert environment["WEIR_NATS_PASSWORD"] == services["nats-1"]["environment"][f"WEIR_{role.upper()}_PASSWORD"]
+
+
+def test_users_may_do_what_weir_says_that_they_must() -> None:
+    told = subprocess.run([sys.executable, "-P", "-m", "weir", "nats-permissions"], capture_output=True, text=True)
+    assert told.stdout == (COMPOSE / "nats" / "users.conf").read_text(), (
+        "write it anew: .venv/bin/weir nats-permissions > compose/nats/users.conf"
+    )
 
 
 def test_the_broker_is_the_one_that_is_tested() -> None:

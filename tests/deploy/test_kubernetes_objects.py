@@ -161,7 +161,7 @@ def test_commands_are_weirs_and_end_in_time() -> None:
         least_s = exit_s * (1.5 if args[0] == "worker" else 1) + 5
         assert pod["spec"]["terminationGracePeriodSeconds"] > least_s, place
         environment = {variable["name"]: variable for variable in container["env"]}
-        assert environment["WEIR_NATS_USER"]["value"] == args[0], place
+        assert environment["WEIR_NATS_USER"]["value"] == f"weir-{args[0]}", place
         secret = environment["WEIR_NATS_PASSWORD"]["valueFrom"]["secretKeyRef"]
         assert secret == {"name": f"weir-{args[0]}-user", "key": "password"}, place
 
