@@ -59,7 +59,8 @@ class Shape:
         for name, service in project.services.items():
             if _program(service):
                 replicas = service.get("deploy", {}).get("replicas", 1)
-                self.containers += [self._container(name, service) for _ in range(replicas)]
+                for _ in range(replicas):
+                    self.containers.append(self._container(name, service))
 
     def start(self) -> None:
         """Starts services in the order of what they depend on, each once those are well; returns when all are."""

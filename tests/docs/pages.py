@@ -18,6 +18,7 @@ PAGES = (
     "docs/python.md",
     "docs/observability.md",
     "docs/reliability.md",
+    "docs/operations.md",
     "docs/compatibility.md",
     "docs/architecture.md",
     "examples/README.md",
