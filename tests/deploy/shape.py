@@ -65,11 +65,11 @@ class Shape:
     def start(self) -> None:
         """Starts services in the order of what they depend on, each once those are well; returns when all are."""
         for name in self._order():
+            for waited, who in self._dependencies():
+                if who == name:
+                    self._wait_well(waited)
             for container in self.of(name):
                 self._start(container)
-            if name not in {waited for waited, _ in self._dependencies()}:
-                continue
-            self._wait_well(name)
         for name in self._order():
             self._wait_well(name)
 
