@@ -36,7 +36,7 @@ class ComposeProject:
         self.document: dict[str, Any] = {}
         for name in files:
             with (COMPOSE / name).open() as file:
-                read = yaml.load(file, yaml.CSafeLoader)
+                read = yaml.safe_load(file)
             self.document = _merged(self.document, filled_in(read, environment))
 
     @property

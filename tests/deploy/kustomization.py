@@ -31,7 +31,7 @@ _KNOWN = {
 def documents(path: Path) -> list[Any]:
     """The documents of a YAML file."""
     with path.open() as file:
-        return [document for document in yaml.load_all(file, yaml.CSafeLoader) if document is not None]
+        return [document for document in yaml.safe_load_all(file) if document is not None]
 
 
 def rendered(folder: Path) -> list[Object]:

@@ -233,4 +233,4 @@ def test_kubectl_makes_the_same_of_it(overlay: str) -> None:
     def by_name(items: Any) -> dict[tuple[str, str], Object]:
         return {(item["kind"], item["metadata"]["name"]): item for item in items}
 
-    assert by_name(objects(overlay)) == by_name(yaml.load_all(done.stdout, yaml.CSafeLoader))
+    assert by_name(objects(overlay)) == by_name(yaml.safe_load_all(done.stdout))
