@@ -8,7 +8,7 @@ from calls.answer_order import AnswerOrder
 from calls.in_flight import InFlight
 from calls.pending import Line, Pending
 from calls.tracing import Tracing
-from schemas.errors import WeirError, unavailable
+from schemas.errors import WeirError, overloaded
 from schemas.messages import Moments
 from schemas.requests import InferResponse
 
@@ -78,7 +78,7 @@ class Delivery:
             self._give_up(pending)
             if isinstance(outcome, InferResponse):
                 self._discard(outcome)
-            outcome, is_final = unavailable(_TOO_MANY_HELD), True
+            outcome, is_final = overloaded(_TOO_MANY_HELD), True
         self._order.add(line, pending.key, (pending, outcome, is_final, moments), _size_bytes(outcome), is_final)
         self._release(line)
 

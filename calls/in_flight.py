@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from calls.pending import Pending
-from schemas.errors import unavailable
+from schemas.errors import overloaded
 from schemas.messages import Part
 
 MAX_IN_FLIGHT = 50_000
@@ -19,15 +19,16 @@ MAX_IN_FLIGHT_BYTES = 1 << 30
 
 
 class InFlight:
-    """See the module."""
+    """See the module. `refused` counts the requests for which there was no room."""
 
-    __slots__ = ("_by_key", "_bytes", "_held", "_held_bytes")
+    __slots__ = ("_by_key", "_bytes", "_held", "_held_bytes", "refused")
 
     def __init__(self) -> None:
         self._by_key: dict[int, Pending] = {}
         self._bytes = 0
         self._held = 0
         self._held_bytes = 0
+        self.refused = 0
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -38,7 +39,8 @@ class InFlight:
     def check_room(self) -> None:
         """Raises WeirError (UNAVAILABLE) when there is no room for one more."""
         if len(self._by_key) + self._held >= MAX_IN_FLIGHT or self._bytes >= MAX_IN_FLIGHT_BYTES:
-            raise unavailable("Exceeds maximum queue size")
+            self.refused += 1
+            raise overloaded()
 
     def add(self, pending: Pending) -> None:
         """Takes a request in."""

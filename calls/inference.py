@@ -38,7 +38,7 @@ from calls.response_cache import Question, ResponseCache
 from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
 from schemas.bodies import pack_body
-from schemas.errors import WeirError, invalid, unavailable
+from schemas.errors import WeirError, invalid, overloaded, unavailable
 from schemas.lost_attempts import unpack_lost_attempts
 from schemas.messages import Answer, Part, unpack_answers
 from schemas.request_errors import is_given_up
@@ -149,13 +149,18 @@ class Inference:
         for pending in self._in_flight:
             if pending.is_queued:
                 self._outbox.cancel(pending.queue, pending.key)
-        self._fail(self._in_flight.keys(), unavailable("the server is stopping"))
+        self._fail(self._in_flight.keys(), overloaded("the server is stopping"))
         self._outbox.flush()
 
     @property
     def in_flight(self) -> int:
         """Requests without an answer."""
         return len(self._in_flight)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Requests refused because there was too much to do already, by who had too much."""
+        return {"in_flight": self._in_flight.refused, "stream": self._outbox.refused}
 
     @property
     def malformed_messages(self) -> int:
@@ -389,7 +394,7 @@ class Inference:
             elif away_since is None:
                 away_since = now
             elif now - away_since > BROKER_PATIENCE_S:
-                self._fail(self._in_flight.keys(), unavailable("the message broker is not available"))
+                self._fail(self._in_flight.keys(), overloaded("the message broker is not available"))
 
 
 def _is_large(request: InferRequest) -> bool:

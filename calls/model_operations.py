@@ -21,7 +21,7 @@ from bus.registry import RegistryView
 from repository.dependencies import left_over
 from repository.paths import check_model_name
 from schemas.desired import MAX_FILES, DesiredModel, WantedModel
-from schemas.errors import ErrorCode, WeirError, invalid, unavailable
+from schemas.errors import ErrorCode, WeirError, invalid, overloaded, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import plain_name
 from schemas.registry import ModelRecord, ModelState
@@ -106,7 +106,7 @@ class ModelOperations:
         """Carries the operation out after those on the same model; it goes on when its caller has gone."""
         if len(self._operations) >= MAX_OPERATIONS:
             operation.close()
-            raise unavailable("too many loads and unloads are under way")
+            raise overloaded("too many loads and unloads are under way")
         task = asyncio.get_running_loop().create_task(self._in_turn(name, operation))
         self._operations.add(task)
         task.add_done_callback(self._forget)

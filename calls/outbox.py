@@ -23,7 +23,7 @@ from calls.in_flight import InFlight
 from calls.partition_choice import AnyQueue, Destination, PartitionChoice, PlaceInPartition
 from calls.payload_store import PayloadStore
 from schemas.bodies import is_body_ref
-from schemas.errors import WeirError, unavailable
+from schemas.errors import WeirError, overloaded
 from schemas.messages import Part, pack_cancel, pack_frame, pack_release
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 from telemetry.request_log import log_request, logs_requests
@@ -43,7 +43,10 @@ SlotRow = tuple[str, int, int]
 
 
 class Outbox:
-    """See the module. `on_refused(keys, error)` is called with requests that the stream did not take."""
+    """See the module. `on_refused(keys, error)` is called with requests that the stream did not take.
+
+    `refused` counts those.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class Outbox:
         self._losses = bus.losses  # of those connections nothing is left to be sent again
         self._frame_numbers = count(1)
         self._unacked: dict[int, tuple[Destination, list[int]]] = {}
+        self.refused = 0
 
     async def start(self) -> None:
         """Listens for acknowledgements."""
@@ -203,7 +207,8 @@ class Outbox:
             asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self.resend, keys)
         elif b'"error"' in message.data:
             logger.warning("model %s: the queue refused %d requests: %s", to, len(keys), message.data[:500])
-            self._on_refused(keys, unavailable("Exceeds maximum queue size"))
+            self.refused += len(keys)
+            self._on_refused(keys, overloaded())
 
 
 def frames_of(parts: list[Part]) -> Iterable[list[Part]]:

@@ -30,10 +30,11 @@ WRONG_COUNT = (
 
 
 class Event(NamedTuple):
-    """One answer: its HTTP status, and its JSON."""
+    """One answer: its HTTP status, its JSON, and for an error when to come again (0: nothing is said about it)."""
 
     status: int
     body: bytes
+    retry_after_s: int = 0
 
 
 class Generation:
@@ -107,4 +108,4 @@ def _event(outcome: InferResponse | WeirError) -> Event:
         error = outcome
     except WeirError as unwritable:
         error = unwritable
-    return Event(error.http_status, error_body(error.message))
+    return Event(error.http_status, error_body(error.message), error.retry_after_s)

@@ -8,6 +8,13 @@ front ends). RFC 9110 for the meaning of the HTTP statuses, RFC 6585 for 429. Th
 from __future__ import annotations
 
 from enum import Enum
+from math import ceil
+
+QUEUE_FULL = "Exceeds maximum queue size"
+"""Triton's text where a queue takes no more."""
+
+MAX_RETRY_AFTER_S = 60
+"""The longest time after which a caller is told to come again."""
 
 
 class ErrorCode(Enum):
@@ -46,13 +53,16 @@ _BY_NUMBER = {code.number: code for code in ErrorCode}
 class WeirError(Exception):
     """An error that ends a request or a load, told to the caller as it stands.
 
-    `message` is shown to clients: it never holds paths, addresses or names of internal objects.
+    `message` is shown to clients: it never holds paths, addresses or names of internal objects. `retry_after_s` tells, in
+    whole seconds, when the same request may have better luck, for there is too much to do, or nobody to do it; 0 says
+    nothing about it (RFC 9110's Retry-After).
     """
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str, retry_after_s: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after_s = retry_after_s
 
     def __repr__(self) -> str:
         return f"WeirError({self.code.name}, {self.message!r})"
@@ -93,6 +103,20 @@ def unavailable(message: str) -> WeirError:
     return WeirError(ErrorCode.UNAVAILABLE, message)
 
 
+def overloaded(message: str = QUEUE_FULL, wait_us: float = 0) -> WeirError:
+    """An UNAVAILABLE error (HTTP 503) because there is too much to do, or nobody to do it.
+
+    What waits is expected to be gone after `wait_us`; so long, at least one second and at most a minute, the caller is
+    told to wait.
+    """
+    return WeirError(ErrorCode.UNAVAILABLE, message, retry_after_s(wait_us))
+
+
+def retry_after_s(wait_us: float) -> int:
+    """Whole seconds until a caller should come again, where what waits takes `wait_us`."""
+    return max(1, min(MAX_RETRY_AFTER_S, ceil(wait_us / 1e6)))
+
+
 def queue_full(model: str, reason: str) -> WeirError:
     """A RESOURCE_EXHAUSTED error (HTTP 429): the durable queue of `model` takes no more for now."""
-    return WeirError(ErrorCode.RESOURCE_EXHAUSTED, f"the queue of model '{model}' is full: {reason}")
+    return WeirError(ErrorCode.RESOURCE_EXHAUSTED, f"the queue of model '{model}' is full: {reason}", retry_after_s=1)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from schemas.errors import ErrorCode, WeirError
+from schemas.errors import MAX_RETRY_AFTER_S, ErrorCode, WeirError
 from schemas.lanes import Lane
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, Parameters
 from schemas.tensors import Tensor
@@ -257,7 +257,8 @@ def pack_error(
     run: Run | None = None,
 ) -> tuple[Any, ...]:
     """An answer that is an error, to be sent by `pack_answers`."""
-    return _with_ending((key, error.code.number, error.message), is_final, moments, run)
+    detail = (error.message, error.retry_after_s) if error.retry_after_s else error.message
+    return _with_ending((key, error.code.number, detail), is_final, moments, run)
 
 
 def _with_ending(row: tuple[Any, ...], is_final: bool, moments: Moments | None, run: Run | None) -> tuple[Any, ...]:
@@ -290,7 +291,7 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
                 raise TypeError("expected integers")
             ending = _unpack_ending(*more) if more else ()
             if type(outcome) is int:
-                error = WeirError(ErrorCode.from_number(outcome), text(detail))
+                error = _unpack_error(outcome, *(detail if type(detail) is list else (detail,)))
                 answers.append(Answer(key, [], None, error, *ending))
             else:
                 outputs = None if outcome is None else unpack_tensors(outcome, payload_ref)
@@ -298,6 +299,12 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"not answers: {error}") from error
     return version, answers
+
+
+def _unpack_error(code: int, message: Any, retry_after_s: Any = 0) -> WeirError:
+    if type(retry_after_s) is not int or not 0 <= retry_after_s <= MAX_RETRY_AFTER_S:
+        raise TypeError("not a time to come again")
+    return WeirError(ErrorCode.from_number(code), text(message), retry_after_s)
 
 
 def pack_done(worker: str, dones: Sequence[Done]) -> bytes:

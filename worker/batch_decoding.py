@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bus.fetch_plan import Loss, Outcome
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, overloaded, unavailable
 from schemas.request_errors import GIVEN_UP
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
@@ -35,7 +35,7 @@ def decoded(
             if running.cancelled and position in running.cancelled:
                 raise StalePayload("the caller has gone")
             if running.has_deadlines and running.is_late(position):
-                results[position] = Result(error=unavailable("Request timeout expired"))
+                results[position] = Result(error=overloaded("Request timeout expired"))
                 statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
                 continue
             ref = body_ref(entry.body)

@@ -31,7 +31,7 @@ from calls.pending import OnAnswer, Pending
 from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import PassedTraces
-from schemas.errors import WeirError, unavailable
+from schemas.errors import WeirError, overloaded
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
 
@@ -199,4 +199,4 @@ async def _persist(start: Callable[[], Awaitable[None]]) -> None:
 
 
 def _unreachable() -> WeirError:
-    return unavailable("the message broker is not available")
+    return overloaded("the message broker is not available")

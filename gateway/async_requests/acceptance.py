@@ -28,7 +28,7 @@ from gateway.async_requests.request_headers import AskedLater
 from gateway.durable.bodies import digest_of
 from gateway.durable.queue_limits import over_bounds
 from gateway.durable.store import DurableStore
-from schemas.errors import queue_full, unavailable
+from schemas.errors import overloaded, queue_full, unavailable
 from schemas.queue_bounds import QueueBounds, queue_bounds
 
 MAX_STORING_BYTES = 256 << 20
@@ -83,7 +83,7 @@ class Acceptance:
                 return known
         await self._check_room(served, len(body))
         if self._storing_bytes and self._storing_bytes + len(body) > MAX_STORING_BYTES:
-            raise unavailable("too many requests are being stored")
+            raise overloaded("too many requests are being stored")
         ack = await self._store(model, version, id, digest, header_length, body, asked)
         if ack.is_stored and not ack.is_duplicate:
             self._depths.added(model)

@@ -9,10 +9,9 @@ class StatusError(WeirError):
     """An error with an HTTP status of its own. `retry_after_s` tells when to come again; 0 is never."""
 
     def __init__(self, http_status: int, grpc_status: int, message: str, retry_after_s: int = 0) -> None:
-        super().__init__(ErrorCode.UNAVAILABLE if retry_after_s else ErrorCode.INVALID_ARG, message)
+        super().__init__(ErrorCode.UNAVAILABLE if retry_after_s else ErrorCode.INVALID_ARG, message, retry_after_s)
         self._http_status = http_status
         self._grpc_status = grpc_status
-        self.retry_after_s = retry_after_s
 
     @property
     def http_status(self) -> int:

@@ -7,7 +7,7 @@ import urllib.parse
 from enum import IntEnum
 
 from gateway.http2.headers import encode_headers
-from schemas.errors import WeirError, unavailable
+from schemas.errors import WeirError, overloaded
 
 _MAX_DETAILS_BYTES = 2400
 """A status message travels percent-encoded, three bytes for one at worst, in the 8 KiB clients grant to metadata."""
@@ -37,17 +37,22 @@ class Status(IntEnum):
 
 
 class CallError(Exception):
-    """A call that ends with `status`, and `details` for the caller."""
+    """A call that ends with `status`, and `details` for the caller, who should come again after `retry_after_s` if not 0.
 
-    def __init__(self, status: int, details: str) -> None:
+    That is told twice: as HTTP does, for people and proxies, and as gRPC's clients understand it where they were told to
+    retry (`grpc-retry-pushback-ms`, gRFC A6).
+    """
+
+    def __init__(self, status: int, details: str, retry_after_s: int = 0) -> None:
         super().__init__(details)
         self.status = status
         self.details = details
+        self.retry_after_s = retry_after_s
 
     @classmethod
     def of(cls, error: WeirError) -> CallError:
         """`error` as gRPC tells it."""
-        return cls(error.grpc_status, error.message)
+        return cls(error.grpc_status, error.message, error.retry_after_s)
 
     def trailers(self) -> bytes:
         """The header block that ends a response which has begun."""
@@ -58,14 +63,18 @@ class CallError(Exception):
         # Clients that compressed in a way that is not known here learn which ways are.
         return encode_headers((*_OK_HEADERS, (b"grpc-accept-encoding", b"identity,deflate,gzip"), *self._fields()))
 
-    def _fields(self) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
+    def _fields(self) -> tuple[tuple[bytes, bytes], ...]:
         details = urllib.parse.quote(_shortened(self.details), safe=_UNENCODED, errors="replace")
-        return (b"grpc-status", b"%d" % self.status), (b"grpc-message", details.encode())
+        fields = (b"grpc-status", b"%d" % self.status), (b"grpc-message", details.encode())
+        if not self.retry_after_s:
+            return fields
+        pushback = b"grpc-retry-pushback-ms", b"%d" % (1000 * self.retry_after_s)
+        return *fields, (b"retry-after", b"%d" % self.retry_after_s), pushback
 
 
 def shutting_down() -> WeirError:
     """What is told to those who come while the server stops."""
-    return unavailable("GRPC server is shutting down and has stopped accepting new requests.")
+    return overloaded("GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def http_error(status: int) -> bytes:

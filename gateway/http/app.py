@@ -19,7 +19,7 @@ from gateway.http.generate_routes import generate_routes
 from gateway.http.job_routes import job_routes
 from gateway.http.metadata_routes import metadata_routes
 from gateway.http.repository_routes import repository_routes
-from gateway.http.routing import MODEL_PATHS, error_answer
+from gateway.http.routing import MODEL_PATHS, error_answer, weir_error_answer
 from gateway.http.settings_routes import settings_routes
 from gateway.http.shared_memory_routes import shared_memory_routes
 from gateway.http.statistics_routes import statistics_routes
@@ -75,7 +75,7 @@ def _infer_routes() -> list[Route]:
 
 async def _on_weir_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, WeirError)  # noqa: S101 - registered for nothing else
-    return error_answer(error.http_status, error.message)
+    return weir_error_answer(error)
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:

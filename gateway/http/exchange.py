@@ -347,6 +347,8 @@ class InferExchange:
         """Answers with Triton's error body and status."""
         body = error_body(error.message)
         extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
+        if error.retry_after_s:
+            extra = b"Retry-After: %d\r\n" % error.retry_after_s
         head = b"%sContent-Type: application/json\r\n%sContent-Length: %d\r\n" % (
             _STATUS_LINES[error.http_status],
             extra,

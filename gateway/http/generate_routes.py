@@ -86,14 +86,14 @@ class _GenerationResponse(Response):
 class _SingleAnswer(_GenerationResponse):
     async def _respond(self, scope: Scope, send: Send) -> None:
         event = await self._generation.only()
-        await send(_start(event.status, b"application/json", (b"content-length", b"%d" % len(event.body))))
+        await send(_start(event, b"application/json", (b"content-length", b"%d" % len(event.body))))
         await send({"type": "http.response.body", "body": event.body})
 
 
 class _EventStream(_GenerationResponse):
     async def _respond(self, scope: Scope, send: Send) -> None:
         event: Event | None = await self._generation.next()
-        await send(_start(200 if event is None else event.status, b"text/event-stream; charset=utf-8"))
+        await send(_start(event, b"text/event-stream; charset=utf-8"))
         while event is not None:
             # Waits where the client doesn't read; if that takes too long, its connection is ended.
             await send({"type": "http.response.body", "body": b"data: %b\n\n" % event.body, "more_body": True})
@@ -101,5 +101,8 @@ class _EventStream(_GenerationResponse):
         await send({"type": "http.response.body", "body": b""})
 
 
-def _start(status: int, content_type: bytes, *more: tuple[bytes, bytes]) -> Any:
-    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), *more]}
+def _start(event: Event | None, content_type: bytes, *more: tuple[bytes, bytes]) -> Any:
+    headers = [(b"content-type", content_type), *more]
+    if event is not None and event.retry_after_s:
+        headers.append((b"retry-after", b"%d" % event.retry_after_s))
+    return {"type": "http.response.start", "status": 200 if event is None else event.status, "headers": headers}

@@ -21,7 +21,7 @@ from gateway.async_requests.refusals import StatusError
 from gateway.doors import Doors
 from gateway.http.async_infer import RETRY_AFTER_S, accept
 from gateway.http.compression import IN_PLACE_BYTES, deflate, response_encoding
-from gateway.http.routing import MODEL_PATHS, Handler, error_answer, get, json_answer, post
+from gateway.http.routing import MODEL_PATHS, Handler, error_answer, get, json_answer, post, weir_error_answer
 from schemas.errors import WeirError
 from schemas.kserve_response import error_body
 from schemas.terminal import Outcome
@@ -72,11 +72,10 @@ def _guarded(handler: Handler) -> Handler:
         try:
             return await handler(request)
         except WeirError as error:
-            refusal = error_answer(error.http_status, error.message)
-            retry_after_s = error.retry_after_s if isinstance(error, StatusError) else int(error.retryable)
-            if retry_after_s:
-                refusal.headers["Retry-After"] = str(retry_after_s)
-            return refusal
+            answer = weir_error_answer(error)
+            if error.retryable and not isinstance(error, StatusError):
+                answer.headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+            return answer
 
     return handle
 

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from schemas.errors import WeirError
 from schemas.kserve_response import error_body
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -57,3 +58,11 @@ def json_answer(content: Any) -> Response:
 def error_answer(status: int, message: str) -> Response:
     """Triton's form of an error."""
     return Response(error_body(message), status_code=status, media_type="application/json")
+
+
+def weir_error_answer(error: WeirError) -> Response:
+    """The same of an error of ours, which may tell when to come again."""
+    answer = error_answer(error.http_status, error.message)
+    if error.retry_after_s:
+        answer.headers["Retry-After"] = str(error.retry_after_s)
+    return answer

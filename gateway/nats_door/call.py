@@ -202,4 +202,6 @@ class NatsCall:
             ("Weir-Outcome", outcome),
             _IS_FINAL[is_final],
         ]
+        if error.retry_after_s:
+            headers.append(("Retry-After", str(error.retry_after_s)))
         return headers, body

@@ -26,7 +26,7 @@ from gateway.nats_door.discovery import Endpoint, MicroService
 from gateway.nats_door.window import window_of
 from gateway.request_headers import read_headers
 from gateway.server_info import server_version
-from schemas.errors import WeirError, internal, unavailable
+from schemas.errors import WeirError, internal, overloaded
 
 logger = logging.getLogger("weir.gateway")
 
@@ -79,10 +79,10 @@ class NatsDoor:
         while self._calls and (now_s := time.monotonic()) < began_s + timeout_s:
             for call in list(self._calls.values()):
                 if now_s > max(began_s, call.heard_s) + nats_call.STOPPING_PATIENCE_S:
-                    call.refuse(unavailable("the server is stopping"))
+                    call.refuse(overloaded("the server is stopping"))
             await asyncio.sleep(_DRAIN_POLL_S)
         for call in list(self._calls.values()):
-            call.refuse(unavailable("the server is stopping"))
+            call.refuse(overloaded("the server is stopping"))
 
     def _on_request(self, endpoint: Endpoint, message: Message) -> None:
         if not message.reply:

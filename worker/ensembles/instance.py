@@ -14,7 +14,7 @@ from typing import Any
 
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, overloaded
 from schemas.lanes import Lane
 from schemas.messages import (
     BatchEntry,
@@ -214,7 +214,7 @@ class _OpenRequest:
             self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
             return
         if self._batch.running.is_late(self._position):
-            self._refuse(unavailable("Request timeout expired"), "REJECTED")
+            self._refuse(overloaded("Request timeout expired"), "REJECTED")
             return
         try:
             ref = body_ref(self._entry.body)
