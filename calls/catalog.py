@@ -128,6 +128,13 @@ class Catalog:
             and row.state == ModelState.READY
         ]
 
+    def workers_of(self, identity: str) -> set[str]:
+        """The live workers that serve any version of the model."""
+        served = self._served.get(identity)
+        return {
+            worker for version in (served.versions if served else ()) for worker, _ in self.told_of(identity, version)
+        }
+
     def server_ready(self) -> bool:
         """Whether some worker has settled and, with strict readiness, every model has a READY version that can run."""
         workers = [view.record for view in self._registry.workers.values()]

@@ -170,7 +170,7 @@ class Outbox:
 
     def _publish(self, to: Destination, subject: str, parts: list[Part]) -> None:
         for frame in frames_of(parts):
-            self._place_bodies(model, frame)
+            self._place_bodies(to if isinstance(to, str) else to.model, frame)
             number = next(self._frame_numbers)
             self._unacked[number] = (to, [part.key for part in frame])
             self._on_the_way[to] += 1

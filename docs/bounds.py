@@ -171,7 +171,11 @@ BOUNDS = [
     ("calls.remote_answers", "MAX_HELD", "answers that wait for payloads of other hosts", "as if they were lost"),
     ("calls.inference", "MAX_RERUNS", "runs more of a request whose payloads were lost between hosts", "503"),
     ("bus.embedded", "MAX_PAYLOAD", "one message through the embedded nats-server", "400"),
-    ("scheduler.owned_model", "MAX_HELD_BYTES", "frames of one model in a scheduler", "the rest stays in the stream"),
+    ("scheduler.held_frames", "MAX_HELD_BYTES", "frames of one queue in a scheduler", "the rest stays in the stream"),
+    ("scheduler.held_frames", "MAX_ALL_HELD_BYTES", "those of all its queues", "the rest stays in the stream"),
+    ("scheduler.held_frames", "MIN_HELD_BYTES", "of them, what a queue may always hold", "as above"),
+    ("schemas.errors", "MAX_RETRY_AFTER_S", "time after which a refused caller is told to come again", "so long"),
+    ("scheduler.desired_workers", "MAX_DESIRED", "workers that are asked for", "no more"),
     ("scheduler.dynamic_batcher", "MAX_BATCH_BYTES", "bodies of one batch", "the next batch takes the rest"),
     ("scheduler.series", "MAX_SERIES_REQUESTS", "requests of a series", "the next batch takes the rest"),
     (

@@ -213,6 +213,7 @@ class Statistics:
         known = self._schedulers.current[scheduler]
         for queue in known.models:
             queue.lanes = {}
+            queue.load = None
             for version in queue.versions:
                 version.pending = 0
         self._schedulers.gone(scheduler)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from repository.artifacts import ENSEMBLE_PLATFORM
 from repository.problem import ConfigProblem
-from schemas.model_config import CHECKPOINT_EVERY, ModelConfig
+from schemas.model_config import CHECKPOINT_EVERY, MAX_QUEUE_WAIT, ModelConfig
 from schemas.scheduling_config import (
     DynamicBatching,
     EnsembleScheduling,
@@ -175,6 +175,17 @@ def _check_checkpoints(config: ModelConfig, batching: SequenceBatching) -> None:
         raise ConfigProblem(path, message)
     if not batching.state:
         raise ConfigProblem(path, f"'{CHECKPOINT_EVERY}' needs implicit states, which {config.name} has not")
+
+
+def check_queue_wait(config: ModelConfig) -> None:
+    """Raises ConfigProblem for a longest wait that is none, or of a model whose requests can't be refused one by one."""
+    if MAX_QUEUE_WAIT not in config.parameters:
+        return
+    path = f'parameters["{MAX_QUEUE_WAIT}"]'
+    if config.max_queue_wait_us is None:
+        raise ConfigProblem(path, f"'{MAX_QUEUE_WAIT}' must be a number of microseconds for {config.name}")
+    if config.sequence_batching is not None:
+        raise ConfigProblem(path, f"'{MAX_QUEUE_WAIT}' is not for models with sequences, as {config.name} is")
 
 
 def check_ensemble(config: ModelConfig) -> None:

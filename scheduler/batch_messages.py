@@ -7,26 +7,17 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from scheduler.batch import Batch
+from scheduler.batch_rows import rows_of
 from scheduler.owned_model import OwnedModel
 from scheduler.queued_request import frame_of
 from scheduler.version_scheduler import Failure
-from schemas.frames import Row, pack_batch_rows
-from schemas.messages import NOBODY, pack_error
+from schemas.frames import pack_batch_rows
+from schemas.messages import pack_error
 
 
 def batch_message(scheduler: str, owned: OwnedModel, batch: Batch, now_us: int) -> bytes:
     """The message that hands a batch to its worker; frames that end with it are its to acknowledge. It is counted."""
-    requests, rows = batch.requests, list[Row]()
-    if batch.tells_lanes:
-        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms, None, r.lane) for r in requests]
-    elif batch.has_deadlines or batch.places:
-        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
-    else:
-        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body) for r in requests]
-    if batch.places:
-        rows = [(*row, place) for row, place in zip(rows, batch.places, strict=True)]
-    for row in batch.null_rows:
-        rows.insert(row, (NOBODY, 0, 0, requests[0].body))
+    requests, rows = batch.requests, rows_of(batch, now_us)
     acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
     for executed in (1,) * len(requests) if batch.is_series else (len(requests),):
         owned.counters.batch_requests.add(executed)

@@ -83,6 +83,14 @@ class Batcher(ABC):
             self._ordered.leave(taken)
         return taken
 
+    def came_by(self, came_by_us: int) -> list[QueuedRequest]:
+        """Takes out all requests that came by then."""
+        if self._queue is self._fifo:
+            return self.long_waiting(came_by_us, len(self))
+        waiting = self.drain()
+        self.put_back(request for request in waiting if request.enqueued_us > came_by_us)
+        return [request for request in waiting if request.enqueued_us <= came_by_us]
+
     def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
         """Takes requests in, as many as there is room for; returns the others."""
         if not self._stays_plain(requests):

@@ -25,7 +25,7 @@ from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 
 FORMAT = "weir scheduler events"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 QUESTIONS = (
     "waiting",

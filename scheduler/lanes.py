@@ -102,6 +102,14 @@ class LaneQueues:
         self._aged.clear()
         return [request for lane in self._lanes for request in lane.drain()]
 
+    def came_by(self, came_by_us: int) -> list[QueuedRequest]:
+        """Takes out all requests that came by then."""
+        if came_by_us < 0:
+            return []
+        taken = [request for lane in self._lanes for request in lane.came_by(came_by_us)]
+        self._are_young(taken)
+        return taken
+
     def overdue(self, now_us: int) -> list[QueuedRequest]:
         """Takes out the requests that have waited for longer than they may, or than anybody waits for them."""
         overdue = [request for lane in self._lanes for request in lane.overdue(now_us)]

@@ -28,8 +28,9 @@ from scheduler.version_scheduler import (
     Ended,
     Failure,
     VersionScheduler,
+    joined,
 )
-from schemas.errors import WeirError, not_found, unavailable
+from schemas.errors import WeirError, not_found, overloaded, unavailable
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
 
@@ -48,9 +49,11 @@ class ModelScheduler:
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
         is_heir: int = 0,
+        max_queue_wait_us: int = 0,
     ) -> None:
         self.name = name
         self._is_heir = bool(is_heir)
+        self._max_queue_wait_us = max_queue_wait_us  # of live requests to models that don't say; 0: none
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
         self._configs: dict[int, ModelConfig] = {}
@@ -113,7 +116,10 @@ class ModelScheduler:
             known.use_config(config)
         self._configs[version] = config
         self._strategies[version] = strategy
-        self._versions[version].is_decoupled = config.is_decoupled
+        configured = self._versions[version]
+        configured.is_decoupled = config.is_decoupled
+        if isinstance(configured, VersionScheduler):
+            configured.limit_wait(config.max_queue_wait_us, self._max_queue_wait_us)
 
     def _replace(self, former: AnyVersion) -> None:
         """The version gets a scheduler of the other kind, to which `_route` takes what waits."""
@@ -152,12 +158,12 @@ class ModelScheduler:
         for former in self._former:
             failures += former.set_instances(worker, 0)
         routed = self._route()
-        return _joined([self._forget(((), failures)), routed]) if failures else routed
+        return joined([self._forget(((), failures)), routed]) if failures else routed
 
     def worker_lost(self, now_us: int, worker: str) -> Ended:
         """`worker` is gone: what it had is done again elsewhere."""
         lost = [self._forget(version.worker_lost(now_us, worker)) for version in self._all]
-        return _joined([*lost, self._route()])
+        return joined([*lost, self._route()])
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come from one gateway; returns those that are refused: they are over, the caller answers them."""
@@ -284,14 +290,14 @@ class ModelScheduler:
                 self._forget(ended)
                 is_back = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.RELEASED) or bool(rescheduled)
                 is_stranded = is_back and _is_stranded(version)
-                return _joined([ended, self._route()]) if is_stranded else ended
+                return joined([ended, self._route()]) if is_stranded else ended
         return NOTHING_ENDED
 
     def batches_missing(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """These batches are known to nobody any more: they are done again."""
         batch_ids = list(batch_ids)
         lost = [self._forget(version.batches_lost(now_us, batch_ids)) for version in self._all]
-        return _joined([*lost, self._route()] if any(map(_is_stranded, self._all)) else lost)
+        return joined([*lost, self._route()] if any(map(_is_stranded, self._all)) else lost)
 
     def in_flight_on(self, worker: str) -> list[int]:
         """Ids of the batches that `worker` has been sent and has not ended."""
@@ -300,11 +306,13 @@ class ModelScheduler:
     def expire(self, now_us: int) -> Ended:
         """Fails what waits for a version that nobody has served for too long. Called about once a second."""
         failures: list[Failure] = []
-        if not self._served() and (self._is_given_up or self._patience.is_over(now_us)):
-            failures += [Failure(request, self._refusal(request, self._is_given_up)) for request in self._unrouted]
-            self._unrouted = {}
+        if not self._served():
+            lost_us = now_us if self._is_given_up else self._patience.lost_us(now_us)
+            lost = [request for request in self._unrouted if request.enqueued_us <= lost_us]
+            failures += [Failure(request, self._refusal(request, self._is_given_up)) for request in lost]
+            self._unrouted = {request: None for request in self._unrouted if request.enqueued_us > lost_us}
         late = [request for request in self._unrouted if 0 < request.terms.deadline_us <= now_us]
-        failures += [Failure(request, unavailable(TIMEOUT_EXPIRED)) for request in late]
+        failures += [Failure(request, overloaded(TIMEOUT_EXPIRED)) for request in late]
         for request in late:
             del self._unrouted[request]
         for version in self._all:
@@ -321,7 +329,7 @@ class ModelScheduler:
     def _refusal(self, request: QueuedRequest, is_given_up: bool) -> WeirError:
         nothing = f"Request for unknown model: '{self.name}' has no available versions"
         if not is_given_up:
-            return unavailable(nothing)
+            return overloaded(nothing)
         if request.version == LATEST:
             return not_found(nothing)
         return unavailable(f"Request for unknown model: '{self.name}' version {request.version} is not at ready state")
@@ -386,13 +394,5 @@ class ModelScheduler:
 _version = attrgetter("version")
 
 
-def _is_stranded(version: AnyVersion) -> bool:
-    """Whether requests wait for the version, as when a batch is lost after its last instance has gone."""
+def _is_stranded(version: AnyVersion) -> bool:  # as when a batch is lost after its last instance has gone
     return version.waiting > 0 and not version.instance_count
-
-
-def _joined(parts: list[Ended]) -> Ended:
-    return (
-        [request for answered, _ in parts for request in answered],
-        [failure for _, failures in parts for failure in failures],
-    )

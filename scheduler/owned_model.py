@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from bus.connection import Bus
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
 from bus.streams import ensure_streams, live_pull_group, take_live_consumer
 from scheduler.alarm import Alarm
-from scheduler.counters import DispatchCounters
+from scheduler.counters import DispatchCounters, model_counters
+from scheduler.held_frames import HeldFrames
+from scheduler.load_signals import LoadSignals
 from scheduler.lost_attempts import LostAttempts
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import Ended
-
-MAX_HELD_BYTES = 256 << 20
-"""Frames of one model held in memory; beyond it they stay in the stream, whose limits refuse publishes."""
 
 
 class NewModel(Protocol):
@@ -31,9 +30,11 @@ class NewModel(Protocol):
         """A new one."""
 
 
-def new_policy(queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_heir: int = 0) -> ModelScheduler:
-    """The policy of a queue, not recorded."""
-    return ModelScheduler(queue.model, next_batch_id, is_heir=is_heir)
+def new_policy(
+    queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_heir: int = 0, **options: int
+) -> ModelScheduler:
+    """The policy of a queue, not recorded; with these options of `ModelScheduler`."""
+    return ModelScheduler(queue.model, next_batch_id, is_heir=is_heir, **options)
 
 
 class LiveFrame:
@@ -69,7 +70,7 @@ class LiveFrame:
 
 
 class OwnedModel:
-    """One queue of a model: its policy, pull and alarm (which calls `wake` with it), counters, and the bytes held for it.
+    """One queue of a model: its policy, pull and alarm (which calls `wake` with it), counters, and the frames held for it.
 
     `unsubscribe` ends the subscription through which the pull's frames come, `publish` sends a message. `let_go` holds
     (worker, version) of what workers were given leave to unload. It is owned from `epoch` on. While it is `stopped`
@@ -84,6 +85,7 @@ class OwnedModel:
         wake: Callable[[OwnedModel], None],
         unsubscribe: Callable[[], None],
         publish: Callable[[str, bytes], None],
+        held: HeldFrames,
         counters: DispatchCounters | None = None,
         epoch: int = 0,
     ) -> None:
@@ -97,11 +99,11 @@ class OwnedModel:
         self.let_go: set[tuple[str, int]] = set()
         self.alarm = Alarm(lambda: wake(self))
         self.counters = counters or DispatchCounters()
+        self.signals = LoadSignals(scheduler)
         self._lost_attempts = LostAttempts(scheduler, publish)
         self._unsubscribe = unsubscribe
         self._subscriptions: list[Callable[[], None]] = []
-        self._held_bytes = 0
-        self._full = False
+        self._held = held
         self._closed = False
 
     async def take_again(self, bus: Bus, with_streams: bool = False) -> None:
@@ -130,6 +132,7 @@ class OwnedModel:
         self.stopped = True
         self.close()
         self.alarm.close()
+        self._held.forget()
         for unsubscribe in self._subscriptions:
             unsubscribe()
         self._subscriptions.clear()
@@ -162,17 +165,16 @@ class OwnedModel:
         self.counters.redone_batches += len(batch_ids)
         return self._lost_attempts.told(batch_ids, reason, lose)
 
+    def told(self, now_us: int) -> dict[str, Any]:
+        """What it counts, in the form of `QueueCounters`."""
+        return {**model_counters(self.scheduler, self.counters, now_us), "load": self.signals.told()}
+
     def took(self, size_bytes: int) -> None:
         """A frame of this size is in memory now."""
-        self._held_bytes += size_bytes
-        if self._held_bytes > MAX_HELD_BYTES and not self._full:
-            self._full = True
+        if self._held.took(size_bytes):
             self.pull.pause()
 
     def released(self, size_bytes: int) -> None:
         """A frame of this size has gone."""
-        self._held_bytes -= size_bytes
-        if self._full and self._held_bytes <= MAX_HELD_BYTES // 2:
-            self._full = False
-            if not self._closed:
-                self.pull.resume()
+        if self._held.released(size_bytes) and not self._closed:
+            self.pull.resume()

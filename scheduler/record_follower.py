@@ -52,6 +52,7 @@ class RecordFollower:
         records = self._records(name)
         owned.let_go = {(w, v) for w, v in owned.let_go if w in records and is_unloading(records[w], v)}
         queues = len(queues_by(list(records.values()), name))
+        owned.signals.divide(queues)
         try:
             ahead = outlook(records, owned.let_go)
             if queues > 1 or owned.queue.partition:

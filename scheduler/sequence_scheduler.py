@@ -33,7 +33,7 @@ from scheduler.version_scheduler import (
     Ended,
     Failure,
 )
-from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
 from schemas.messages import NOBODY, BatchOutcome
 from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
@@ -70,6 +70,9 @@ class SequenceScheduler:
         self._in_flight = BatchesInFlight()
         self.is_decoupled = config.is_decoupled  # what may have been seen in part is never done again here
         self.failures = {"REJECTED": 0, "CANCELED": 0}
+        self.refused = {"queue": 0, "wait": 0}
+        self.served = 0
+        self.busy_us = 0
         self.is_given_up = False
 
     def use_config(self, config: ModelConfig) -> None:
@@ -122,6 +125,16 @@ class SequenceScheduler:
         """Instances of all live workers."""
         return len(self._table.instances)
 
+    @property
+    def busy_instances(self) -> int:
+        """See `VersionScheduler`."""
+        return min(len(self._in_flight), self.instance_count)
+
+    @property
+    def expected_wait_us(self) -> int:
+        """See `VersionScheduler`: sequences wait for slots, and nobody knows how long those are held."""
+        return 0
+
     def workers(self) -> set[str]:
         """Workers that hold an instance."""
         return {worker for worker, _ in self._table.instances}
@@ -146,7 +159,8 @@ class SequenceScheduler:
         waiting_in = self._table.waiting_in
         for request in requests:
             has_room = waiting_in[request.lane] < MAX_WAITING
-            error = self._refusal(request) if has_room else unavailable("Exceeds maximum queue size")
+            error = self._refusal(request) if has_room else overloaded()
+            self.refused["queue"] += not has_room
             if error is not None:
                 refused.append(Failure(request, error))
         return refused
@@ -207,6 +221,8 @@ class SequenceScheduler:
         assert isinstance(batch, SequenceBatch)  # noqa: S101 - no others are sent here
         if outcome != BatchOutcome.ANSWERED:
             return self._instance_lost(now_us, batch)
+        self.served += len(batch.requests)
+        self.busy_us += max(0, busy_us)
         again = batch.requests_at(rescheduled) if rescheduled and self._is_iterative else ()
         answered: list[QueuedRequest] = []
         failures: list[Failure] = []
@@ -259,7 +275,9 @@ class SequenceScheduler:
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """See `VersionScheduler`."""
-        return self.drain() if self._is_deserted(now_us) else []
+        if not self._is_deserted(now_us):
+            return []
+        return self.drain() if self.is_given_up else self._table.drain_backlog(self._patience.lost_us(now_us))
 
     def overdue(self, now_us: int) -> list[Failure]:
         """Ends sequences that have waited for a slot for longer than a request of theirs allows (`timeout`).
@@ -390,7 +408,7 @@ def _lateness(request: QueuedRequest, sequence: StatefulSequence, late: QueuedRe
     if late is None:
         return unavailable("timeout of the corresponding sequence has been expired")
     if 0 < request.terms.deadline_us <= now_us:
-        return unavailable(TIMEOUT_EXPIRED)
+        return overloaded(TIMEOUT_EXPIRED)
     return unavailable(f"the sequence {_name(sequence)} has ended: the timeout of another of its requests expired")
 
 

@@ -245,9 +245,10 @@ class SequenceTable:
         self._idle.pop(sequence, None)
         self._leave_slot(sequence)
 
-    def drain_backlog(self) -> list[QueuedRequest]:
-        """Forgets the sequences that have not begun; their requests, in order."""
-        waiting = [sequence for backlog in self._backlogs for sequence in backlog]
+    def drain_backlog(self, came_by_us: int = NEVER_US) -> list[QueuedRequest]:
+        """Forgets the sequences that have not begun, and whose first request came by then; their requests, in order."""
+        backlogs = (sequence for backlog in self._backlogs for sequence in backlog)
+        waiting = [sequence for sequence in backlogs if _came_us(sequence) <= came_by_us]
         for sequence in waiting:
             self.forget(sequence)
         return [request for sequence in waiting for request in sequence.queue]
@@ -352,3 +353,7 @@ class SequenceTable:
     def _next_number(self) -> int:
         self._ordered += 1
         return self._ordered
+
+
+def _came_us(sequence: Sequence) -> int:
+    return sequence.queue[0].enqueued_us if sequence.queue else 0

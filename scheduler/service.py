@@ -27,10 +27,11 @@ from bus.streams import ensure_streams, live_pull_group
 from scheduler import policy_clock as clock
 from scheduler.batch import Batch
 from scheduler.batch_messages import answers_of, batch_message
-from scheduler.counters import model_counters, pack_scheduler
+from scheduler.counters import pack_scheduler
 from scheduler.event_log import RecordedModelScheduler
 from scheduler.fence import Fence
 from scheduler.former_counters import FormerCounters
+from scheduler.held_frames import AllHeldFrames, HeldFrames
 from scheduler.missing_batches import MissingBatches
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel, new_policy
 from scheduler.queue_release import let_run, wait_until
@@ -86,6 +87,7 @@ class SchedulerService:
         self._former = FormerCounters()
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
+        self._held = AllHeldFrames()
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._pump = self.fence.guard(self._dispatch)
         self._missing = MissingBatches(scheduler_id)
@@ -123,10 +125,10 @@ class SchedulerService:
             live_pull_group(epoch),
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
-        draw = self._batch_ids.__next__
+        draw, held = self._batch_ids.__next__, HeldFrames(self._held)
         scheduler = self._new_model(queue, draw, is_heir=1) if is_heir else self._new_model(queue, draw)
         counters = self._former.taken_again(queue)
-        owned = OwnedModel(queue, scheduler, pull, self._touch, unsubscribe, self._bus.publish, counters, epoch)
+        owned = OwnedModel(queue, scheduler, pull, self._touch, unsubscribe, self._bus.publish, held, counters, epoch)
         self._queues[queue] = owned
         self._of_model[queue.model].append(owned)
         for subject, act in ((queue.cancel_subject, self._on_cancel), (queue.drain_subject, self._on_drain)):
@@ -209,6 +211,7 @@ class SchedulerService:
             owned.pull.ack(ack_subject)
             return
         owned.took(len(data))
+        owned.signals.came(requests[0].lane, len(requests))
         refused = owned.scheduler.enqueue(requests)
         if refused:
             self._answer_failures(refused)
@@ -285,7 +288,7 @@ class SchedulerService:
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:
-        models = [model_counters(owned.scheduler, owned.counters, clock.now_us()) for owned in self._queues.values()]
+        models = [owned.told(clock.now_us()) for owned in self._queues.values()]
         models += self._former.told()
         return pack_scheduler(self._id, self._born_ns, models, self.malformed_messages, leaving)
 
@@ -395,5 +398,6 @@ class SchedulerService:
 
     def _expire(self) -> None:
         for owned in list(self._queues.values()):
+            owned.signals.look(clock.now_us())
             if not owned.stopped:
                 self._finish(owned.scheduler.expire(clock.now_us()))

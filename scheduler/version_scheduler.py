@@ -12,16 +12,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from scheduler.admission import Admission, Pace
 from scheduler.batch import Batch, BatchesInFlight
 from scheduler.batcher import Batcher
 from scheduler.dispatch import Dispatch
-from scheduler.lanes import LaneQueues
+from scheduler.lanes import LIVE, LaneQueues
 from scheduler.patience import Patience
 from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from scheduler.series import SeriesBatcher
-from schemas.errors import WeirError, internal, unavailable
+from schemas.errors import WeirError, internal, overloaded, unavailable
 from schemas.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
@@ -51,13 +52,23 @@ Ended = tuple[Sequence[QueuedRequest], Sequence[Failure]]
 NOTHING_ENDED: Ended = ((), ())
 
 
+def joined(parts: Iterable[Ended]) -> Ended:
+    """All that has ended in one of these."""
+    parts = list(parts)
+    return (
+        [request for answered, _ in parts for request in answered],
+        [failure for _, failures in parts for failure in failures],
+    )
+
+
 class VersionScheduler:
     """See the module.
 
     `next_batch_id` numbers batches; ids are unique over all versions that share it. `unavailable_timeout_us` is how long
     requests wait while no instance is there. While `is_decoupled`, a batch whose worker is lost is not done again, for
     somebody may have seen part of the responses. `failures` counts requests by Triton's reasons that failed here, without
-    having been answered by a worker; those refused as they came are not counted, as in Triton.
+    having been answered by a worker; those refused as they came are not counted, as in Triton, but are in `refused`.
+    `served` requests have run, for `busy_us` microseconds of instances.
     """
 
     def __init__(
@@ -78,6 +89,11 @@ class VersionScheduler:
         self._dispatch = Dispatch(version, self._lanes, self._placement, self._in_flight, next_batch_id)
         self.is_decoupled = False
         self.failures = {"REJECTED": 0, "CANCELED": 0}
+        self.refused = {"queue": 0, "wait": 0}
+        self.served = 0
+        self.busy_us = 0
+        self._pace = Pace()
+        self._admission: Admission | None = None
         self.is_given_up = False  # nobody has the version, or will have it: nothing need wait for it
 
     @property
@@ -145,11 +161,48 @@ class VersionScheduler:
         self._lanes.use(batcher)
         self._dispatch.forget_cost()
 
+    @property
+    def busy_instances(self) -> int:
+        """Those that hold a batch."""
+        return len(self._placement) - self._placement.idle
+
+    @property
+    def expected_wait_us(self) -> int:
+        """How long a live request that comes now will wait, as far as one can tell; 0 while nobody serves."""
+        us_each = self._pace.look(self.served, self.busy_us) / (self.instance_count or 1)
+        return int(self._lanes.waiting_in(LIVE) * us_each) if self.instance_count else 0
+
+    def limit_wait(self, own_us: int | None, default_us: int) -> None:
+        """Live requests that would wait for longer are refused as they come; 0: none is. `own_us` is the model's own."""
+        max_wait_us = default_us if own_us is None else own_us
+        if max_wait_us != (0 if self._admission is None else self._admission.max_wait_us):
+            self._admission = Admission(max_wait_us) if max_wait_us else None
+
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Requests have come; returns those that are refused."""
+        if self._admission is not None:
+            refused = self._not_admitted(requests, self._admission)
+            if refused:
+                taken = [request for request in requests if request not in refused]
+                return [*self._refusals(list(refused), "wait"), *(self._take_in(taken) if taken else ())]
+        return self._take_in(requests)
+
+    def _take_in(self, requests: list[QueuedRequest]) -> list[Failure]:
         self._dispatch.come(requests)
         refused = self._lanes.enqueue(requests)
-        return [Failure(request, unavailable("Exceeds maximum queue size")) for request in refused] if refused else []
+        return self._refusals(refused, "queue") if refused else []
+
+    def _refusals(self, requests: list[QueuedRequest], reason: str) -> list[Failure]:
+        self.refused[reason] += len(requests)
+        error = overloaded(wait_us=self.expected_wait_us)
+        return [Failure(request, error) for request in requests]
+
+    def _not_admitted(self, requests: list[QueuedRequest], admission: Admission) -> dict[QueuedRequest, None]:
+        """The last ones of the live requests, as many as would have to wait for too long."""
+        live = [request for request in requests if request.lane == LIVE]
+        waiting, us_each = self._lanes.waiting_in(LIVE), self._pace.look(self.served, self.busy_us)
+        room = admission.room(len(live), waiting, us_each, self.instance_count)
+        return dict.fromkeys(live[room:])
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
         """Requests have come that waited elsewhere: they are taken in where they would stand had they waited here."""
@@ -235,16 +288,21 @@ class VersionScheduler:
         if not expired:
             return []
         self.failures["REJECTED"] += len(expired)
-        return [Failure(request, unavailable(TIMEOUT_EXPIRED)) for request in expired]
+        error = overloaded(TIMEOUT_EXPIRED, self.expected_wait_us)
+        return [Failure(request, error) for request in expired]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
-        """Takes all waiting requests out of the queue if there has been no instance for too long, or none will be."""
-        is_over = self.instance_count == 0 and (self.is_given_up or self._patience.is_over(now_us))
-        return self.drain() if is_over else []
+        """Takes the requests out of the queue for which there has been no instance for too long; all, if none will be."""
+        if self.instance_count:
+            return []
+        return self.drain() if self.is_given_up else self._lanes.came_by(self._patience.lost_us(now_us))
 
     def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
         if not batch.released:
             batch.released = True
+            if busy_us > 0:
+                self.served += len(batch.requests)
+                self.busy_us += busy_us
             self._dispatch.released(batch, now_us, busy_us)
 
     def _end_in_part(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:

@@ -19,8 +19,13 @@ from schemas.config_message import ConfigMessage, DataType, Int32, Int64, UInt32
 from schemas.execution_config import InstanceGroup, OptimizationPolicy
 from schemas.scheduling_config import DynamicBatching, EnsembleScheduling, SequenceBatching
 
+_MAX_WAIT_DIGITS = 12
+
 CHECKPOINT_EVERY = "weir_checkpoint_every"
 """The parameter that has the states of sequences checkpointed; Triton's configuration has no field for it."""
+
+MAX_QUEUE_WAIT = "weir_max_queue_wait_us"
+"""The parameter that says how long live requests are to wait at most; what would wait for longer is refused as it comes."""
 
 
 class Reshape(ConfigMessage):
@@ -263,6 +268,12 @@ class ModelConfig(ConfigMessage):
         """After how many requests the state of a sequence is checkpointed, 0 for never: `weir_checkpoint_every`."""
         text = self.parameter(CHECKPOINT_EVERY)
         return int(text) if text.isascii() and text.isdigit() else 0
+
+    @property
+    def max_queue_wait_us(self) -> int | None:
+        """`weir_max_queue_wait_us`: how long live requests are to wait at most, 0 for ever; None where that isn't said."""
+        text = self.parameter(MAX_QUEUE_WAIT)
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_WAIT_DIGITS else None
 
     def parameter(self, name: str, default: str = "") -> str:
         """The text of a backend parameter."""

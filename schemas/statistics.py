@@ -196,8 +196,23 @@ class QueuedVersionCounters(Counters):
     failed_ns: Count = 0
 
 
+class LoadCounters(Counters):
+    """How a queue is loaded: its instances, the share of the last seconds in which they were busy, workers it should have
+    (in fractions, where the model has several queues), how long a live request that comes now will wait, and how many
+    requests were refused, by reason.
+    """
+
+    instances: Count = 0
+    utilization: Annotated[Reading, Field(le=1)] = 0.0
+    desired_workers: Annotated[Reading, Field(le=1 << 20)] = 0.0
+    expected_wait_us: Count = 0
+    refused: Annotated[dict[Name, Count], Field(max_length=16)] = {}
+
+
 class QueueCounters(Counters):
-    """One model at a scheduler. `batch_requests` are the batches it sent, by their requests."""
+    """One model at a scheduler. `batch_requests` are the batches it sent, by their requests. `load` is None of one that has
+    gone.
+    """
 
     model: Name
     lanes: Annotated[dict[Name, LaneCounters], Field(max_length=64)]
@@ -205,6 +220,7 @@ class QueueCounters(Counters):
     redelivered_frames: Count = 0
     redone_batches: Count = 0
     batch_requests: HistogramCounters = HistogramCounters()
+    load: LoadCounters | None = None
 
 
 class SchedulerCounters(Counters):

@@ -17,6 +17,7 @@ from gateway.custom_metrics import with_families
 from gateway.durable.store import DurableStore
 from gateway.metrics.device_families import device_families
 from gateway.metrics.durable_families import durable_families
+from gateway.metrics.load_families import load_families, refusal_family
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families
@@ -74,5 +75,11 @@ class MetricsEndpoint:
         yield from model_families(versions, self._config)
         yield from device_families(self._statistics.live_workers())
         yield from cluster_families(self._statistics, totals.values(), self._inference, names)
+        yield from load_families(
+            (queue for scheduler in self._statistics.schedulers() for queue in scheduler.models),
+            names,
+            {name: len(self._catalog.workers_of(name)) for name in names},
+        )
         yield from gateway_families(self._inference, self._payloads)
+        yield refusal_family(self._inference)
         yield from durable_families(self._durable)
