@@ -19,6 +19,9 @@ SETTINGS_BUCKET = "settings"
 MODELS_BUCKET = "models"
 MODELS_STREAM = f"KV_{MODELS_BUCKET}"
 MODELS_WRITES = f"$KV.{MODELS_BUCKET}.>"
+KNOWN_MODELS_BUCKET = "known-models"
+KNOWN_MODELS_STREAM = f"KV_{KNOWN_MODELS_BUCKET}"
+KNOWN_MODELS_WRITES = f"$KV.{KNOWN_MODELS_BUCKET}.>"
 MODEL_FILES_STORE = "model-files"
 """Object store with the files that load requests brought."""
 MODEL_FILES_STREAM = f"OBJ_{MODEL_FILES_STORE}"
@@ -282,6 +285,11 @@ def cuda_opened(gateway: str) -> str:
 def desired_subject(key: str) -> str:
     """Subject on which writes of a key of bucket `models` are seen."""
     return f"$KV.{MODELS_BUCKET}.{key}"
+
+
+def known_model_subject(key: str) -> str:
+    """Subject on which writes of a key of bucket `known-models` are seen."""
+    return f"$KV.{KNOWN_MODELS_BUCKET}.{key}"
 
 
 REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"

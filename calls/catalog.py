@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
+from bus.known_models import KnownModels
 from bus.registry import RegistryView
 from calls.partition_choice import destination_of
 from calls.prepared import PreparedRequests
@@ -82,12 +83,19 @@ class Catalog:
         self._served: dict[str, ServedModel] = {}
         self._namesakes: dict[str, set[str]] = {}  # identities with a namespace, by plain name
         self._accept_until_s: dict[str, float] = {}  # models without a live worker, still accepted
+        self._known: KnownModels | None = None
+        self._away: set[str] = set()  # models without a live worker, accepted for as long as they are known
         self._is_unwanted: Callable[[str], bool] = lambda _name: False
         registry.on_model_change(self._refresh)
 
     def ask_whether_unwanted(self, is_unwanted: Callable[[str], bool]) -> None:
         """A model that has lost its last worker is not waited for if `is_unwanted(name)`: it was to be unloaded."""
         self._is_unwanted = is_unwanted
+
+    def keep(self, known: KnownModels) -> None:
+        """Models that are `known` are accepted for as long as they are, though no worker be there."""
+        self._known = known
+        known.on_change(self._refresh)
 
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model, if requests for this version of it ("" for the latest) are accepted.
@@ -136,14 +144,19 @@ class Catalog:
         }
 
     def server_ready(self) -> bool:
-        """Whether some worker has settled and, with strict readiness, every model has a READY version that can run."""
+        """Whether some worker has settled and, with strict readiness, every model has a READY version that can run.
+
+        Models that are known to be away don't count against it: requests for them are taken, and bring a worker.
+        """
         workers = [view.record for view in self._registry.workers.values()]
-        if not any(record.settled and not record.draining for record in workers):
+        if not self._away and not any(record.settled and not record.draining for record in workers):
             return False
         return not self.is_strict or all(map(self._is_whole, self.names()))
 
     def _is_whole(self, name: str) -> bool:
         """Whether every version is READY and can run, but for those that were unloaded on request."""
+        if name in self._away:
+            return True
         versions: dict[int, bool] = {}
         for record in self._records(name):
             for number, version in record.versions.items():
@@ -188,7 +201,7 @@ class Catalog:
             state = ModelState.READY if versions else ModelState.UNAVAILABLE
             if not versions and any(v.state == ModelState.LOADING for r in records for v in r.versions.values()):
                 state = ModelState.LOADING
-            reason = next(filter(None, reasons), "")
+            reason = next(filter(None, reasons), "no worker is there that serves it" if name in self._away else "")
             rows.append({"name": name, "versions": versions, "state": state.value, "reason": reason})
         return rows
 
@@ -205,13 +218,27 @@ class Catalog:
             loads = _loads(records, versions)
             self._served[name] = ServedModel(name, config, versions, record.labels, loads, record.namespace)
             self._accept_until_s.pop(name, None)
-        elif name in self._served:
-            given_up = [r for r in records if not r.elsewhere and (r.reason or _is_given_up(r))]
-            if given_up or self._is_unwanted(name):
-                del self._served[name]
-                self._accept_until_s.pop(name, None)
-            else:
-                self._accept_until_s.setdefault(name, self._clock() + RECOVERY_GRACE_S)
+            self._away.discard(name)
+            return
+        known = None if self._known is None else self._known.get(name)
+        if known is None and name not in self._served:
+            return
+        given_up = [r for r in records if not r.elsewhere and (r.reason or _is_given_up(r))]
+        if given_up or self._is_unwanted(name):
+            self._served.pop(name, None)
+            self._accept_until_s.pop(name, None)
+            self._away.discard(name)
+        elif known is not None:
+            self._accept_until_s.pop(name, None)
+            self._away.add(name)
+            if name not in self._served:
+                config = ModelConfig.model_validate(known.config)
+                self._served[name] = ServedModel(
+                    name, config, sorted(known.versions), known.labels, {}, known.namespace
+                )
+        else:
+            self._away.discard(name)
+            self._accept_until_s.setdefault(name, self._clock() + RECOVERY_GRACE_S)
 
     def _is_accepted(self, name: str) -> bool:
         until = self._accept_until_s.get(name)

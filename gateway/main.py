@@ -12,6 +12,7 @@ import uvloop
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
 from bus.identity import own_id
+from bus.known_models import KnownModels
 from bus.model_files import ModelFiles
 from bus.payload_fetcher import PayloadFetcher
 from bus.payload_server import PayloadServer
@@ -110,6 +111,9 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     statistics = Statistics(bus, gateway_id, registry, catalog)
     desired = DesiredModels(bus)
     catalog.ask_whether_unwanted(desired.is_unwanted)
+    known = KnownModels(bus)
+    known.follow(desired)
+    catalog.keep(known)
     repository = RepositoryControl(
         RepositoryIndex(bus, gateway_id, registry),
         ModelOperations(registry, desired, ModelFiles(bus), settings.model_control_mode),
@@ -152,6 +156,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await readiness.start()
     await later.start(background)
     await registry.start(background)
+    await known.start(background)
     await regions.start(background)
     await statistics.start()
     if own_counters is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.admission import Pace
 from scheduler.desired_workers import DesiredWorkers, Load
 from scheduler.model_scheduler import AnyVersion, ModelScheduler
 from schemas.lanes import Lane
@@ -24,6 +25,7 @@ class LoadSignals:
         self._partitions = 1
         self._active_us: dict[int, int] = {}  # when each version had something to do last
         self._served: dict[int, int] = {}
+        self._paces: dict[int, Pace] = {}
         self._last_us = 0
         self._last_busy_us = 0
         self._utilization = 0.0
@@ -70,9 +72,15 @@ class LoadSignals:
             "instances": self._instances,
             "utilization": self._utilization,
             "desired_workers": desired,
-            "expected_wait_us": max((version.expected_wait_us for version in versions), default=0),
+            "expected_wait_us": max(map(self._expected_wait_us, versions), default=0),
             "refused": {reason: sum(version.refused[reason] for version in versions) for reason in ("queue", "wait")},
         }
+
+    def _expected_wait_us(self, version: AnyVersion) -> int:
+        pace = self._paces.get(version.version)
+        if pace is None or not version.instance_count:
+            return 0
+        return int(version.waiting_in(Lane.LIVE.value) * pace.us_per_request / version.instance_count)
 
     def _active(self, now_us: int) -> list[AnyVersion]:
         """The versions that have something to do, or else the latest: others have instances too, but for nothing."""
@@ -81,6 +89,7 @@ class LoadSignals:
             if version.served != self._served.get(number, 0) or version.waiting or version.busy_instances:
                 self._active_us[number] = now_us
             self._served[number] = version.served
+            self._paces.setdefault(number, Pace()).look(version.served, version.busy_us)
         late_us = now_us - _ACTIVE_US
         active = [v for n, v in versions.items() if v.instance_count and self._active_us.get(n, late_us) > late_us]
         served = [number for number, version in versions.items() if version.instance_count]

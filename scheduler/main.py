@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import signal
 from pathlib import Path
@@ -48,8 +49,14 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
     except OSError as error:
         announce_failure(str(error))
         return 1
-    new_model = event_log.model if event_log else new_policy
-    service = SchedulerService(bus, scheduler_id, background, new_model, settings.model_repositories)
+    new_model = functools.partial(
+        event_log.model if event_log else new_policy,
+        unavailable_timeout_us=int(settings.scale_from_zero_patience_secs * 1e6),
+        max_queue_wait_us=int(settings.max_queue_wait_secs * 1e6),
+    )
+    service = SchedulerService(
+        bus, scheduler_id, background, new_model, settings.model_repositories, settings.scale_to_zero
+    )
     await service.start()
     keeper = QueueKeeper(bus, scheduler_id, service, background)
     await keeper.start()

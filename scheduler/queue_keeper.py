@@ -88,7 +88,7 @@ class QueueKeeper:
         await self._view.start()
         await self._try(self._sign())
         self._tasks.append(self._background.create_task(self._live()))
-        for name in {name for view in self._service.registry.workers.values() for name in view.models}:
+        for name in self._service.known_models():
             self._on_model_change(name)
         for _ in range(3):
             self._act()
@@ -125,7 +125,7 @@ class QueueKeeper:
     # What is heard
 
     def _on_model_change(self, name: str) -> None:
-        if any(name in view.models for view in self._service.registry.workers.values()):
+        if name in self._service.known_models():
             self._policy.want(time.monotonic(), set(self._service.queues_of(name)))
             self._wake()
 

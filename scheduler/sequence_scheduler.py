@@ -130,11 +130,6 @@ class SequenceScheduler:
         """See `VersionScheduler`."""
         return min(len(self._in_flight), self.instance_count)
 
-    @property
-    def expected_wait_us(self) -> int:
-        """See `VersionScheduler`: sequences wait for slots, and nobody knows how long those are held."""
-        return 0
-
     def workers(self) -> set[str]:
         """Workers that hold an instance."""
         return {worker for worker, _ in self._table.instances}

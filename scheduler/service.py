@@ -33,6 +33,7 @@ from scheduler.fence import Fence
 from scheduler.former_counters import FormerCounters
 from scheduler.held_frames import AllHeldFrames, HeldFrames
 from scheduler.missing_batches import MissingBatches
+from scheduler.model_memory import ModelMemory
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel, new_policy
 from scheduler.queue_release import let_run, wait_until
 from scheduler.queued_request import frame_of, requests_of
@@ -60,7 +61,7 @@ class SchedulerService:
     """One scheduler process: owns the queues of models and keeps their instances busy.
 
     `new_model` makes the policy of a queue. `repositories` are the folders in which it looks for models' own batch
-    strategies.
+    strategies. With `scale_to_zero` it keeps models known whose workers have all gone.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class SchedulerService:
         background: asyncio.TaskGroup,
         new_model: NewModel = new_policy,
         repositories: Sequence[Path] = (),
+        scale_to_zero: bool = False,
     ) -> None:
         self._new_model = new_model
         self._bus = bus
@@ -88,6 +90,7 @@ class SchedulerService:
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
         self._held = AllHeldFrames()
+        self._memory = ModelMemory(bus, self.registry, lambda name: LiveQueue(name) in self._queues, scale_to_zero)
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._pump = self.fence.guard(self._dispatch)
         self._missing = MissingBatches(scheduler_id)
@@ -102,6 +105,7 @@ class SchedulerService:
         self.registry.on_model_change(self.fence.guard(self._on_model_change))
         self.registry.on_worker_lost(self.fence.guard(self._on_worker_lost))
         self.registry.on_heartbeat(self.fence.guard(self._on_heartbeat))
+        await self._memory.start(self._background)
         await self.registry.start(self._background)
         self._ticker = self._background.create_task(self._tick())
         self._bus.publish(subjects.LAST_COUNTERS, self._counters())
@@ -181,6 +185,10 @@ class SchedulerService:
         if self._ticker is not None:
             self._ticker.cancel()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
+
+    def known_models(self) -> set[str]:
+        """The models that workers tell of, or have told of."""
+        return {name for view in self.registry.workers.values() for name in view.models} | self._memory.names()
 
     @property
     def unanswered(self) -> int:

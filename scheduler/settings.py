@@ -13,7 +13,9 @@ class SchedulerSettings:
 
     `model_repositories` are the folders in which it looks for models' own batch strategies; it loads nothing else there.
     `scheduler_id` None lets the scheduler draw one. `exit_timeout_secs` is the time after SIGTERM for
-    batches in flight. `live_streams` None takes as many as there are.
+    batches in flight. `live_streams` None takes as many as there are. Live requests that would wait for longer than
+    `max_queue_wait_secs` are refused as they come (0: none is). With `scale_to_zero` models stay known whose workers have all
+    gone. While nobody serves a model, requests wait for `scale_from_zero_patience_secs`.
     """
 
     nats_url: str
@@ -21,6 +23,9 @@ class SchedulerSettings:
     scheduler_id: str | None = None
     exit_timeout_secs: float = 30.0
     live_streams: int | None = None
+    max_queue_wait_secs: float = 0.0
+    scale_to_zero: bool = False
+    scale_from_zero_patience_secs: float = 30.0
     event_log: str = ""
     log_format: str = "default"
     log_file: str = ""

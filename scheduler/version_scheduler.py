@@ -166,12 +166,6 @@ class VersionScheduler:
         """Those that hold a batch."""
         return len(self._placement) - self._placement.idle
 
-    @property
-    def expected_wait_us(self) -> int:
-        """How long a live request that comes now will wait, as far as one can tell; 0 while nobody serves."""
-        us_each = self._pace.look(self.served, self.busy_us) / (self.instance_count or 1)
-        return int(self._lanes.waiting_in(LIVE) * us_each) if self.instance_count else 0
-
     def limit_wait(self, own_us: int | None, default_us: int) -> None:
         """Live requests that would wait for longer are refused as they come; 0: none is. `own_us` is the model's own."""
         max_wait_us = default_us if own_us is None else own_us
@@ -194,8 +188,12 @@ class VersionScheduler:
 
     def _refusals(self, requests: list[QueuedRequest], reason: str) -> list[Failure]:
         self.refused[reason] += len(requests)
-        error = overloaded(wait_us=self.expected_wait_us)
+        error = overloaded(wait_us=self._expected_wait_us())
         return [Failure(request, error) for request in requests]
+
+    def _expected_wait_us(self) -> float:
+        us_each = self._pace.look(self.served, self.busy_us) / (self.instance_count or 1)
+        return self._lanes.waiting_in(LIVE) * us_each
 
     def _not_admitted(self, requests: list[QueuedRequest], admission: Admission) -> dict[QueuedRequest, None]:
         """The last ones of the live requests, as many as would have to wait for too long."""
@@ -288,7 +286,7 @@ class VersionScheduler:
         if not expired:
             return []
         self.failures["REJECTED"] += len(expired)
-        error = overloaded(TIMEOUT_EXPIRED, self.expected_wait_us)
+        error = overloaded(TIMEOUT_EXPIRED, self._expected_wait_us())
         return [Failure(request, error) for request in expired]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:

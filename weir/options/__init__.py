@@ -9,12 +9,14 @@ from weir.options.ineffective import INEFFECTIVE
 from weir.options.model_options import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.refused import REFUSED
+from weir.options.scaling_options import SCALING_OPTIONS
 from weir.options.server_options import SERVER_OPTIONS
 
 OPTIONS: tuple[Option, ...] = (
     *MODEL_OPTIONS,
     *DOOR_OPTIONS,
     *DURABLE_OPTIONS,
+    *SCALING_OPTIONS,
     *SERVER_OPTIONS,
     *INEFFECTIVE,
     *REFUSED,

@@ -87,7 +87,9 @@ class Option:
         return [f"{self.name}={self.value.write(one)}" for one in values]
 
 
-def switch(name: str, default: bool, help: str, panel: str, commands: tuple[str, ...], differs: str = "") -> Option:
+def switch(
+    name: str, default: bool, help: str, panel: str, commands: tuple[str, ...], differs: str = "", ours: bool = False
+) -> Option:
     """A truth value, off or on by default, which is on where it stands bare."""
     return Option(
         names=(name,),
@@ -98,4 +100,5 @@ def switch(name: str, default: bool, help: str, panel: str, commands: tuple[str,
         panel=panel,
         commands=commands,
         differs=differs,
+        ours=ours,
     )

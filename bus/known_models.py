@@ -1,0 +1,162 @@
+"""The models that were served (bucket `known-models`), so that requests for them wait while no worker is there.
+
+Schedulers with `--scale-to-zero` write it, for nobody else is sure to be there when the last worker goes; gateways and
+schedulers follow it. An entry is a model's record as its workers told it last, with all versions that were READY. The
+bucket lies on disk; when the broker comes back without it, whoever wrote it writes it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from nats.errors import Error as NatsError
+from nats.js.api import KeyValueConfig, StorageType
+from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
+
+from bus import subjects
+from bus.connection import Bus, Message
+from bus.desired_models import DesiredModels
+from schemas.desired import DesiredModel
+from schemas.registry import ModelRecord, pack_record, unpack_model_record
+from schemas.wire import MalformedMessage
+
+logger = logging.getLogger("weir.bus")
+
+KNOWN_TTL_S = 7 * 86400.0
+"""How long a model that nobody serves stays known."""
+
+MAX_KNOWN = 10_000
+"""Models that are known; more are forgotten with their last worker."""
+
+
+class KnownModels:
+    """All entries, by model. Listeners are called in the event loop after one has come or gone."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._entries: dict[str, ModelRecord] = {}
+        self._listeners: list[Callable[[str], None]] = []
+        self._is_writer = False
+        self._background: asyncio.TaskGroup | None = None
+
+    def get(self, name: str) -> ModelRecord | None:
+        """The model as it was served last; None for one that is not known."""
+        return self._entries.get(name)
+
+    def names(self) -> set[str]:
+        """All models that are known."""
+        return set(self._entries)
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """`listener(model)` after its entry has come or gone."""
+        self._listeners.append(listener)
+
+    async def start(self, background: asyncio.TaskGroup, is_writer: bool = False) -> None:
+        """Listens, then reads what was written before. A writer makes the bucket unless it is there."""
+        self._is_writer = is_writer
+        self._background = background
+        await self._bus.subscribe(subjects.KNOWN_MODELS_WRITES, self._on_write)
+        await self._bus.flush()
+        await self._recover()
+        self._bus.on_reconnect(self._recover)
+
+    async def write(self, record: ModelRecord) -> None:
+        """Writes a model's entry in place of its last one."""
+        if record.name not in self._entries and len(self._entries) >= MAX_KNOWN:
+            logger.warning("model %s: %d models are known already", record.name, MAX_KNOWN)
+            return
+        bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+        await bucket.put(subjects.token(record.name), pack_record(record))
+
+    async def forget(self, name: str) -> None:
+        """Takes a model's entry away."""
+        self._drop(name)
+        bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+        await bucket.delete(subjects.token(name))
+
+    async def abolish(self) -> None:
+        """Removes the bucket: no model is to be known any more without a worker."""
+        try:
+            await self._bus.jetstream.delete_key_value(subjects.KNOWN_MODELS_BUCKET)
+        except NotFoundError:
+            pass
+
+    def follow(self, desired: DesiredModels) -> None:
+        """A model that is to be unloaded is forgotten."""
+        desired.on_change(self._on_desired)
+
+    def _on_desired(self, entry: DesiredModel) -> None:
+        if not entry.wanted.load and entry.name in self._entries and self._background is not None:
+            self._background.create_task(self._try_to_forget(entry.name))
+
+    async def _try_to_forget(self, name: str) -> None:
+        try:
+            await self.forget(name)
+        except (NatsError, OSError, TimeoutError) as error:
+            logger.warning("model %s could not be forgotten: %s", name, error)
+
+    async def _recover(self) -> None:
+        """The broker came back, perhaps without the bucket."""
+        if self._is_writer:
+            await self._make()
+        present = await self._read_all()
+        if self._is_writer:
+            for name in self._entries.keys() - present:
+                await self.write(self._entries[name])
+
+    async def _make(self) -> None:
+        try:
+            await self._bus.jetstream.stream_info(subjects.KNOWN_MODELS_STREAM)
+        except NotFoundError:
+            await self._bus.jetstream.create_key_value(
+                KeyValueConfig(
+                    bucket=subjects.KNOWN_MODELS_BUCKET, history=1, storage=StorageType.FILE, ttl=KNOWN_TTL_S
+                )
+            )
+
+    async def _read_all(self) -> set[str]:
+        try:
+            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+            keys = await bucket.keys()
+        except (NoKeysError, NotFoundError):
+            return set()
+        for key in keys:
+            try:
+                found = await bucket.get(key)
+            except KeyNotFoundError:
+                continue
+            if found.value:
+                self._apply(key, found.value)
+        return set(map(subjects.untoken, keys))
+
+    def _on_write(self, message: Message) -> None:
+        key = message.subject.removeprefix(subjects.known_model_subject(""))
+        if message.data:
+            self._apply(key, message.data)
+        else:
+            self._drop(subjects.untoken(key))
+
+    def _apply(self, key: str, data: bytes) -> None:
+        try:
+            record = unpack_model_record(data)
+        except MalformedMessage as error:
+            logger.warning("known model %r: %s", key, error)
+            return
+        if subjects.token(record.name) != key or record.config is None:
+            return
+        known = self._entries.get(record.name)
+        if known is None and len(self._entries) >= MAX_KNOWN:
+            return
+        if known is None or record.written_ns >= known.written_ns:
+            self._entries[record.name] = record
+            self._tell(record.name)
+
+    def _drop(self, name: str) -> None:
+        if self._entries.pop(name, None) is not None:
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        for listener in self._listeners:
+            listener(name)

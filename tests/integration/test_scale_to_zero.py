@@ -1,0 +1,74 @@
+"""A model whose last worker has gone: requests for it wait, and are answered when one comes."""
+
+import asyncio
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nats
+import numpy as np
+import pytest
+from asking import grpc_inputs, http_inputs
+from model_zoo import write_identity
+from producers import Producer, int64_body, value_of
+from role_starter import Start
+from serving import wait_until
+
+MODEL = "away"
+ARRAYS = {"IN": np.array([[5]], np.int64)}
+
+
+@pytest.mark.timeout(120)
+def test_requests_wait_for_the_first_worker_to_come_back(start: Start, tmp_path: Path) -> None:
+    write_identity(tmp_path / "models", MODEL, "INT64", "dynamic_batching { }")
+    scheduler = start("scheduler", "--scale-to-zero")
+    worker = start.worker()
+    gateways = [start.gateway()]
+    wait_until(gateways[0].is_ready)
+    assert worker.end() == 0
+    # What is remembered outlasts gateways and schedulers.
+    gateways.append(start.gateway())
+    scheduler.end(signal.SIGKILL)
+    start("scheduler", "--scale-to-zero")
+    for served in gateways:
+        wait_until(served.is_ready)
+        assert not served.is_ready(MODEL)
+        assert served.get(f"/v2/models/{MODEL}")[0] == served.get(f"/v2/models/{MODEL}/config")[0] == 200
+        assert served.get("/v2/models/other")[0] == 404
+        with served.http() as client, pytest.raises(Exception, match="unknown model"):
+            client.infer("other", http_inputs(ARRAYS))
+        metrics = served.metrics()
+        assert metrics["weir_workers", MODEL] == metrics["weir_desired_workers", MODEL] == 0
+    before = threading.active_count()
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(_ask_http, served) for served in gateways for _ in range(3)]
+        asked += [pool.submit(_ask_grpc, served) for served in gateways for _ in range(3)]
+        events = pool.submit(asyncio.run, _ask_events(start.nats.url, 5))
+        wait_until(lambda: all(g.metrics()["weir_queue_depth", MODEL] >= 13 for g in gateways))
+        assert [g.metrics()["weir_desired_workers", MODEL] for g in gateways] == [1, 1]
+        assert not any(answer.done() for answer in (*asked, events))
+        start.worker()
+        assert [answer.result(30) for answer in asked] == [5] * 12
+        assert events.result(30) == [5] * 5
+    assert threading.active_count() <= before
+    assert [g.metrics()["weir_workers", MODEL] for g in gateways] == [1, 1]
+
+
+def _ask_http(served: Any) -> int:
+    with served.http() as client:
+        return int(client.infer(MODEL, http_inputs(ARRAYS)).as_numpy("OUT").item())
+
+
+def _ask_grpc(served: Any) -> int:
+    with served.grpc() as client:
+        return int(client.infer(MODEL, grpc_inputs(ARRAYS), client_timeout=60).as_numpy("OUT").item())
+
+
+async def _ask_events(url: str, requests: int) -> list[int]:
+    client = await nats.connect(url)
+    producer = Producer(client)
+    answers = await asyncio.gather(*(producer.ask(f"event.{MODEL}", int64_body(5)) for _ in range(requests)))
+    await client.close()
+    return [value_of(body) for _, body in answers]
