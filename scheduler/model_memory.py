@@ -82,6 +82,7 @@ class ModelMemory:
         self._served_by: dict[str, set[str]] = {}
         self._changed: dict[str, None] = {}
         self._wakeup = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []  # to be cancelled at the end
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Follows the registry from now on, in a task of `background`; or removes what was kept, where it is not on."""
@@ -90,7 +91,7 @@ class ModelMemory:
             return
         self._registry.on_model_change(self._on_model_change)
         await self._known.start(background, is_writer=True)
-        background.create_task(self._run())
+        self.tasks.append(background.create_task(self._run()))
 
     def names(self) -> set[str]:
         """All models that are known."""

@@ -184,6 +184,8 @@ class SchedulerService:
         await wait_until(lambda: not self._batches, timeout_s)
         if self._ticker is not None:
             self._ticker.cancel()
+        for task in self._memory.tasks:
+            task.cancel()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
     def known_models(self) -> set[str]:
