@@ -286,7 +286,7 @@ class Catalog:
                 "provided to resolve ambiguity."
             )
         records = self._records(name)
-        if not records:
+        if not records and not (version and name in self._away):
             return not_found(f"Request for unknown model: '{name}' is not found")
         if not version:
             return not_found(f"Request for unknown model: '{name}' has no available versions")

@@ -93,6 +93,10 @@ class ModelMemory:
         await self._known.start(background, is_writer=True)
         self.tasks.append(background.create_task(self._run()))
 
+    def get(self, name: str) -> ModelRecord | None:
+        """A model as it was served last, if it is known."""
+        return self._known.get(name)
+
     def names(self) -> set[str]:
         """All models that are known."""
         return self._known.names()

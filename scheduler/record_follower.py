@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bus import subjects
 from bus.live_queues import LiveQueue
@@ -23,11 +23,20 @@ logger = logging.getLogger("weir.scheduler")
 
 
 class RecordFollower:
-    """Tells models' policies which versions there are, how they are configured, and who runs them."""
+    """Tells models' policies which versions there are, how they are configured, and who runs them.
 
-    def __init__(self, registry: RegistryView, strategies: StrategyFiles) -> None:
+    `known(model)` is what a model's workers told before they went, where that is remembered.
+    """
+
+    def __init__(
+        self,
+        registry: RegistryView,
+        strategies: StrategyFiles,
+        known: Callable[[str], ModelRecord | None] = lambda _name: None,
+    ) -> None:
         self._registry = registry
         self._strategies = strategies
+        self._known = known
         self._most_queues: dict[str, int] = {}  # of models that have, or have had, several
 
     def queues_of(self, model: str) -> list[LiveQueue]:
@@ -35,7 +44,8 @@ class RecordFollower:
 
         Something may be left in those; their owners find out what becomes of it (`scheduler.partition_share`).
         """
-        queues = queues_by(list(self._records(model).values()), model)
+        records = list(self._records(model).values()) or [record for record in [self._known(model)] if record]
+        queues = queues_by(records, model)
         most = max(len(queues), self._most_queues.get(model, 1))
         if most > 1:
             self._most_queues[model] = most
@@ -64,6 +74,11 @@ class RecordFollower:
             ahead, configs = outlook({}, ()), {}
         for worker, config in configs.items():
             for number in ahead.instances[worker]:
+                owned.scheduler.configure(number, config, self._strategies.find(name, number, config))
+        if not configs and not owned.scheduler.versions() and (known := self._known(name)) is not None:
+            # Its queue is bounded as it will be when a worker comes.
+            config = ModelConfig.model_validate(known.config)
+            for number in known.versions:
                 owned.scheduler.configure(number, config, self._strategies.find(name, number, config))
         owned.scheduler.look_ahead(ahead.retiring, ahead.given_up, ahead.is_given_up)
         for worker in self._registry.workers:

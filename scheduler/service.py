@@ -82,8 +82,6 @@ class SchedulerService:
         self.fence = Fence()
         self.on_refused: Callable[[OwnedModel, int], None] = lambda owned, epoch: None
         self.is_scheduler_gone: Callable[[str], bool] = lambda id: False
-        self._follower = RecordFollower(self.registry, StrategyFiles(repositories))
-        self.queues_of = self._follower.queues_of
         self._queues: dict[LiveQueue, OwnedModel] = {}
         self._of_model: dict[str, list[OwnedModel]] = defaultdict(list)
         self._former = FormerCounters()
@@ -91,6 +89,8 @@ class SchedulerService:
         self._batch_ids = count(1)
         self._held = AllHeldFrames()
         self._memory = ModelMemory(bus, self.registry, lambda name: LiveQueue(name) in self._queues, scale_to_zero)
+        self._follower = RecordFollower(self.registry, StrategyFiles(repositories), self._memory.get)
+        self.queues_of = self._follower.queues_of
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._pump = self.fence.guard(self._dispatch)
         self._missing = MissingBatches(scheduler_id)

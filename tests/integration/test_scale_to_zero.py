@@ -2,26 +2,32 @@
 
 import asyncio
 import signal
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
+import grpc
 import nats
 import numpy as np
 import pytest
 from asking import grpc_inputs, http_inputs
+from endpoints import Endpoints
 from model_zoo import write_identity
 from producers import Producer, int64_body, value_of
 from role_starter import Start
 from serving import wait_until
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 MODEL = "away"
+ONE_WAITS = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
 ARRAYS = {"IN": np.array([[5]], np.int64)}
 
 
 @pytest.mark.timeout(120)
 def test_requests_wait_for_the_first_worker_to_come_back(start: Start, tmp_path: Path) -> None:
     write_identity(tmp_path / "models", MODEL, "INT64", "dynamic_batching { }")
+    write_identity(tmp_path / "models", "full", "INT64", ONE_WAITS)
     scheduler = start("scheduler", "--scale-to-zero")
     worker = start.worker()
     gateways = [start.gateway()]
@@ -40,7 +46,10 @@ def test_requests_wait_for_the_first_worker_to_come_back(start: Start, tmp_path:
             client.infer("other", http_inputs(ARRAYS))
         metrics = served.metrics()
         assert metrics["weir_workers", MODEL] == metrics["weir_desired_workers", MODEL] == 0
-    with ThreadPoolExecutor(13) as pool:
+    with ThreadPoolExecutor(14) as pool:
+        first = pool.submit(_ask_http, gateways[0], "full")
+        wait_until(lambda: gateways[0].metrics()["weir_queue_depth", "full"] == 1)
+        assert [_refusal_over_http(gateways[1], "full"), _refusal_over_grpc(gateways[1], "full")] == ["1", "1"]
         asked = [pool.submit(_ask_http, served) for served in gateways for _ in range(3)]
         asked += [pool.submit(_ask_grpc, served) for served in gateways for _ in range(3)]
         events = pool.submit(asyncio.run, _ask_events(start.nats.url, 5))
@@ -50,17 +59,45 @@ def test_requests_wait_for_the_first_worker_to_come_back(start: Start, tmp_path:
         start.worker()
         assert [answer.result(30) for answer in asked] == [5] * 12
         assert events.result(30) == [5] * 5
+        assert first.result(30) == 5
     assert [g.metrics()["weir_workers", MODEL] for g in gateways] == [1, 1]
 
 
-def _ask_http(served: Any) -> int:
+def _ask_http(served: Endpoints, model: str = MODEL) -> int:
     with served.http() as client:
-        return int(client.infer(MODEL, http_inputs(ARRAYS)).as_numpy("OUT").item())
+        return int(client.infer(model, http_inputs(ARRAYS)).as_numpy("OUT").item())
 
 
-def _ask_grpc(served: Any) -> int:
+def _ask_grpc(served: Endpoints) -> int:
     with served.grpc() as client:
         return int(client.infer(MODEL, grpc_inputs(ARRAYS), client_timeout=60).as_numpy("OUT").item())
+
+
+def _refusal_over_http(served: Endpoints, model: str) -> str:
+    """When the caller is told to come again."""
+    request = urllib.request.Request(
+        f"http://{served.http_place}/v2/models/{model}/infer", int64_body(5), method="POST"
+    )
+    with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+        urllib.request.urlopen(request, timeout=10)
+    with refused.value as answer:
+        return str(answer.headers["Retry-After"])
+
+
+def _refusal_over_grpc(served: Endpoints, model: str) -> str:
+    with grpc.insecure_channel(served.grpc_place) as channel:
+        contents = service_pb2.InferTensorContents(int64_contents=[5])
+        tensor = service_pb2.ModelInferRequest.InferInputTensor(
+            name="IN", datatype="INT64", shape=[1, 1], contents=contents
+        )
+        with pytest.raises(grpc.RpcError, match="Exceeds maximum queue size") as refused:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
+                service_pb2.ModelInferRequest(model_name=model, inputs=[tensor]), timeout=10
+            )
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        trailers = dict(refused.value.trailing_metadata())
+        assert trailers["grpc-retry-pushback-ms"] == f"{trailers['retry-after']}000"
+        return str(trailers["retry-after"])
 
 
 async def _ask_events(url: str, requests: int) -> list[int]:
