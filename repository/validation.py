@@ -13,7 +13,12 @@ from math import prod
 from repository.artifacts import check_platform
 from repository.paths import check_relative
 from repository.problem import ConfigProblem
-from repository.scheduler_rules import check_dynamic_batching, check_ensemble, check_sequence_batching
+from repository.scheduler_rules import (
+    check_dynamic_batching,
+    check_ensemble,
+    check_queue_wait,
+    check_sequence_batching,
+)
 from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from schemas.partitions import check_partitions
 from schemas.placement import BadDeclaration, needs_of
@@ -35,6 +40,7 @@ def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
     if config.sequence_batching is not None:
         check_sequence_batching(config, config.sequence_batching)
     check_ensemble(config)
+    check_queue_wait(config)
     _check_instances(config, gpu_ids)
     _check_response_cache(config)
     _check_needs(config)
