@@ -44,8 +44,7 @@ class RecordFollower:
 
         Something may be left in those; their owners find out what becomes of it (`scheduler.partition_share`).
         """
-        records = list(self._records(model).values()) or [record for record in [self._known(model)] if record]
-        queues = queues_by(records, model)
+        queues = queues_by(self._told(model), model)
         most = max(len(queues), self._most_queues.get(model, 1))
         if most > 1:
             self._most_queues[model] = most
@@ -56,12 +55,17 @@ class RecordFollower:
         views = {w: view for w, view in self._registry.workers.items() if not view.record.draining}
         return {worker: view.models[model] for worker, view in views.items() if model in view.models}
 
+    def _told(self, model: str) -> list[ModelRecord]:
+        """What workers tell of the model, or did before they went."""
+        known = self._known(model)
+        return list(self._records(model).values()) or ([known] if known else [])
+
     def update(self, owned: OwnedModel, now_us: int) -> Iterator[Ended]:
         """The records have changed: tells the model's policy; what ends by that is to be answered."""
         name = owned.name
         records = self._records(name)
         owned.let_go = {(w, v) for w, v in owned.let_go if w in records and is_unloading(records[w], v)}
-        queues = len(queues_by(list(records.values()), name))
+        queues = len(queues_by(self._told(name), name))
         owned.signals.divide(queues)
         try:
             ahead = outlook(records, owned.let_go)
