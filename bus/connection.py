@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -19,13 +20,20 @@ import orjson
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from bus.broker_access import NO_ACCESS, BrokerAccess, BrokerRefused, BrokerServer, without_secrets
+from bus.dialing import dial
 from bus.live_layout import LiveLayout
-from bus.nats_protocol import Callback, Message, NatsProtocol, connect_options
+from bus.nats_protocol import Callback, Message, NatsProtocol
+from bus.patient_jetstream import PatientJetStream, patiently
+from bus.server_pool import ServerPool
 
 logger = logging.getLogger("weir.bus")
 
 _RECONNECT_WAIT_S = 0.1
+_REFUSED_WAIT_S = 1.0
+_COMPLAINT_EVERY_S = 30.0
 _PING_INTERVAL_S = 5.0
+_CLUSTER_PING_INTERVAL_S = 1.0  # there is another server to go to
 _MAX_PINGS_OUTSTANDING = 2
 _CONNECT_TIMEOUT_S = 2.0
 _API_TIMEOUT_S = 5.0
@@ -39,42 +47,61 @@ class Bus:
     `live_layout` says in which streams live requests lie, as `bus.streams.ensure_streams` has found it.
     """
 
-    def __init__(self, urls: list[str], name: str) -> None:
-        self._urls = urls
+    def __init__(self, urls: list[str], name: str, access: BrokerAccess = NO_ACCESS, role: str = "admin") -> None:
+        self.servers = ServerPool(urls)
+        self.access = access
         self._name = name
+        self._role = role
         self._protocol: NatsProtocol | None = None
         self._callbacks: dict[bytes, Callback] = {}
         self._subjects: dict[bytes, tuple[str, str]] = {}  # and queue groups
         self._next_sid = 0
         self._kept: list[tuple[str, bytes, str, bytes]] = []
         self._kept_bytes = 0
-        self.losses = 0  # how often the connection was lost
+        self.losses = 0  # how often the connection was lost, or what lies behind it may have been
         self._closing = False
         self._lost = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup | None = None
         self._reconnect_listeners: list[Callable[[], Awaitable[None]]] = []
-        self._recoveries: set[asyncio.Task[None]] = set()
+        self._loss_listeners: list[Callable[[], None]] = []
+        self._recoveries: dict[Callable[[], Awaitable[None]], asyncio.Task[None]] = {}
+        self._complaint: tuple[str, float] = "", 0.0
         self.live_layout = LiveLayout()
         self._admin = Client()
         self._has_admin = False  # nats-py can't close what was never opened
-        self.jetstream: JetStreamContext = self._admin.jetstream()
+        self.jetstream: JetStreamContext = PatientJetStream(self._admin, lambda: self.servers.is_clustered)
 
     @classmethod
-    async def connect(cls, url: str, name: str, background: asyncio.TaskGroup, connect_timeout_s: float = 10.0) -> Bus:
-        """Connects to the server(s) at `url` (comma-separated). Raises OSError when none answers in time.
+    async def connect(
+        cls,
+        url: str,
+        name: str,
+        background: asyncio.TaskGroup,
+        connect_timeout_s: float = 10.0,
+        access: BrokerAccess = NO_ACCESS,
+        role: str = "admin",
+    ) -> Bus:
+        """Connects to the server(s) at `url` (comma-separated). Raises OSError when none answers in time, or will have us.
 
         The connection is kept by a task in `background`, and so is each recovery after it was lost: one that fails ends
-        the role, whose supervisor starts it anew.
+        the role, whose supervisor starts it anew. `role` is the user of `bus.permissions` that it acts as.
         """
-        bus = cls(url.split(","), name)
+        try:
+            bus = cls(url.split(","), name, access, role)
+        except ValueError as error:
+            raise OSError(str(error)) from error
+        access.check()
         try:
             async with asyncio.timeout(connect_timeout_s):
-                await bus._open()
+                await bus._open(is_start=True)
                 await bus._connect_admin()
         except TimeoutError as error:
             await bus.close()
-            raise OSError(f"no NATS server answers at {_without_secrets(url)}") from error
+            raise OSError(f"no NATS server answers at {without_secrets(url)}") from error
+        except BrokerRefused:
+            await bus.close()
+            raise
         bus._background = background
         bus._keeper = background.create_task(bus._keep())
         return bus
@@ -87,7 +114,12 @@ class Bus:
     @property
     def hosts(self) -> list[str]:
         """The hosts that the connection was given."""
-        return [connect_options(url, self._name)[0] for url in self._urls]
+        return self.servers.hosts
+
+    @property
+    def replicas(self) -> int:
+        """How many servers are to keep what is stored."""
+        return self.access.replicas or self.servers.replicas
 
     @property
     def server_info(self) -> Mapping[str, Any]:
@@ -160,22 +192,39 @@ class Bus:
 
     async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer of JetStream's API, which may be an `error`. Raises NatsError or TimeoutError when there is none."""
-        message = await self._admin.request(
-            subject, orjson.dumps(question) if question else b"", timeout=_API_TIMEOUT_S
+        data = orjson.dumps(question) if question else b""
+        message = await patiently(
+            self.servers.is_clustered, lambda: self._admin.request(subject, data, timeout=_API_TIMEOUT_S)
         )
         answer = orjson.loads(message.data)
         return answer if isinstance(answer, dict) else {}
 
     def on_reconnect(self, listener: Callable[[], Awaitable[None]]) -> None:
-        """Calls `listener` after each reconnection: the broker may have come back without streams and pulls."""
+        """Calls `listener` after each reconnection: the broker may have come back without streams and pulls.
+
+        So it is after the loss of another server of a cluster: what was on its way there is lost, whoever holds the streams
+        may have changed, and they may have no leader yet.
+        """
         self._reconnect_listeners.append(listener)
+
+    def on_loss(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` at once when the connection is lost."""
+        self._loss_listeners.append(listener)
+
+    def doubt(self, why: str) -> None:
+        """A server of the cluster may be gone with what was on its way there: all is recovered as after a reconnection."""
+        if self._protocol is None or self._background is None or self._closing:
+            return
+        logger.warning("%s: recovering", why)
+        self.losses += 1
+        self._recover()
 
     async def close(self) -> None:
         """Sends what is waiting and disconnects."""
         self._closing = True
         if self._keeper is not None:
             self._keeper.cancel()
-        for task in self._recoveries:
+        for task in self._recoveries.values():
             task.cancel()
         if self._protocol is not None:
             with contextlib.suppress(ConnectionError, TimeoutError):
@@ -187,16 +236,25 @@ class Bus:
             with contextlib.suppress(RuntimeError):
                 await self._admin.close()
 
-    async def _open(self) -> None:
-        """Connects to the first server that answers, trying for ever, and restores what stood."""
-        loop = asyncio.get_running_loop()
+    async def _open(self, is_start: bool = False) -> None:
+        """Connects to the first server that answers, trying for ever, and restores what stood.
+
+        At the start raises BrokerRefused when no server is there that will have us.
+        """
         while True:
-            for url in self._urls:
+            refused: BrokerRefused | None = None
+            for server in self.servers.candidates():
                 try:
-                    self._protocol = await asyncio.wait_for(self._dial(loop, url), _CONNECT_TIMEOUT_S)
-                except (OSError, TimeoutError) as error:
-                    logger.debug("%s: %s", _without_secrets(url), error)
+                    self._protocol = await asyncio.wait_for(self._dial(server), _CONNECT_TIMEOUT_S)
+                except BrokerRefused as error:
+                    refused = error
+                    self._complain(server, str(error))
                     continue
+                except (OSError, TimeoutError) as error:
+                    logger.debug("%s: %s", server.place, error)
+                    continue
+                self.servers.current = server
+                self.servers.learn(self._protocol.info)
                 self._lost.clear()
                 for sid, (subject, queue) in self._subjects.items():
                     self._protocol.send((_sub(subject, queue, sid),))
@@ -204,30 +262,39 @@ class Bus:
                 for message in kept:
                     self._protocol.publish(*message)
                 return
-            await asyncio.sleep(_RECONNECT_WAIT_S)
+            if refused is not None and is_start:
+                raise refused
+            await asyncio.sleep(_RECONNECT_WAIT_S if refused is None else _REFUSED_WAIT_S)
 
-    async def _dial(self, loop: asyncio.AbstractEventLoop, url: str) -> NatsProtocol:
-        host, port, options = connect_options(url, self._name)
-        _, protocol = await loop.create_connection(
-            lambda: NatsProtocol(self._callbacks, options, self._on_lost), host, port
-        )
-        try:
-            await protocol.established
-        except BaseException:
-            protocol.abort()
-            raise
-        return protocol
+    def _complain(self, server: BrokerServer, text: str) -> None:
+        now_s = time.monotonic()
+        if text != self._complaint[0] or now_s - self._complaint[1] >= _COMPLAINT_EVERY_S:
+            self._complaint = text, now_s
+            logger.error("%s: %s", server.place, text)
+
+    async def _dial(self, server: BrokerServer) -> NatsProtocol:
+        first = self.servers.first
+        return await dial(server, first, self.access, self._name, self._callbacks, self._on_lost, self._on_info)
+
+    def _on_info(self, info: Mapping[str, Any]) -> None:
+        if self.servers.learn(info):
+            self.doubt("a server of the NATS cluster has gone")
 
     def _on_lost(self) -> None:
+        if self._protocol is not None and self._protocol.last_error:
+            logger.warning("nats-server ended the connection: %s", self._protocol.last_error)
         self._protocol = None
         self.losses += 1
         self._lost.set()
+        for listener in self._loss_listeners:
+            listener()
 
     async def _keep(self) -> None:
         """Pings, and connects again whenever the connection is lost."""
         while True:
+            interval_s = _CLUSTER_PING_INTERVAL_S if self.servers.is_clustered else _PING_INTERVAL_S
             try:
-                await asyncio.wait_for(self._lost.wait(), _PING_INTERVAL_S)
+                await asyncio.wait_for(self._lost.wait(), interval_s)
             except TimeoutError:
                 protocol = self._protocol
                 if protocol is not None:
@@ -242,35 +309,44 @@ class Bus:
             self._recover()
 
     def _recover(self) -> None:
+        assert self._background is not None  # noqa: S101 - only a connected bus recovers
         for listener in self._reconnect_listeners:
-            assert self._background is not None  # noqa: S101 - only a connected bus recovers
-            task = self._background.create_task(self._run_listener(listener))
-            self._recoveries.add(task)
-            task.add_done_callback(self._recoveries.discard)
+            running = self._recoveries.get(listener)
+            if running is None or running.done():  # else it begins again by itself
+                self._recoveries[listener] = self._background.create_task(self._run_listener(listener))
 
     async def _run_listener(self, listener: Callable[[], Awaitable[None]]) -> None:
-        # JetStream may need a moment more than the server's socket, and so may nats-py to connect again.
-        while self.is_connected:
+        # JetStream may need a moment more than the server's socket, and so may nats-py to connect again; a cluster takes
+        # seconds to choose new leaders.
+        losses = -1
+        while losses != self.losses:
+            losses = self.losses
             try:
                 await listener()
-                return
             except (NatsError, TimeoutError, OSError) as error:
+                if not self.is_connected:
+                    return  # it is called again when the broker is back
+                losses = -1
                 logger.warning("not recovered yet: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _connect_admin(self) -> None:
         self._has_admin = True
+        first = self.servers.first
+        self._admin.needs_tls = self.access.wants_tls(first, {})
         while True:
             try:
                 await self._admin.connect(
-                    servers=self._urls,
+                    servers=[f"nats://{server.place}" for server in self.servers.candidates()],
                     name=f"{self._name} admin",
                     allow_reconnect=True,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]
                     connect_timeout=2,
-                    ping_interval=5,
+                    ping_interval=1 if self.servers.is_clustered else 5,
+                    inbox_prefix=f"_INBOX_{self._role}",
                     error_cb=_on_admin_error,
+                    **self.access.nats_py_options(first),
                 )
                 return
             except (NatsError, OSError) as error:
@@ -284,10 +360,6 @@ async def _on_admin_error(error: Exception) -> None:
 
 def _sub(subject: str, queue: str, sid: bytes) -> bytes:
     return b"SUB %s %s %s\r\n" % (subject.encode(), queue.encode(), sid)
-
-
-def _without_secrets(url: str) -> str:
-    return ",".join(part.rsplit("@", 1)[-1] for part in url.split(","))
 
 
 __all__ = ["Bus", "Callback", "Message"]

@@ -45,7 +45,7 @@ class QueueLimits:
     queue_max_age_s: float = 7 * 86400.0
 
 
-def durable_streams(limits: QueueLimits) -> tuple[StreamConfig, ...]:
+def durable_streams(limits: QueueLimits, replicas: int = 1) -> tuple[StreamConfig, ...]:
     """What the three streams are declared as, in the order in which they are made."""
     queue = StreamConfig(
         name=subjects.QUEUE_STREAM,
@@ -59,7 +59,7 @@ def durable_streams(limits: QueueLimits) -> tuple[StreamConfig, ...]:
         duplicate_window=DUPLICATE_WINDOW_S,
         allow_direct=True,
         allow_atomic=True,
-        num_replicas=1,
+        num_replicas=replicas,
     )
     result = StreamConfig(
         name=subjects.RESULT_STREAM,
@@ -73,7 +73,7 @@ def durable_streams(limits: QueueLimits) -> tuple[StreamConfig, ...]:
         allow_direct=True,
         allow_msg_ttl=True,
         allow_atomic=True,
-        num_replicas=1,
+        num_replicas=replicas,
     )
     dead = StreamConfig(
         name=subjects.DEAD_STREAM,
@@ -85,7 +85,7 @@ def durable_streams(limits: QueueLimits) -> tuple[StreamConfig, ...]:
         max_bytes=DEAD_MAX_BYTES,
         duplicate_window=DUPLICATE_WINDOW_S,
         allow_direct=True,
-        num_replicas=1,
+        num_replicas=replicas,
     )
     return queue, result, dead
 
@@ -96,7 +96,7 @@ async def ensure_durable_streams(bus: Bus, limits: QueueLimits) -> list[str]:
     Safe to call from several gateways at once.
     """
     made: list[str] = []
-    for config in durable_streams(limits):
+    for config in durable_streams(limits, bus.replicas):
         if await ensure_stream(bus, config):
             made.append(str(config.name))
     await _ensure_stores(bus, limits)
@@ -109,7 +109,7 @@ async def _ensure_stores(bus: Bus, limits: QueueLimits) -> None:
         await jetstream.stream_info(f"KV_{subjects.JOBS_BUCKET}")
     except NotFoundError:
         await jetstream.create_key_value(
-            KeyValueConfig(bucket=subjects.JOBS_BUCKET, history=1, storage=StorageType.FILE)
+            KeyValueConfig(bucket=subjects.JOBS_BUCKET, history=1, storage=StorageType.FILE, replicas=bus.replicas)
         )
     # A request's body is wanted for as long as the request may wait, and then for as long as it may be a dead letter.
     request_ttl_s = limits.queue_max_age_s + DEAD_TTL_S
@@ -117,4 +117,6 @@ async def _ensure_stores(bus: Bus, limits: QueueLimits) -> None:
         try:
             await jetstream.stream_info(f"OBJ_{store}")
         except NotFoundError:
-            await jetstream.create_object_store(store, config=ObjectStoreConfig(storage=StorageType.FILE, ttl=ttl_s))
+            await jetstream.create_object_store(
+                store, config=ObjectStoreConfig(storage=StorageType.FILE, ttl=ttl_s, replicas=bus.replicas)
+            )

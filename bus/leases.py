@@ -104,7 +104,7 @@ class Leases:
                 allow_rollup_hdrs=True,
                 allow_direct=True,
                 allow_msg_ttl=True,
-                num_replicas=1,
+                num_replicas=self._bus.replicas,
             ),
         )
 

@@ -91,7 +91,10 @@ class ModelFiles:
             return await self._bus.jetstream.object_store(subjects.MODEL_FILES_STORE)
         except NotFoundError:
             config = ObjectStoreConfig(
-                bucket=subjects.MODEL_FILES_STORE, storage=StorageType.MEMORY, max_bytes=MODEL_FILES_MAX_BYTES
+                bucket=subjects.MODEL_FILES_STORE,
+                storage=StorageType.MEMORY,
+                max_bytes=MODEL_FILES_MAX_BYTES,
+                replicas=self._bus.replicas,
             )
             return await self._bus.jetstream.create_object_store(subjects.MODEL_FILES_STORE, config)
 

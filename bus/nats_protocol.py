@@ -11,15 +11,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+
+from bus.broker_access import BrokerRefused, is_refusal
 
 logger = logging.getLogger("weir.bus")
 
 _JOIN_LIMIT_BYTES = 128 * 1024
 _M, _H, _P, _I, _MINUS = b"MHPI-"
+_COMPLAINT_EVERY_S = 60.0  # the same one again: what may not be published is tried with each message
+_MAX_COMPLAINTS = 100
 
 
 class Message(NamedTuple):
@@ -38,10 +43,9 @@ class Message(NamedTuple):
 Callback = Callable[[Message], None]
 
 
-def connect_options(url: str, name: str) -> tuple[str, int, dict[str, Any]]:
-    """(host, port, CONNECT options) of a server's URL: `nats://[user:password@ | token@]host[:port]`."""
-    parts = urlsplit(url if "://" in url else f"nats://{url}")
-    options: dict[str, Any] = {
+def connect_options(name: str, identity: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What we tell a server in CONNECT: what we can, our `name`, and who we are (`bus.broker_access`)."""
+    return {
         "verbose": False,
         "pedantic": False,
         "headers": True,
@@ -49,23 +53,26 @@ def connect_options(url: str, name: str) -> tuple[str, int, dict[str, Any]]:
         "protocol": 1,
         "lang": "python-weir",
         "name": name,
+        **(identity or {}),
     }
-    if parts.username and parts.password is not None:
-        options |= {"user": unquote(parts.username), "pass": unquote(parts.password)}
-    elif parts.username:
-        options["auth_token"] = unquote(parts.username)
-    return parts.hostname or "127.0.0.1", parts.port or 4222, options
 
 
 class NatsProtocol(asyncio.Protocol):
-    """See the module. `callbacks` (by subscription id) belongs to the owner, `on_lost` tells it of the connection's end."""
+    """See the module. `callbacks` (by subscription id) belongs to the owner, `on_lost` tells it of the connection's end.
+
+    `on_info` is called with what the server says of itself later, as when the cluster around it changes. The server speaks
+    first: `greeted` is done then, and it waits for `introduce`; `established` is done once it has taken us.
+    """
 
     def __init__(
-        self, callbacks: dict[bytes, Callback], connect_options: dict[str, Any], on_lost: Callable[[], None]
+        self,
+        callbacks: dict[bytes, Callback],
+        on_lost: Callable[[], None],
+        on_info: Callable[[Mapping[str, Any]], None] = lambda info: None,
     ) -> None:
         self._callbacks = callbacks
-        self._connect_options = connect_options
         self._on_lost = on_lost
+        self._on_info = on_info
         self._transport: asyncio.Transport | None = None
         self._chunks: list[bytes] = []  # received, and not yet enough for the message they begin with
         self._have = 0
@@ -76,8 +83,19 @@ class NatsProtocol(asyncio.Protocol):
         self._deferred: list[Callable[[], None]] = []
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
+        self.greeted: asyncio.Future[None] = self._loop.create_future()
         self.established: asyncio.Future[None] = self._loop.create_future()
         self.info: dict[str, Any] = {}
+        self.last_error = ""  # that the server told, as when it ends the connection
+        self._complaints: dict[str, float] = {}
+
+    def secure(self, transport: asyncio.BaseTransport) -> None:
+        """From now on speaks through `transport`, which encrypts."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def introduce(self, options: Mapping[str, Any]) -> None:
+        """Tells the server who we are, with what `connect_options` makes."""
+        self.send((b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n",))
 
     # What goes out
 
@@ -151,8 +169,10 @@ class NatsProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nobody waits for this connection any more."""
         self._transport = None
-        error = ConnectionError("the connection to nats-server was lost")
-        for waiter in (self.established, *self._pongs):
+        error: OSError = ConnectionError("the connection to nats-server was lost")
+        if isinstance(exc, ssl.SSLError):  # so the server tells that our certificate is missing, or is none it takes
+            error = exc
+        for waiter in (self.greeted, self.established, *self._pongs):
             if not waiter.done():
                 waiter.set_exception(error)
                 waiter.exception()  # whoever still cares awaits it; nobody has to
@@ -246,17 +266,26 @@ class NatsProtocol(asyncio.Protocol):
             if not self.established.done():
                 self.established.set_result(None)
         elif kind == _I:
-            first = not self.info
             self.info = json.loads(line[5:])
-            if first:
-                self.send((b"CONNECT " + json.dumps(self._connect_options).encode() + b"\r\nPING\r\n",))
+            if not self.greeted.done():
+                self.greeted.set_result(None)
+            else:
+                self._on_info(self.info)
         elif kind == _MINUS:
             self._on_error(line[5:].decode(errors="replace").strip("'"))
 
     def _on_error(self, text: str) -> None:
+        self.last_error = text
         if not self.established.done():
-            self.established.set_exception(ConnectionError(f"nats-server refused the connection: {text}"))
-        logger.error("nats-server: %s", text)
+            kind = BrokerRefused if is_refusal(text) else ConnectionError
+            self.established.set_exception(kind(f"nats-server refused the connection: {text}"))
+            return
+        now_s = time.monotonic()
+        if now_s - self._complaints.get(text, -_COMPLAINT_EVERY_S) >= _COMPLAINT_EVERY_S:
+            if len(self._complaints) >= _MAX_COMPLAINTS:
+                self._complaints.clear()
+            self._complaints[text] = now_s
+            logger.error("nats-server: %s", text)
 
 
 def _status(header_block: bytes) -> str:

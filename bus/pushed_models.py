@@ -173,7 +173,9 @@ class PushedModels:
         except (BucketNotFoundError, NotFoundError):
             if not make:
                 raise
-            config = KeyValueConfig(bucket=self._bucket, history=1, storage=StorageType.FILE)
+            config = KeyValueConfig(
+                bucket=self._bucket, history=1, storage=StorageType.FILE, replicas=self._bus.replicas
+            )
             try:
                 return await self._bus.jetstream.create_key_value(config)
             except BadRequestError:  # somebody was faster
@@ -185,7 +187,7 @@ class PushedModels:
         except (BucketNotFoundError, NotFoundError):
             if not make:
                 raise
-            config = ObjectStoreConfig(bucket=self._bucket, storage=StorageType.FILE)
+            config = ObjectStoreConfig(bucket=self._bucket, storage=StorageType.FILE, replicas=self._bus.replicas)
             try:
                 return await self._bus.jetstream.create_object_store(self._bucket, config)
             except BadRequestError:

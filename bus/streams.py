@@ -44,16 +44,16 @@ async def ensure_streams(bus: Bus) -> None:
     Takes the layout of the streams that is recorded (`bus.live_layout`). Safe to call from several at once.
     """
     layout = bus.live_layout
-    await ensure_stream(bus, _live_stream(0, layout.to_make, layout.to_record()))
+    await ensure_stream(bus, _live_stream(0, layout.to_make, bus.replicas, layout.to_record()))
     # Another may have made it, with another layout.
     layout.learn((await bus.jetstream.stream_info(subjects.LIVE_STREAM)).config.metadata)
     for number in range(1, layout.streams):
-        await ensure_stream(bus, _live_stream(number, layout.streams))
+        await ensure_stream(bus, _live_stream(number, layout.streams, bus.replicas))
     for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
         await ensure_bucket(bus, bucket)
 
 
-def _live_stream(number: int, streams: int, metadata: dict[str, str] | None = None) -> StreamConfig:
+def _live_stream(number: int, streams: int, replicas: int, metadata: dict[str, str] | None = None) -> StreamConfig:
     return StreamConfig(
         name=subjects.live_stream(number),
         subjects=[subjects.live_subjects(number)],
@@ -62,7 +62,7 @@ def _live_stream(number: int, streams: int, metadata: dict[str, str] | None = No
         discard=DiscardPolicy.NEW,
         max_bytes=max(LIVE_MAX_BYTES // streams, _LEAST_LIVE_BYTES),
         max_consumers=MAX_QUEUES_OF_STREAM,
-        num_replicas=1,
+        num_replicas=replicas,
         metadata=metadata,
     )
 
@@ -90,7 +90,7 @@ async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None
         allow_rollup_hdrs=True,
         allow_direct=True,
         deny_delete=True,
-        num_replicas=1,
+        num_replicas=bus.replicas,
     )
     try:
         await ensure_stream(bus, config)
@@ -127,7 +127,14 @@ async def ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_b
         await bus.jetstream.stream_info(f"KV_{bucket}")
     except NotFoundError:
         await bus.jetstream.create_key_value(
-            KeyValueConfig(bucket=bucket, history=1, storage=StorageType.MEMORY, ttl=ttl_s, max_bytes=max_bytes)
+            KeyValueConfig(
+                bucket=bucket,
+                history=1,
+                storage=StorageType.MEMORY,
+                ttl=ttl_s,
+                max_bytes=max_bytes,
+                replicas=bus.replicas,
+            )
         )
 
 

@@ -2,21 +2,22 @@
 
 An instance's thread that hands its answers to the event loop pays for a wake-up, two hand-overs of the interpreter lock
 and another turn of the loop, about 60 us a batch. Here it writes to a connection of its own, under a lock. The loop only
-reads that connection, to answer the server's pings and to notice its end. While there is no such connection, messages
+reads that connection, to answer the server's pings and to notice its end; it goes to the server that the `Bus` is connected
+to, and ends with that connection, whose pings notice a server that hangs. While there is no such connection, messages
 take the way through the loop's `Bus`, which keeps them until the broker is back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import threading
 from collections.abc import Iterable
 
 from bus.connection import Bus
-from bus.nats_protocol import connect_options
+from bus.dialing import dial_from_thread
+from bus.tls_socket import TlsSocket
 
 logger = logging.getLogger("weir.bus")
 
@@ -31,13 +32,14 @@ Outgoing = tuple[str, bytes]
 class ThreadPublisher:
     """See the module. `publish` may be called from any thread; everything else belongs to the event loop."""
 
-    def __init__(self, bus: Bus, url: str, name: str) -> None:
+    def __init__(self, bus: Bus, name: str) -> None:
         self._bus = bus
-        self._urls = url.split(",")
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._socket: socket.socket | TlsSocket | None = None
+        self._ended = asyncio.Event()
+        bus.on_loss(self._ended.set)
         self._keeper: asyncio.Task[None] | None = None
 
     def start(self, background: asyncio.TaskGroup) -> None:
@@ -83,52 +85,43 @@ class ThreadPublisher:
 
     async def _keep(self) -> None:
         while True:
-            for url in self._urls:
+            if self._bus.is_connected:
                 try:
-                    connection = await asyncio.to_thread(self._connect, url)
-                except OSError:
-                    continue
-                await self._watch(connection)
+                    connection = await asyncio.to_thread(self._connect)
+                except OSError as error:
+                    logger.debug("no connection for answers: %s", error)
+                else:
+                    await self._watch(connection)
             await asyncio.sleep(_RECONNECT_WAIT_S)
 
-    def _connect(self, url: str) -> socket.socket:
-        host, port, options = connect_options(url, f"{self._name} answers")
-        connection = socket.create_connection((host, port), _TIMEOUT_S)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with connection.makefile("rb") as lines:
-                lines.readline()  # INFO
-                connection.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
-                answer = lines.readline()
-            if not answer.startswith(b"PONG"):
-                raise OSError(f"nats-server refused the connection: {answer.decode(errors='replace').strip()}")
-        except OSError:
-            connection.close()
-            raise
-        return connection
+    def _connect(self) -> socket.socket | TlsSocket:
+        servers = self._bus.servers
+        server = servers.current or servers.first
+        return dial_from_thread(server, servers.first, self._bus.access, f"{self._name} answers", _TIMEOUT_S)
 
-    async def _watch(self, connection: socket.socket) -> None:
-        ended = asyncio.Event()
+    async def _watch(self, connection: socket.socket | TlsSocket) -> None:
+        ended = self._ended
+        ended.clear()
 
         def readable() -> None:
             try:
-                data = connection.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+                with self._lock:  # reading and writing what is encrypted exclude each other
+                    data = connection.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+                    if b"PING\r\n" in data and self._socket is connection:
+                        connection.sendall(b"PONG\r\n")
             except BlockingIOError:
                 return
             except OSError:
                 data = b""
             if not data:
                 ended.set()
-            elif b"PING\r\n" in data:
-                with self._lock:
-                    if self._socket is connection:
-                        connection.sendall(b"PONG\r\n")
 
         self._loop.add_reader(connection.fileno(), readable)
         with self._lock:
             self._socket = connection
         try:
-            await ended.wait()
+            if self._bus.is_connected:
+                await ended.wait()
         finally:
             self._loop.remove_reader(connection.fileno())
             with self._lock:

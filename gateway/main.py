@@ -92,7 +92,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
             listeners.take("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
         if settings.allow_metrics:
             listeners.take("metrics", settings.metrics_address, settings.metrics_port)
-        bus = await Bus.connect(settings.nats_url, gateway_id, background)
+        bus = await Bus.connect(settings.nats_url, gateway_id, background, access=settings.nats_access, role="gateway")
         bus.live_layout.wanted = settings.live_streams
     except (OSError, ValueError, WeirError) as error:
         logger.error("%s", error)

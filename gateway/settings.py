@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bus.broker_access import NO_ACCESS, BrokerAccess
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
@@ -21,6 +23,7 @@ class GatewaySettings:
     """
 
     nats_url: str
+    nats_access: BrokerAccess = NO_ACCESS
     gateway_id: str | None = None
     server_id: str = "triton"
     strict_readiness: bool = True

@@ -44,7 +44,9 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
     scheduler_id = settings.scheduler_id or new_id("scheduler")
     try:
         event_log = EventLog(Path(settings.event_log), scheduler_id) if settings.event_log else None
-        bus = await Bus.connect(settings.nats_url, scheduler_id, background)
+        bus = await Bus.connect(
+            settings.nats_url, scheduler_id, background, access=settings.nats_access, role="scheduler"
+        )
         bus.live_layout.wanted = settings.live_streams
     except OSError as error:
         announce_failure(str(error))

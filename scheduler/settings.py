@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.broker_access import NO_ACCESS, BrokerAccess
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
@@ -19,6 +21,7 @@ class SchedulerSettings:
     """
 
     nats_url: str
+    nats_access: BrokerAccess = NO_ACCESS
     model_repositories: Sequence[Path] = ()
     scheduler_id: str | None = None
     exit_timeout_secs: float = 30.0

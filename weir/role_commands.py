@@ -17,9 +17,11 @@ from typing import Any
 
 import typer
 
+from bus.broker_access import BrokerAccess
 from schemas.errors import WeirError
 from telemetry.readiness import announce_failure, watch_parent
 from weir.options import options_of
+from weir.options.broker_options import ACCESS_FIELDS
 from weir.preflight import check_backend_directories, check_repositories
 from weir.start_error import StartError
 
@@ -58,6 +60,7 @@ def _imported(role: str) -> Any:
 def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     """The settings of `role`, a dataclass of its package. Raises StartError for what is missing."""
     fields = {option.settings_field: values[key] for key, option in options_of(role).items()}
+    fields["nats_access"] = BrokerAccess.of({name: fields.pop(name) for name in list(fields) if name in ACCESS_FIELDS})
     if fields["nats_url"] is None:
         raise StartError("--nats must be specified")
     if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):

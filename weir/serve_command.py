@@ -24,6 +24,7 @@ from weir import NATS_URL_VARIABLE
 from weir.forked_role import import_roles
 from weir.gpu_count import count_gpus
 from weir.options import OPTIONS, SERVE, UsageError, options_of
+from weir.options.broker_options import ACCESS_OPTIONS
 from weir.options.deprecated import replaced
 from weir.parent import parent_fd
 from weir.preflight import Listener, check_backend_directories, check_listeners, check_repositories
@@ -88,6 +89,9 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     roles = [replace(role, main=main if forked else None) for role, forked in zip(roles, is_forked, strict=True)]
     import_roles()
     nats_url = values["nats"]
+    for option in ACCESS_OPTIONS:
+        if nats_url is None and values[option.key]:
+            raise UsageError(f"{option.name} is for the server that --nats names: the embedded one listens on loopback")
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(parent_fd())
         embedded = None

@@ -109,12 +109,12 @@ async def _work(
         metrics = parse_metrics_config(settings.metrics_config)
         cache_config = CacheConfig.parse(settings.cache_config)
         backends = BackendRegistry(settings.backend_config, settings.backend_directories)
-        bus = await Bus.connect(settings.nats_url, worker_id, background)
+        bus = await Bus.connect(settings.nats_url, worker_id, background, access=settings.nats_access, role="worker")
         bus.live_layout.wanted = settings.live_streams
     except (OSError, ValueError) as error:
         announce_failure(str(error))
         return 1
-    publisher = ThreadPublisher(bus, settings.nats_url, worker_id)
+    publisher = ThreadPublisher(bus, worker_id)
     publisher.start(background)
     devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
     gpus = gpu_uuids() if settings.allow_client_shm else []

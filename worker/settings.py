@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from bus.broker_access import NO_ACCESS, BrokerAccess
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
@@ -28,6 +30,7 @@ class WorkerSettings:
     """
 
     nats_url: str
+    nats_access: BrokerAccess = NO_ACCESS
     model_repositories: tuple[Path | str, ...]
     worker_id: str | None = None
     model_config_name: str | None = None

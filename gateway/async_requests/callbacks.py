@@ -104,7 +104,7 @@ class Callbacks:
                 max_age=KEPT_S,
                 max_bytes=MAX_KEPT_BYTES,
                 allow_msg_ttl=True,
-                num_replicas=1,
+                num_replicas=self._bus.replicas,
             ),
         )
         await self._bus.jetstream.add_consumer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ class GivenNats:
             **({"http": "127.0.0.1:-1"} if monitor else {}),
             **options,
         }
-        file = folder / "nats.conf"
-        file.write_text(json.dumps(config))
-        self.process = subprocess.Popen([find_binary(), "-c", file], stderr=subprocess.DEVNULL)
+        self._file = folder / "nats.conf"
+        self._config = config
+        self._file.write_text(json.dumps(config))
+        self.process = subprocess.Popen([find_binary(), "-c", self._file], stderr=subprocess.DEVNULL)
         self._ports = folder / f"nats-server_{self.process.pid}.ports"
         wait_until(lambda: bool(self._read()))
         told = self._read()
@@ -39,6 +41,11 @@ class GivenNats:
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
         return told
+
+    def reload(self, **changes: Any) -> None:
+        """Has it read its configuration again, with other options."""
+        self._file.write_text(json.dumps({**self._config, "listen": self.url.split("//")[1], **changes}))
+        self.process.send_signal(signal.SIGHUP)
 
     def stop(self) -> None:
         """Ends it."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+<<<<<<< HEAD
 from bus.live_layout import MAX_LIVE_STREAMS
 from weir import NATS_URL_VARIABLE
+=======
+from weir.options.broker_options import BROKER_OPTIONS
+>>>>>>> 45f32b8 (Speak TLS to nats-server, and say who we are by nkeys and credentials)
 from weir.options.forms import cache_setting
 from weir.options.option import GATEWAY, ROLES, SCHEDULER, SERVE, WORKER, Option, switch
-from weir.options.values import Checked, Choice, Integer, Number, Text, Verbosity
+from weir.options.values import Checked, Choice, Number, Text, Verbosity
 
 _EVERYWHERE = (SERVE, *ROLES)
 
 
+<<<<<<< HEAD
 def _bus() -> tuple[Option, ...]:
     return (
         Option(
@@ -62,6 +67,8 @@ def _bus() -> tuple[Option, ...]:
     )
 
 
+=======
+>>>>>>> 45f32b8 (Speak TLS to nats-server, and say who we are by nkeys and credentials)
 def _server() -> tuple[Option, ...]:
     named = [
         Option(
@@ -167,7 +174,7 @@ def _log() -> tuple[Option, ...]:
 
 
 SERVER_OPTIONS: tuple[Option, ...] = (
-    *_bus(),
+    *BROKER_OPTIONS,
     *_server(),
     *_cache(),
     *_log(),

@@ -1,6 +1,7 @@
 """The wire protocol of nats-server, fed byte by byte, and spoken with a real server."""
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,7 @@ class Peer:
         self.lost = 0
         self.wire = Wire()
         self.callbacks = {b"1": self.messages.append}
-        self.protocol = NatsProtocol(self.callbacks, {"name": "test"}, self._on_lost)
+        self.protocol = NatsProtocol(self.callbacks, self._on_lost)
         self.protocol.connection_made(self.wire)
 
     def _on_lost(self) -> None:
@@ -154,26 +155,23 @@ async def test_pings_are_answered_in_order() -> None:
     assert peer.lost == 1
 
 
+async def test_who_we_are_is_told_once_the_server_has_spoken() -> None:
+    peer = Peer()
+    assert not peer.protocol.greeted.done()
+    peer.feed(b'INFO {"nonce": "x"}\r\n')
+    assert peer.protocol.greeted.done()
+    assert peer.protocol.info["nonce"] == "x"
+    peer.protocol.introduce(connect_options("me", {"user": "u", "pass": "p"}))
+    await asyncio.sleep(0)
+    told = json.loads(peer.wire.written.split(b"\r\n")[0].removeprefix(b"CONNECT "))
+    assert (told["name"], told["user"], told["pass"]) == ("me", "u", "p")
+
+
 async def test_a_refusal_is_told_to_whoever_connects() -> None:
     peer = Peer()
     peer.feed(b"INFO {}\r\n-ERR 'Authorization Violation'\r\n")
     with pytest.raises(ConnectionError, match="Authorization Violation"):
         await peer.protocol.established
-
-
-@pytest.mark.parametrize(
-    ("url", "host", "port", "credentials"),
-    [
-        ("nats://127.0.0.1:4333", "127.0.0.1", 4333, {}),
-        ("host", "host", 4222, {}),
-        ("nats://u:p%40ss@host:1", "host", 1, {"user": "u", "pass": "p@ss"}),
-        ("nats://token@host", "host", 4222, {"auth_token": "token"}),
-    ],
-)
-def test_urls(url: str, host: str, port: int, credentials: dict[str, str]) -> None:
-    found_host, found_port, options = connect_options(url, "me")
-    assert (found_host, found_port, options["name"]) == (host, port, "me")
-    assert {key: options[key] for key in ("user", "pass", "auth_token") if key in options} == credentials
 
 
 @pytest.fixture(scope="module")
