@@ -26,7 +26,7 @@ _SECTION = re.compile(r"-----BEGIN ([A-Z ]+)-----\s*([A-Za-z0-9_.\-=]+)\s*-+END 
 _REFUSALS = ("authorization", "authentication", "permissions", "account", "maximum account")
 
 
-class BrokerRefused(OSError):
+class BrokerRefused(ConnectionError):
     """The broker is there and will not have us, or is not who it should be: to try again does not help."""
 
 
@@ -74,8 +74,8 @@ class BrokerAccess:
     """See the module. All but `replicas` are files, "" where there is none.
 
     `ca` signs the servers' certificates; `cert` and `key` are ours; `credentials` holds a JWT and the seed of its nkey,
-    `nkey` a seed alone. `user` and `password` hold where no URL names any. `replicas` is how many servers keep what is stored; 0: as
-    many as follows from the size of the cluster.
+    `nkey` a seed alone. `user` and `password` hold where no URL names any. `replicas` is how many servers keep what
+    is stored; 0: as many as follows from the size of the cluster.
     """
 
     ca: str = ""

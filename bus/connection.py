@@ -70,7 +70,7 @@ class Bus:
         self.live_layout = LiveLayout()
         self._admin = Client()
         self._has_admin = False  # nats-py can't close what was never opened
-        self.jetstream: JetStreamContext = PatientJetStream(self._admin, lambda: self.servers.is_clustered)
+        self.jetstream: JetStreamContext = PatientJetStream(self._admin, lambda: self.is_clustered)
 
     @classmethod
     async def connect(
@@ -115,6 +115,11 @@ class Bus:
     def hosts(self) -> list[str]:
         """The hosts that the connection was given."""
         return self.servers.hosts
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether the broker is more than one server, of which one may go without the others."""
+        return self.servers.is_clustered
 
     @property
     def replicas(self) -> int:
@@ -193,9 +198,7 @@ class Bus:
     async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer of JetStream's API, which may be an `error`. Raises NatsError or TimeoutError when there is none."""
         data = orjson.dumps(question) if question else b""
-        message = await patiently(
-            self.servers.is_clustered, lambda: self._admin.request(subject, data, timeout=_API_TIMEOUT_S)
-        )
+        message = await patiently(self.is_clustered, lambda: self._admin.request(subject, data, timeout=_API_TIMEOUT_S))
         answer = orjson.loads(message.data)
         return answer if isinstance(answer, dict) else {}
 
@@ -231,7 +234,7 @@ class Bus:
                 await asyncio.wait_for(self.flush(), _CONNECT_TIMEOUT_S)
         if self._protocol is not None:
             self._protocol.close()
-        if self._has_admin and not self._admin.is_closed:
+        if self._has_admin and (self._admin.is_connected or self._admin.is_reconnecting):
             # What uvloop says of a write to a connection whose other end has gone.
             with contextlib.suppress(RuntimeError):
                 await self._admin.close()

@@ -26,6 +26,8 @@ _BATCH = 512
 _REFILL_AT = 256
 _EXPIRES_S = 30.0
 _SILENCE_S = _EXPIRES_S + 5
+_HEARTBEAT_S = 1.0
+_CLUSTER_SILENCE_S = 4.0
 _GONE = ("consumer deleted", "consumer not found", "consumer is push based", "priority group")
 
 
@@ -70,8 +72,13 @@ class MessagePull:
         self.held = self.held_bytes = 0
 
     def check(self, now_s: float) -> None:
-        """Asks again if nothing at all has been heard for longer than a request may last. Called now and then."""
-        if self.is_running and now_s - self._heard_s > _SILENCE_S:
+        """Asks again if nothing at all has been heard for longer than a request may last. Called now and then.
+
+        In a cluster the server that leads the consumer beats, and what it had sent when it went may be lost.
+        """
+        if self.is_running and self._bus.is_clustered and now_s - self._heard_s > _CLUSTER_SILENCE_S:
+            self.consumer_lost = True
+        elif self.is_running and now_s - self._heard_s > _SILENCE_S:
             self.start(now_s, self._inbox, self._group)
 
     def receive(self, message: Message, now_s: float) -> None:
@@ -101,7 +108,14 @@ class MessagePull:
         if room < _BATCH or self.held_bytes > max(0, MAX_HELD_BYTES - 2 * request_bytes):
             return
         self._outstanding = max(0, self._outstanding) + _BATCH
-        asked = {"batch": _BATCH, "max_bytes": request_bytes, "expires": int(_EXPIRES_S * 1e9), "group": self._group}
+        asked: dict[str, object] = {
+            "batch": _BATCH,
+            "max_bytes": request_bytes,
+            "expires": int(_EXPIRES_S * 1e9),
+            "group": self._group,
+        }
+        if self._bus.is_clustered:
+            asked["idle_heartbeat"] = int(_HEARTBEAT_S * 1e9)
         self._bus.publish(self._next_subject, json.dumps(asked).encode(), self._inbox)
 
     def _on_status(self, message: Message) -> None:

@@ -9,6 +9,7 @@ header of an empty message).
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 
 from bus.connection import Bus, Message
@@ -16,6 +17,8 @@ from bus.connection import Bus, Message
 _BATCH = 512
 _REFILL_AT = 128
 _EXPIRES_S = 30.0
+_HEARTBEAT_S = 1.0
+_SILENCE_S = 3.5
 _ACK = b"+ACK"
 _TERM = b"+TERM"
 
@@ -42,7 +45,9 @@ class FramePull:
         self._inbox = inbox
         self._deliver = deliver
         self._outstanding = 0
-        self._request = _request(group)
+        self._beats = bus.is_clustered
+        self._heard_s = 0.0
+        self._request = self._asked(group)
         self._paused = False
         self.consumer_lost = False
 
@@ -59,8 +64,15 @@ class FramePull:
         self.consumer_lost = False
         self._ask()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has been heard for so long that the consumer must be without a leader, or have another."""
+        return self._beats and not self._paused and time.monotonic() - self._heard_s > _SILENCE_S
+
     def receive(self, message: Message) -> None:
         """Takes one message of the inbox."""
+        if self._beats:
+            self._heard_s = time.monotonic()
         if message.status:
             self._on_status(message.status)
             return
@@ -89,6 +101,8 @@ class FramePull:
         self._bus.publish(ack_subject, _TERM)
 
     def _ask(self) -> None:
+        if self._beats:
+            self._heard_s = time.monotonic()
         self._outstanding += _BATCH
         self._bus.publish(self._next_subject, self._request, self._inbox)
 

@@ -391,6 +391,7 @@ class Inference:
             now = time.monotonic()
             if self._bus.is_connected:
                 away_since = None
+                self._outbox.check()
             elif away_since is None:
                 away_since = now
             elif now - away_since > BROKER_PATIENCE_S:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -37,6 +38,7 @@ MAX_FRAMES_ON_THE_WAY = 8
 """Frames of one model that may be unacknowledged before later requests wait for one of them."""
 
 _RESEND_WAIT_S = 0.1
+_ACK_PATIENCE_S = 2.0
 
 SlotRow = tuple[str, int, int]
 """Segment, slot and generation, as a release message has them."""
@@ -72,7 +74,8 @@ class Outbox:
         self._flush_due = False
         self._losses = bus.losses  # of those connections nothing is left to be sent again
         self._frame_numbers = count(1)
-        self._unacked: dict[int, tuple[Destination, list[int]]] = {}
+        # By number: to where, what, and when they were sent, in that order.
+        self._unacked: dict[int, tuple[Destination, list[int], float]] = {}
         self.refused = 0
 
     async def start(self) -> None:
@@ -116,6 +119,14 @@ class Outbox:
         self._on_the_way.clear()
         self._waiting.clear()
         self.resend(self._in_flight.keys())
+
+    def check(self) -> None:
+        """Has all sent again where a cluster's server may have gone with what was sent to it. Called now and then."""
+        if not self._bus.is_clustered or self._losses != self._bus.losses or not self._unacked:
+            return
+        _, _, oldest_s = next(iter(self._unacked.values()))
+        if time.monotonic() - oldest_s > _ACK_PATIENCE_S:
+            self._bus.doubt(f"{len(self._unacked)} frames were not acknowledged")
 
     def flush(self) -> None:
         """Sends what is waiting and may leave."""
@@ -172,7 +183,7 @@ class Outbox:
         for frame in frames_of(parts):
             self._place_bodies(to if isinstance(to, str) else to.model, frame)
             number = next(self._frame_numbers)
-            self._unacked[number] = (to, [part.key for part in frame])
+            self._unacked[number] = (to, [part.key for part in frame], time.monotonic())
             self._on_the_way[to] += 1
             ack = f"{subjects.publish_ack(self._id)}.{number}"
             message = pack_frame(self._id, frame)
@@ -198,12 +209,17 @@ class Outbox:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
         if frame is None:
             return
-        to, keys = frame
+        to, keys, _ = frame
         self._on_the_way[to] -= 1
         if to in self._waiting:
             self._schedule_flush()
         if message.status:
             # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
+            if self._bus.is_clustered:
+                # Or it is without a leader, for seconds: all is sent again, in order, when it has one.
+                if self._losses == self._bus.losses:
+                    self._bus.doubt("nobody answers for the queues")
+                return
             asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self.resend, keys)
         elif b'"error"' in message.data:
             logger.warning("model %s: the queue refused %d requests: %s", to, len(keys), message.data[:500])

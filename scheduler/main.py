@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import logging
 import signal
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from scheduler.settings import SchedulerSettings
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+
+logger = logging.getLogger("weir.scheduler")
 
 
 def run(settings: SchedulerSettings) -> int:
@@ -49,6 +52,7 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
         )
         bus.live_layout.wanted = settings.live_streams
     except OSError as error:
+        logger.error("%s", error)
         announce_failure(str(error))
         return 1
     new_model = functools.partial(

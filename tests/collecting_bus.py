@@ -14,6 +14,7 @@ class CollectingBus:
     """Stands in for `bus.connection.Bus`; each `deliver` is one turn of the event loop."""
 
     is_connected = True
+    is_clustered = False
 
     def __init__(self) -> None:
         self.live_layout = LiveLayout()

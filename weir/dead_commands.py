@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from weir import NATS_URL_VARIABLE
+from weir.named_broker import NamedBroker, asks_broker
 from weir.options import UsageError
-from weir.start_error import StartError
 
 dead = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Nats = Annotated[str | None, typer.Option(envvar=NATS_URL_VARIABLE, metavar="URL", help="The NATS server.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="Those of this model only.")]
 Letters = Annotated[
     list[str] | None, typer.Argument(metavar="ID|SEQ", help="Which: by the request's id, or by sequence.")
@@ -25,35 +23,36 @@ def _dead() -> None:
 
 
 @dead.command(name="list")
+@asks_broker
 def list_letters(
-    nats: Nats = None,
+    broker: NamedBroker,
     model: Model = "",
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many at most.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """List dead letters, the newest first."""
-    url = _url(nats)
     from weir.dead_letters import list_letters as run
 
-    run(url, model, limit, as_json)
+    run(broker, model, limit, as_json)
 
 
 @dead.command()
+@asks_broker
 def show(
+    broker: NamedBroker,
     letter: Annotated[str, typer.Argument(metavar="ID|SEQ", help="Which: by the request's id, or by sequence.")],
-    nats: Nats = None,
 ) -> None:
     """Show one: why it is dead, what was tried, its headers and its body."""
-    url = _url(nats)
     from weir.dead_letters import show as run
 
-    run(url, letter)
+    run(broker, letter)
 
 
 @dead.command()
+@asks_broker
 def replay(
+    broker: NamedBroker,
     letters: Letters = None,
-    nats: Nats = None,
     model: Model = "",
     all_letters: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     new_id: Annotated[
@@ -63,17 +62,17 @@ def replay(
     """Publish them again as they were, under their ids, without their deadlines; what was published is dead no more."""
     if [bool(letters), bool(model), all_letters].count(True) != 1:
         raise UsageError("name the letters, or --model NAME, or --all")
-    url = _url(nats)
     from weir.dead_letters import replay as run
 
-    if not run(url, letters or (), model, new_id):
+    if not run(broker, letters or (), model, new_id):
         raise typer.Exit(1)
 
 
 @dead.command()
+@asks_broker
 def purge(
+    broker: NamedBroker,
     letters: Letters = None,
-    nats: Nats = None,
     model: Model = "",
     older_than: Annotated[
         str, typer.Option(metavar="TIME", help="Those that have been dead for longer: 30m, 12h, 7d.")
@@ -84,14 +83,7 @@ def purge(
     """Throw them away, with their bodies in the object store. Their results go on saying that they are dead."""
     if [bool(letters), bool(model or older_than), all_letters].count(True) != 1:
         raise UsageError("name the letters, or --model NAME, --older-than TIME or both, or --all")
-    url = _url(nats)
     from weir.dead_letters import purge as run
     from weir.dead_letters import read_age_s
 
-    run(url, letters or (), model, read_age_s(older_than) if older_than else 0.0, yes)
-
-
-def _url(nats: str | None) -> str:
-    if not nats:
-        raise StartError("--nats must be specified")
-    return nats
+    run(broker, letters or (), model, read_age_s(older_than) if older_than else 0.0, yes)

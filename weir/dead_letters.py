@@ -15,10 +15,10 @@ import typer
 from nats.errors import Error as NatsError
 
 from bus.acked_publisher import AckedPublisher
-from bus.connection import Bus
 from bus.dead_letters import DeadLetter, DeadLetters
 from bus.identity import new_id
 from schemas.errors import WeirError
+from weir.named_broker import NamedBroker, first_of
 from weir.options import UsageError
 from weir.start_error import StartError
 
@@ -29,9 +29,9 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _Result = TypeVar("_Result")
 
 
-def list_letters(nats: str, model: str, limit: int, as_json: bool) -> None:
+def list_letters(broker: NamedBroker, model: str, limit: int, as_json: bool) -> None:
     """Prints the newest ones, as a table or one JSON object a line."""
-    letters = _run(nats, lambda dead: dead.newest(limit, model))
+    letters = _run(broker, lambda dead: dead.newest(limit, model))
     if as_json:
         for letter in letters:
             typer.echo(orjson.dumps(_facts(letter)))
@@ -58,13 +58,13 @@ def list_letters(nats: str, model: str, limit: int, as_json: bool) -> None:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def show(nats: str, name: str) -> None:
+def show(broker: NamedBroker, name: str) -> None:
     """Prints all that is known of one."""
 
     async def look(dead: DeadLetters) -> DeadLetter:
         return await dead.get((await _one(dead, name)).sequence)
 
-    letter = _run(nats, look)
+    letter = _run(broker, look)
     for title, value in (
         ("seq", letter.sequence),
         ("model", letter.model),
@@ -90,7 +90,7 @@ def show(nats: str, name: str) -> None:
         typer.echo(shown_body(letter.body))
 
 
-def replay(nats: str, names: Sequence[str], model: str, has_new_id: bool) -> bool:
+def replay(broker: NamedBroker, names: Sequence[str], model: str, has_new_id: bool) -> bool:
     """Replays these, or those of a model ("": all), oldest first, and prints what came of each; whether all went well."""
 
     async def put_back(dead: DeadLetters) -> bool:
@@ -110,10 +110,10 @@ def replay(nats: str, names: Sequence[str], model: str, has_new_id: bool) -> boo
         typer.echo(f"replayed {done} of {len(letters)}")
         return done == len(letters)
 
-    return _run(nats, put_back)
+    return _run(broker, put_back)
 
 
-def purge(nats: str, names: Sequence[str], model: str, age_s: float, is_sure: bool) -> None:
+def purge(broker: NamedBroker, names: Sequence[str], model: str, age_s: float, is_sure: bool) -> None:
     """Throws these away, or those of a model ("": all) that have been dead for so long; asks before unless `is_sure`."""
 
     async def throw_away(dead: DeadLetters) -> int:
@@ -133,7 +133,7 @@ def purge(nats: str, names: Sequence[str], model: str, age_s: float, is_sure: bo
             await dead.purge_up_to(letters[-1].sequence, model)
         return len(letters)
 
-    typer.echo(f"purged {_run(nats, throw_away)}")
+    typer.echo(f"purged {_run(broker, throw_away)}")
 
 
 def read_age_s(text: str) -> float:
@@ -203,9 +203,9 @@ def _printable(text: str) -> str:
     return "".join(ch if ch.isprintable() else "?" for ch in text)
 
 
-def _run(nats: str, act: Callable[[DeadLetters], Awaitable[_Result]]) -> _Result:
+def _run(broker: NamedBroker, act: Callable[[DeadLetters], Awaitable[_Result]]) -> _Result:
     async def connected() -> _Result:
-        async with _dead_letters(nats) as dead:
+        async with _dead_letters(broker) as dead:
             return await act(dead)
 
     try:
@@ -217,17 +217,15 @@ def _run(nats: str, act: Callable[[DeadLetters], Awaitable[_Result]]) -> _Result
 
 
 @asynccontextmanager
-async def _dead_letters(nats: str) -> AsyncIterator[DeadLetters]:
+async def _dead_letters(broker: NamedBroker) -> AsyncIterator[DeadLetters]:
     try:
-        async with asyncio.TaskGroup() as background:
-            name = new_id("dead")
-            bus = await Bus.connect(nats, name, background)
+        name = new_id("dead")
+        async with asyncio.TaskGroup() as background, broker.connected(name) as bus:
             publisher = AckedPublisher(bus, name)
             try:
                 await publisher.start(background)
                 yield DeadLetters(bus, publisher)
             finally:
                 publisher.stop()
-                await bus.close()
     except* (WeirError, NatsError, OSError, TimeoutError, UsageError, typer.Abort) as errors:
-        raise errors.exceptions[0] from None
+        raise first_of(errors) from None

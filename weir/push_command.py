@@ -7,19 +7,19 @@ from typing import Annotated
 
 import typer
 
-from weir import NATS_URL_VARIABLE
+from weir.named_broker import NamedBroker, asks_broker
 from weir.options import UsageError
-from weir.start_error import StartError
 
 DEFAULT_REPOSITORY = "models"
 """The repository that is meant where none is named."""
 
 
+@asks_broker
 def push(
+    broker: NamedBroker,
     folders: Annotated[
         list[Path] | None, typer.Argument(metavar="[MODEL_DIR]...", help="Folders of models, named as the models are.")
     ] = None,
-    nats: Annotated[str | None, typer.Option(envvar=NATS_URL_VARIABLE, metavar="URL", help="The NATS server.")] = None,
     repository: Annotated[
         str, typer.Option(metavar="NAME", help="The repository, which workers know as nats://NAME.")
     ] = DEFAULT_REPOSITORY,
@@ -29,10 +29,8 @@ def push(
     list_models: Annotated[bool, typer.Option("--list", help="List the models that are there.")] = False,
 ) -> None:
     """Put folders of models into NATS, for workers that are started with --model-repository=nats://NAME."""
-    if not nats:
-        raise StartError("--nats must be specified")
     if not (folders or delete or list_models):
         raise UsageError("there is nothing to do: name a folder of a model, --delete MODEL, or --list")
     from weir.pushing import run
 
-    run(nats, repository, folders or (), delete or (), list_models)
+    run(broker, repository, folders or (), delete or (), list_models)

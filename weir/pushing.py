@@ -21,17 +21,20 @@ from repository.paths import check_model_name, path_inside
 from schemas.errors import WeirError
 from schemas.pushed_model import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside
 from schemas.repository_address import check_repository_name
+from weir.named_broker import NamedBroker, first_of
 from weir.options import UsageError
 from weir.start_error import StartError
 
 _NOT_THE_MODEL_S = frozenset({"__pycache__"})
 
 
-def run(nats: str, repository: str, folders: Sequence[Path], deleted: Sequence[str], list_models: bool) -> None:
+def run(
+    broker: NamedBroker, repository: str, folders: Sequence[Path], deleted: Sequence[str], list_models: bool
+) -> None:
     """Pushes these folders, deletes these models and lists what is there, in this order. Raises StartError, UsageError."""
     try:
         check_repository_name(repository)
-        asyncio.run(_push(nats, repository, folders, deleted, list_models))
+        asyncio.run(_push(broker, repository, folders, deleted, list_models))
     except ValueError as error:
         raise UsageError(str(error)) from error
     except WeirError as error:
@@ -40,10 +43,12 @@ def run(nats: str, repository: str, folders: Sequence[Path], deleted: Sequence[s
         raise StartError(str(error) or type(error).__name__) from error
 
 
-async def _push(nats: str, repository: str, folders: Sequence[Path], deleted: Sequence[str], list_models: bool) -> None:
+async def _push(
+    broker: NamedBroker, repository: str, folders: Sequence[Path], deleted: Sequence[str], list_models: bool
+) -> None:
     # What can't be pushed is found before anything is sent.
     models = [(folder, await asyncio.to_thread(describe, folder)) for folder in folders]
-    async with _connected(nats) as bus:
+    async with _connected(broker) as bus:
         pushed = PushedModels(bus, repository)
         for folder, model in models:
             await _push_model(pushed, folder, model)
@@ -58,16 +63,12 @@ async def _push(nats: str, repository: str, folders: Sequence[Path], deleted: Se
 
 
 @asynccontextmanager
-async def _connected(nats: str) -> AsyncIterator[Bus]:
+async def _connected(broker: NamedBroker) -> AsyncIterator[Bus]:
     try:
-        async with asyncio.TaskGroup() as background:
-            bus = await Bus.connect(nats, new_id("push"), background)
-            try:
-                yield bus
-            finally:
-                await bus.close()
+        async with broker.connected(new_id("push")) as bus:
+            yield bus
     except* (WeirError, NatsError, OSError) as errors:
-        raise errors.exceptions[0] from None
+        raise first_of(errors) from None
 
 
 async def _push_model(pushed: PushedModels, folder: Path, model: PushedModel) -> None:

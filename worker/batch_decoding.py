@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bus.fetch_plan import Loss, Outcome
 from bus.payloads import PayloadReader, StalePayload
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, overloaded, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, overloaded
 from schemas.request_errors import GIVEN_UP
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef

@@ -112,6 +112,7 @@ async def _work(
         bus = await Bus.connect(settings.nats_url, worker_id, background, access=settings.nats_access, role="worker")
         bus.live_layout.wanted = settings.live_streams
     except (OSError, ValueError) as error:
+        logger.error("%s", error)
         announce_failure(str(error))
         return 1
     publisher = ThreadPublisher(bus, worker_id)

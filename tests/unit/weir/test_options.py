@@ -5,7 +5,9 @@ from importlib import import_module
 
 import pytest
 
+from bus.broker_access import BrokerAccess
 from weir.options import OPTIONS, ROLES, SERVE, options_of
+from weir.options.broker_options import ACCESS_FIELDS
 
 TRITONS = """
 --model-repository --model-store --id --exit-on-error --exit-timeout-secs --strict-readiness
@@ -90,8 +92,9 @@ def test_each_field_of_a_role_s_settings_is_an_option_with_the_same_default(role
     settings = getattr(import_module(f"{role}.settings"), f"{role.title()}Settings")
     fields = {field.name: field.default for field in dataclasses.fields(settings)}
     options = {option.settings_field: option for option in options_of(role).values()}
-    assert options.keys() == fields.keys()
-    required = {"nats_url", "model_repositories"}
+    assert options.keys() - set(ACCESS_FIELDS) == fields.keys() - {"nats_access"}
+    assert fields["nats_access"] == BrokerAccess.of({key: options[key].default for key in ACCESS_FIELDS}, {})
+    required = {"nats_url", "nats_access", "model_repositories"}
     follows_http = {"metrics_address"}
     for name in fields.keys() - required - follows_http:
         default = () if options[name].repeatable else options[name].default
