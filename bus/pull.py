@@ -57,7 +57,7 @@ class FramePull:
         With `group` when the consumer has another one now, with `stream` when it may lie in another one.
         """
         if group is not None:
-            self._request = _request(group)
+            self._request = self._asked(group)
         if stream:
             self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{self._consumer}"
         self._outstanding = 0
@@ -115,7 +115,11 @@ class FramePull:
         elif status in ("400", "409", "503"):  # 400: it is there, and another's
             self.consumer_lost = True
 
-
-def _request(group: str) -> bytes:
-    named = {"group": group} if group else {}
-    return json.dumps({"batch": _BATCH, "expires": int(_EXPIRES_S * 1e9), **named}).encode()
+    def _asked(self, group: str) -> bytes:
+        asked: dict[str, object] = {"batch": _BATCH, "expires": int(_EXPIRES_S * 1e9)}
+        if self._beats:
+            # The server that leads the consumer may go, and what was asked of it with it: nobody says so then.
+            asked["idle_heartbeat"] = int(_HEARTBEAT_S * 1e9)
+        if group:
+            asked["group"] = group
+        return json.dumps(asked).encode()

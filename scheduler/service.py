@@ -83,13 +83,8 @@ class SchedulerService:
         self.on_refused: Callable[[OwnedModel, int], None] = lambda owned, epoch: None
         self.is_scheduler_gone: Callable[[str], bool] = lambda id: False
         self._queues: dict[LiveQueue, OwnedModel] = {}
-<<<<<<< HEAD
         self._of_model: dict[str, list[OwnedModel]] = defaultdict(list)
         self._former = FormerCounters()
-=======
-        self._taking: dict[LiveQueue, asyncio.Task[None]] = {}
-        self._retaken: dict[OwnedModel, asyncio.Task[None]] = {}  # their consumers were lost: made anew just now
->>>>>>> 0ec3d23 (Recover when another server of a cluster is lost)
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
         self._held = AllHeldFrames()
@@ -189,11 +184,7 @@ class SchedulerService:
         await wait_until(lambda: not self._batches, timeout_s)
         if self._ticker is not None:
             self._ticker.cancel()
-<<<<<<< HEAD
         for task in self._memory.tasks:
-=======
-        for task in (*self._taking.values(), *self._retaken.values()):
->>>>>>> 0ec3d23 (Recover when another server of a cluster is lost)
             task.cancel()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
@@ -413,7 +404,6 @@ class SchedulerService:
                 seconds = 0.0
                 for worker in self.registry.expire():
                     self._erase(worker)
-<<<<<<< HEAD
                 expire()
 
     def _expire(self) -> None:
@@ -421,10 +411,3 @@ class SchedulerService:
             owned.signals.look(clock.now_us())
             if not owned.stopped:
                 self._finish(owned.scheduler.expire(clock.now_us()))
-=======
-                for owned in list(self._queues.values()):
-                    self._finish(owned.scheduler.expire(clock.now_us()))
-                    if (owned.pull.consumer_lost or owned.pull.is_silent) and owned not in self._retaken:
-                        self._retaken[owned] = self._background.create_task(self._try(owned.take_again(self._bus)))
-                        self._retaken[owned].add_done_callback(lambda _, owned=owned: self._retaken.pop(owned))
->>>>>>> 0ec3d23 (Recover when another server of a cluster is lost)

@@ -70,7 +70,7 @@ class ClusterNode:
             "server_name": name,
             "listen": f"127.0.0.1:{ports[0]}",
             "http": f"127.0.0.1:{ports[2]}",
-            "max_payload": "8MB",
+            "max_payload": 8 << 20,
             "jetstream": {"store_dir": str(folder / "store"), "max_mem": "8G", "max_file": "32G"},
             "cluster": {"name": "tests", "listen": f"127.0.0.1:{ports[1]}", "routes": routes, "pool_size": -1},
             **options,

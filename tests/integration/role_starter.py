@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from endpoints import Endpoints
 from role_process import RoleProcess
@@ -14,12 +15,15 @@ from bus.embedded import EmbeddedNats
 class Start:
     """Starts roles against one nats-server, and ends them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, nats: Any = None) -> None:
+        """`nats` is where they connect to, something with a `url` and `stop`; without it a server is started."""
         (folder / "logs").mkdir()
         self._folder = folder
         self._roles: list[RoleProcess] = []
-        self.nats = EmbeddedNats(folder / "nats")
-        self.nats.start()
+        self.nats = nats
+        if nats is None:
+            self.nats = EmbeddedNats(folder / "nats")
+            self.nats.start()
 
     def __call__(self, role: str, *options: str, host: str = "") -> RoleProcess:
         self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={self.nats.url}", *options, host=host))
