@@ -51,7 +51,7 @@ class Bus:
         self.servers = ServerPool(urls)
         self.access = access
         self._name = name
-        self._role = role
+        self.inbox_prefix = f"_INBOX_{role}"  # of subjects on which answers come, and of nobody else's
         self._protocol: NatsProtocol | None = None
         self._callbacks: dict[bytes, Callback] = {}
         self._subjects: dict[bytes, tuple[str, str]] = {}  # and queue groups
@@ -347,7 +347,7 @@ class Bus:
                     reconnect_time_wait=_RECONNECT_WAIT_S,  # type: ignore[arg-type]
                     connect_timeout=2,
                     ping_interval=1 if self.servers.is_clustered else 5,
-                    inbox_prefix=f"_INBOX_{self._role}",
+                    inbox_prefix=self.inbox_prefix,
                     error_cb=_on_admin_error,
                     **self.access.nats_py_options(first),
                 )

@@ -112,7 +112,7 @@ class DurabilityCheck:
             if message.status or not is_one_of_many:
                 is_over.set()
 
-        inbox = f"_INBOX.{new_id('durability')}"
+        inbox = f"{self._bus.inbox_prefix}.{new_id('durability')}"
         unsubscribe = await self._bus.subscribe(inbox, take)
         try:
             self._bus.publish(_PING, b"", inbox)

@@ -15,6 +15,7 @@ from weir.batch_commands import batch
 from weir.commands import command, with_implied_values
 from weir.dead_commands import dead
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
+from weir.permissions_command import nats_permissions
 from weir.push_command import push
 from weir.start_error import StartError
 from weir.status_command import BARE, status
@@ -28,6 +29,7 @@ for _role in ROLES:
     )
 app.command()(push)
 app.command()(status)
+app.command()(nats_permissions)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 

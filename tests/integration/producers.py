@@ -113,7 +113,7 @@ async def until(condition: Callable[[], Any], timeout_s: float = 15.0) -> None:
 @asynccontextmanager
 async def producer(url: str) -> AsyncIterator[Producer]:
     """A producer that survives its broker."""
-    client = await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    client = await nats.connect(url.split(","), max_reconnect_attempts=-1, reconnect_time_wait=0.1)
     try:
         yield Producer(client)
     finally:

@@ -1,0 +1,267 @@
+"""Which subjects each role may publish to and subscribe to: one table, made of the functions that name subjects.
+
+For an operator whose nats-server serves others too, or who would contain a role that was taken over: a worker runs other
+people's code. `nats_conf` writes it as nats-server's configuration. What a role asks of JetStream is spelled out stream by
+stream; there is no `$JS.API.>` and no `$SYS.>`. The answers to each role come to an inbox of its own (`_INBOX_<role>`), which
+nobody else reads.
+Source: nats-server's configuration (`authorization`, `permissions`, `allow_responses`); the subjects of JetStream's API.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from bus import callback_subjects as callbacks
+from bus import durable_subjects as durable
+from bus import subjects as live
+
+GATEWAY, SCHEDULER, WORKER, PRODUCER, ADMIN = USERS = ("gateway", "scheduler", "worker", "producer", "admin")
+"""The users. A producer publishes requests and reads results; `weir status`, `weir dead` and `weir push` are `admin`."""
+
+ROLES = (GATEWAY, SCHEDULER, WORKER)
+EVERYBODY = (*ROLES, ADMIN)
+
+_API = "$JS.API"
+_DISCOVERY = ("$SRV.*", "$SRV.*.weir", "$SRV.*.weir.*")
+_WORD, _NUMBER = "ANYTHING", 987654321
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What one user may do. With `answers` it may also publish where somebody who asked it something awaits the answer."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    answers: bool = False
+
+
+def anything(name: Callable[..., str]) -> str:
+    """The subjects that a function of `bus.subjects` gives, whatever its arguments: a wildcard for each."""
+    numbers = ("int",)
+    given = [
+        _NUMBER if parameter.annotation in numbers else _WORD
+        for parameter in inspect.signature(name).parameters.values()
+    ]
+    tokens = name(*given).split(".")
+    return ".".join("*" if _WORD in token or str(_NUMBER) in token else token for token in tokens)
+
+
+# Subjects: who publishes, who subscribes.
+
+_MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (anything(live.live), (GATEWAY, WORKER), ()),
+    ("live.*.*", (GATEWAY, WORKER), ()),  # of further streams of live requests
+    (live.INFER, (PRODUCER,), (GATEWAY,)),
+    (live.INFER_VERSION, (PRODUCER,), (GATEWAY,)),
+    (f"{anything(live.infer_flow)}.*", (PRODUCER,), (GATEWAY,)),
+    (anything(live.work), (SCHEDULER,), (WORKER,)),
+    (anything(live.reply), (SCHEDULER, WORKER), (GATEWAY, WORKER)),
+    (f"{anything(live.publish_ack)}.*", (), (GATEWAY, WORKER)),
+    (anything(live.done), (WORKER,), (SCHEDULER,)),
+    (anything(live.lost), (), (SCHEDULER,)),
+    (f"{anything(live.inbox)}.*", (), (SCHEDULER,)),
+    (anything(live.cancel), (GATEWAY, WORKER), (SCHEDULER,)),
+    (anything(live.abandoned), (SCHEDULER,), (WORKER,)),
+    (anything(live.drain), (WORKER,), (SCHEDULER,)),
+    (anything(live.drained), (SCHEDULER,), (WORKER,)),
+    (anything(live.release), (GATEWAY, WORKER), (GATEWAY, WORKER)),
+    (anything(live.probe), (SCHEDULER,), (SCHEDULER, WORKER)),
+    (live.HEARTBEATS, (WORKER,), ROLES),
+    *((f"presence.{role}.*", (role,), ()) for role in ROLES),
+    (live.PRESENCE, (), EVERYBODY),
+    (live.PRESENCE_QUERY, EVERYBODY, ROLES),
+    (live.STATISTICS_QUERY, (GATEWAY, ADMIN), ROLES),
+    (live.LAST_COUNTERS, ROLES, (GATEWAY,)),
+    (f"{anything(live.counters)}.*", ROLES, (GATEWAY, ADMIN)),
+    (anything(live.readiness), (GATEWAY, WORKER), (WORKER,)),
+    (f"{anything(live.readiness_answers)}.*", (WORKER,), (GATEWAY, WORKER)),
+    (live.REPOSITORY_QUERY, (GATEWAY,), (WORKER,)),
+    (anything(live.repository_answers), (WORKER,), (GATEWAY,)),
+    (anything(live.cuda_open), (GATEWAY,), (WORKER,)),
+    (anything(live.cuda_close), (GATEWAY,), (WORKER,)),
+    (f"{anything(live.cuda_opened)}.*", (WORKER,), (GATEWAY,)),
+    (f"{anything(live.cache_answers)}.*", (), (GATEWAY, WORKER)),
+    ("fetch.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),  # payloads of other hosts
+    ("fetched.*.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
+    # Durable requests
+    *((subject, (PRODUCER, ADMIN), ()) for subject in ("event.*", "event.*.*", "batch.*", "batch.*.*")),
+    (durable.ANY_JOB, (GATEWAY, ADMIN), ()),
+    (durable.RESULT_SUBJECTS, (GATEWAY,), (GATEWAY, PRODUCER)),
+    (durable.DEAD_SUBJECTS, (GATEWAY,), ()),
+    (f"{anything(durable.found)}.*", (), (*ROLES, ADMIN)),
+    (f"{anything(durable.stored)}.*", (), (*ROLES, ADMIN)),
+    (f"{anything(durable.durable_inbox)}.*.*", (), (GATEWAY,)),
+    (durable.CANCEL_DURABLE, (GATEWAY,), (GATEWAY,)),
+    (anything(durable.lost_attempts), (SCHEDULER,), (GATEWAY,)),
+    (callbacks.SUBJECTS, (GATEWAY,), ()),
+    # Where callers await answers
+    ("_INBOX.>", (GATEWAY,), (PRODUCER,)),
+    ("answers.>", (GATEWAY,), (PRODUCER,)),
+    *((f"_INBOX_{user}.>", (), (user,)) for user in EVERYBODY),
+    *((subject, (PRODUCER,), (GATEWAY,)) for subject in _DISCOVERY),
+    # Whether it syncs before it acknowledges: answered where the account is the system's, else by nobody.
+    ("$SYS.REQ.SERVER.PING.JSZ", (GATEWAY,), ()),
+    *(
+        (f"$JS.EVENT.ADVISORY.STREAM.{action}.{stream}", (), (GATEWAY,))
+        for action in ("DELETED", "UPDATED")
+        for stream in (durable.QUEUE_STREAM, durable.RESULT_STREAM, durable.DEAD_STREAM)
+    ),
+)
+
+
+# Streams: who may do what with each, in words of which each stands for some of JetStream's API.
+
+_VERBS = {
+    "look": ("STREAM.INFO.{}",),
+    "make": ("STREAM.INFO.{}", "STREAM.CREATE.{}"),
+    "limit": ("STREAM.UPDATE.{}",),
+    "read": ("STREAM.INFO.{}", "STREAM.MSG.GET.{}", "DIRECT.GET.{}", "DIRECT.GET.{}.>"),
+    # An ordered consumer of nats-py's, which is made, looked after and removed by whoever reads.
+    "follow": (
+        "CONSUMER.CREATE.{}",
+        "CONSUMER.CREATE.{}.>",
+        "CONSUMER.INFO.{}.*",
+        "CONSUMER.DELETE.{}.*",
+    ),
+    "own": (
+        "CONSUMER.CREATE.{}.>",
+        "CONSUMER.DURABLE.CREATE.{}.*",
+        "CONSUMER.INFO.{}.*",
+        "CONSUMER.DELETE.{}.*",
+        "CONSUMER.NAMES.{}",
+        "CONSUMER.LIST.{}",
+        "CONSUMER.MSG.NEXT.{}.*",
+    ),
+    "remove": ("STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
+}
+_ACKS = {"own": "$JS.ACK.{}.>", "ack": "$JS.ACK.{}.>", "follow": "$JS.FC.{}.>"}
+
+_Rights = dict[str, tuple[str, ...]]
+
+
+def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Rights]:
+    made = dict.fromkeys(ROLES, ("make",))
+    read: _Rights = dict.fromkeys(ROLES, ("make", "read", "follow"))
+    all_live = (live.LIVE_STREAM, *(f"{live.LIVE_STREAM}_{number}" for number in range(1, live_streams + 1)))
+    looks: _Rights = {ADMIN: ("look",)}
+    stored = ("make", "read", "follow", "remove")
+    streams: dict[str, _Rights] = {
+        **{
+            stream: {**made, SCHEDULER: ("make", "own", "limit"), WORKER: ("make", "ack"), **looks}
+            for stream in all_live
+        },
+        f"KV_{live.REGISTRY_BUCKET}": {**read, ADMIN: ("look", "read", "follow")},
+        f"KV_{live.SETTINGS_BUCKET}": {**read, **looks},
+        live.MODELS_STREAM: {**read, **looks},
+        live.MODEL_FILES_STREAM: {GATEWAY: stored, WORKER: stored, **looks},
+        live.REGIONS_STREAM: {GATEWAY: stored, **looks},
+        live.STATES_STREAM: {WORKER: stored, **looks},
+        live.CACHE_STREAM: {GATEWAY: ("make", "read"), WORKER: ("make", "read"), **looks},
+        "KV_queue-owners": {**read, ADMIN: ("look", "read", "follow")},
+        durable.QUEUE_STREAM: {GATEWAY: ("make", "limit", "read", "own", "remove"), ADMIN: ("look", "read")},
+        durable.RESULT_STREAM: {
+            GATEWAY: ("make", "limit", "read", "remove"),
+            PRODUCER: ("look", "read", "own", "follow"),
+            ADMIN: ("look", "read"),
+        },
+        durable.DEAD_STREAM: {GATEWAY: ("make", "limit", "read"), ADMIN: ("look", "read", "own", "follow", "remove")},
+        durable.LEASES_STREAM: {GATEWAY: ("make", "read"), **looks},
+        f"KV_{durable.JOBS_BUCKET}": {GATEWAY: ("make", "read", "follow"), **looks},
+        f"OBJ_{durable.REQUEST_OBJECTS}": {GATEWAY: stored, PRODUCER: stored, ADMIN: stored},
+        f"OBJ_{durable.RESULT_OBJECTS}": {GATEWAY: stored, PRODUCER: ("look", "read", "follow"), **looks},
+        callbacks.STREAM: {GATEWAY: ("make", "own", "read"), **looks},
+    }
+    for name in repositories:
+        bucket = live.repository_bucket(name)
+        for stream in (f"KV_{bucket}", f"OBJ_{bucket}"):
+            streams[stream] = {WORKER: ("look", "read", "follow"), ADMIN: stored}
+    return streams
+
+
+def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Keys of buckets and objects of stores: who writes them, who listens to writes."""
+    pushed = [live.repository_bucket(name) for name in repositories]
+    return [
+        (live.REGISTRY_WRITES, (SCHEDULER, WORKER), ROLES),
+        (live.SETTINGS_WRITES, ROLES, ROLES),
+        (live.MODELS_WRITES, (GATEWAY, WORKER), (GATEWAY, WORKER)),
+        (f"$KV.{live.REGIONS_BUCKET}.*.*", (GATEWAY,), (GATEWAY,)),
+        (f"$KV.{live.STATES_BUCKET}.>", (WORKER,), ()),
+        (anything(live.cached), (GATEWAY, WORKER), ()),
+        ("$KV.queue-owners.*", (SCHEDULER,), (*ROLES, ADMIN)),
+        (durable.lease_subject("*"), (GATEWAY,), ()),
+        (durable.lease_subject("*.>"), (GATEWAY,), ()),
+        (durable.job_subject(">"), (GATEWAY,), (GATEWAY,)),
+        (f"$O.{live.MODEL_FILES_STORE}.>", (GATEWAY, WORKER), ()),
+        (f"$O.{durable.REQUEST_OBJECTS}.>", (GATEWAY, PRODUCER, ADMIN), ()),
+        (f"$O.{durable.RESULT_OBJECTS}.>", (GATEWAY,), ()),
+        *((f"$KV.{bucket}.*", (ADMIN,), (WORKER,)) for bucket in pushed),
+        *((f"$O.{bucket}.>", (ADMIN,), ()) for bucket in pushed),
+    ]
+
+
+def permissions(live_streams: int = 0, repositories: Sequence[str] = ("models",)) -> dict[str, Permissions]:
+    """The table, by user. `live_streams` is how many streams of live requests there are beside the first, `repositories`
+    which model repositories lie in NATS.
+    """
+    publish: dict[str, list[str]] = {user: [] for user in USERS}
+    subscribe: dict[str, list[str]] = {user: [] for user in USERS}
+    for subject, writers, readers in (*_MESSAGES, *_contents(repositories)):
+        for user in writers:
+            publish[user].append(subject)
+        for user in readers:
+            subscribe[user].append(subject)
+    for stream, rights in _streams(live_streams, repositories).items():
+        for user, words in rights.items():
+            for word in words:
+                publish[user] += [f"{_API}.{subject.format(stream)}" for subject in _VERBS.get(word, ())]
+                if word in _ACKS:
+                    publish[user].append(_ACKS[word].format(stream))
+    for user in USERS:
+        # Which stream has a subject, and what the account may: nats-py asks before it subscribes.
+        publish[user] += [f"{_API}.STREAM.NAMES", f"{_API}.INFO"]
+    return {
+        user: Permissions(
+            tuple(dict.fromkeys(publish[user])), tuple(dict.fromkeys(subscribe[user])), answers=user == GATEWAY
+        )
+        for user in USERS
+    }
+
+
+def allows(patterns: Iterable[str], subject: str) -> bool:
+    """Whether one of the patterns covers `subject`, which may have wildcards itself."""
+    return any(_covers(pattern.split("."), subject.split(".")) for pattern in patterns)
+
+
+def _covers(pattern: Sequence[str], subject: Sequence[str]) -> bool:
+    for position, token in enumerate(pattern):
+        if token == ">":
+            return len(subject) > position
+        if position >= len(subject) or subject[position] == ">":
+            return False
+        if token not in ("*", subject[position]):
+            return False
+    return len(pattern) == len(subject)
+
+
+def nats_conf(users: Sequence[str] = USERS, live_streams: int = 0, repositories: Sequence[str] = ("models",)) -> str:
+    """The block `authorization` of nats-server's configuration; passwords are variables of its environment."""
+    table = permissions(live_streams, repositories)
+    blocks = "\n".join(_user(user, table[user]) for user in users)
+    return f"authorization {{\n  users = [\n{blocks}\n  ]\n}}\n"
+
+
+def _user(user: str, may: Permissions) -> str:
+    answers = '\n        allow_responses = {max: -1, expires: "1h"}' if may.answers else ""
+    return (
+        f"    {{\n      user: weir-{user}, password: $WEIR_{user.upper()}_PASSWORD\n      permissions = {{\n"
+        f"        publish = {{allow: [{_listed(may.publish)}]}}\n"
+        f"        subscribe = {{allow: [{_listed(may.subscribe)}]}}{answers}\n      }}\n    }}"
+    )
+
+
+def _listed(subjects: Iterable[str]) -> str:
+    lines = "".join(f'\n          "{subject}"' for subject in sorted(subjects))
+    return f"{lines}\n        "
