@@ -21,7 +21,7 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 PATIENCE_S = 15.0
 """How long a question is asked again."""
 
-_TRY_S = 2.0
+_TRY_S = 1.0
 _WAIT_S = 0.1
 
 T = TypeVar("T")
@@ -50,8 +50,17 @@ class PatientJetStream(JetStreamContext):
     """See the module. `is_clustered` tells whether there are other servers."""
 
     def __init__(self, client: Any, is_clustered: Callable[[], bool]) -> None:
-        super().__init__(client)
         self._is_clustered = is_clustered
+        super().__init__(client)
+
+    @property
+    def _timeout(self) -> float:  # type: ignore[override]
+        """What nats-py waits for an answer: a server that leads no more does not answer, and another will."""
+        return _TRY_S if self._is_clustered() else self._patience_s
+
+    @_timeout.setter
+    def _timeout(self, value: float) -> None:
+        self._patience_s = value
 
     async def _api_request(self, req_subject: str, req: bytes = b"", timeout: float = 5) -> dict[str, Any]:
         clustered = self._is_clustered()

@@ -92,7 +92,7 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (durable.DEAD_SUBJECTS, (GATEWAY,), ()),
     (f"{anything(durable.found)}.*", (), (*ROLES, ADMIN)),
     (f"{anything(durable.stored)}.*", (), (*ROLES, ADMIN)),
-    (f"{anything(durable.durable_inbox)}.*.*", (), (GATEWAY,)),
+    (f"{anything(durable.durable_inbox)}.>", (), (GATEWAY,)),
     (durable.CANCEL_DURABLE, (GATEWAY,), (GATEWAY,)),
     (anything(durable.lost_attempts), (SCHEDULER,), (GATEWAY,)),
     (callbacks.SUBJECTS, (GATEWAY,), ()),

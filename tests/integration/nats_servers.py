@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from serving import wait_until
 
 from bus.embedded import find_binary
 from bus.parent_death import dies_with_parent
+from bus.permissions import USERS
 
 
 class GivenNats:
@@ -50,6 +52,47 @@ class GivenNats:
         """Has it read its configuration again, with other options."""
         self._file.write_text(json.dumps({**self._config, "listen": self.url.split("//")[1], **changes}))
         self.process.send_signal(signal.SIGHUP)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self.process.kill()
+        self.process.wait()
+
+
+class PermittedNats:
+    """One server with the users of `weir nats-permissions`; `log_text` is what it has logged."""
+
+    def __init__(self, folder: Path, users: str) -> None:
+        folder.mkdir(parents=True)
+        self._log = folder / "log"
+        file = folder / "nats.conf"
+        file.write_text(
+            f'listen: "127.0.0.1:-1"\nports_file_dir: "{folder}"\nmax_payload: 8388608\n'
+            f'jetstream {{ store_dir: "{folder}" }}\n{users}'
+        )
+        passwords = {f"WEIR_{user.upper()}_PASSWORD": f"of-{user}" for user in USERS}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [find_binary(), "-c", file], stderr=log, env={**os.environ, **passwords}, preexec_fn=dies_with_parent()
+            )
+        ports = folder / f"nats-server_{self.process.pid}.ports"
+        wait_until(lambda: ports.exists() and ports.read_text().endswith("}"))
+        self._place = json.loads(ports.read_text())["nats"][0].removeprefix("nats://")
+        self.url = self.url_of("admin")
+
+    def url_of(self, user: str) -> str:
+        """Where this user connects to, with the password in it."""
+        return f"nats://weir-{user}:of-{user}@{self._place}"
+
+    @property
+    def log_text(self) -> str:
+        """What it has logged."""
+        return self._log.read_text()
+
+    @property
+    def violations(self) -> list[str]:
+        """What it has forbidden."""
+        return [line for line in self.log_text.splitlines() if "Violation" in line]
 
     def stop(self) -> None:
         """Ends it."""

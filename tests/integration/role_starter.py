@@ -26,16 +26,17 @@ class Start:
             self.nats.start()
 
     def __call__(self, role: str, *options: str, host: str = "") -> RoleProcess:
-        self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={self.nats.url}", *options, host=host))
+        url = self.nats.url_of(role) if hasattr(self.nats, "url_of") else self.nats.url
+        self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={url}", *options, host=host))
         return self._roles[-1]
 
-    def worker(self, host: str = "") -> RoleProcess:
+    def worker(self, *options: str, host: str = "") -> RoleProcess:
         """A worker of the test's models, on another host than this where that is named."""
-        return self("worker", f"--model-repository={self._folder / 'models'}", host=host)
+        return self("worker", f"--model-repository={self._folder / 'models'}", *options, host=host)
 
-    def gateway(self) -> Endpoints:
+    def gateway(self, *options: str) -> Endpoints:
         """Where a new gateway listens."""
-        ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0").facts
+        ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options).facts
         return Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
 
     def end_all(self) -> None:
