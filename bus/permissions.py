@@ -236,12 +236,12 @@ def allows(patterns: Iterable[str], subject: str) -> bool:
 
 
 def _covers(pattern: Sequence[str], subject: Sequence[str]) -> bool:
-    for position, token in enumerate(pattern):
-        if token == ">":
+    for position, part in enumerate(pattern):
+        if part == ">":
             return len(subject) > position
         if position >= len(subject) or subject[position] == ">":
             return False
-        if token not in ("*", subject[position]):
+        if part not in ("*", subject[position]):
             return False
     return len(pattern) == len(subject)
 

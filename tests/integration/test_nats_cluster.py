@@ -52,7 +52,7 @@ def _serves(node: ClusterNode, role: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_each_server_is_lost_under_load(start: Start, tmp_path: Path) -> None:
-    """The leader of JetStream, of the live queue, of the durable one, one that leads nothing of these, and one that hangs."""
+    """The leaders of JetStream and of both queues, one that leads nothing of these, each in turn, and one that hangs."""
     write_small_zoo(tmp_path / "models")
     cluster: NatsCluster = start.nats
     schedulers = [start("scheduler")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import nats
 import numpy as np
 import pytest
-import tritonclient.grpc
 from asking import grpc_inputs, http_inputs
 from endpoints import Endpoints
 from model_zoo import write_identity, write_small_zoo
@@ -121,3 +121,141 @@ async def _as_producer(url: str) -> None:
     headers, body = await producer.record("fast", "five")
     assert headers["Weir-Outcome"] == "succeeded"
     await client.close()
+
+
+OTHERS = (
+    "anything",
+    "live.a",
+    "live.a=p1",
+    "live.a.s1",
+    "cancel.a",
+    "work.w",
+    "reply.g",
+    "ack.g.1",
+    "done.s",
+    "lost.s.w",
+    "inbox.s.a",
+    "abandoned.w",
+    "drain.a",
+    "drained.w",
+    "release.w",
+    "probe.w",
+    "heartbeat.w",
+    "presence.gateway.g",
+    "presence.scheduler.s",
+    "presence.worker.w",
+    "presence.query",
+    "statistics.query",
+    "statistics.last",
+    "statistics.answer.g.1",
+    "readiness.w",
+    "ready.g.1",
+    "repository.query",
+    "repository.g",
+    "cuda-open.h",
+    "cuda-close.h",
+    "cuda-opened.g.1",
+    "cached.g.1",
+    "flow.g.1",
+    "infer.a",
+    "infer.a.v1",
+    "event.a",
+    "event.a.v1",
+    "event.a.job.x",
+    "event.a.job.x.v1",
+    "batch.a",
+    "result.a.x",
+    "dead.a",
+    "durable.cancel",
+    "durable-inbox.g.event.a.1",
+    "lost-attempts.g",
+    "found.g.1",
+    "stored.g.1",
+    "callback.x.y",
+    "fetch.w",
+    "fetched.g.1",
+    "_INBOX.x.y",
+    "_INBOX_gateway.x",
+    "_INBOX_scheduler.x",
+    "_INBOX_worker.x",
+    "_INBOX_admin.x",
+    "answers.x",
+    "$KV.registry.w",
+    "$KV.settings.logging",
+    "$KV.models.a",
+    "$KV.client-regions.h.r",
+    "$KV.sequence-states.a.1.s.1.0.0",
+    "$KV.response-cache.abc",
+    "$KV.queue-owners.a",
+    "$KV.leases.intake.a",
+    "$KV.jobs.j",
+    "$KV.repository-models.a",
+    "$O.requests.C.x",
+    "$O.results.C.x",
+    "$O.model-files.C.x",
+    "$O.repository-models.C.x",
+    "$JS.ACK.LIVE.live-a.1.1.1.1.0",
+    "$JS.ACK.QUEUE.event-a.1.1.1.1.0",
+    "$JS.API.INFO",
+    "$JS.API.STREAM.NAMES",
+    "$JS.API.STREAM.LIST",
+    "$JS.API.STREAM.CREATE.LIVE",
+    "$JS.API.STREAM.CREATE.OTHER",
+    "$JS.API.STREAM.DELETE.QUEUE",
+    "$JS.API.STREAM.DELETE.LIVE",
+    "$JS.API.STREAM.PURGE.QUEUE",
+    "$JS.API.STREAM.PURGE.DEAD",
+    "$JS.API.STREAM.PURGE.KV_sequence-states",
+    "$JS.API.STREAM.MSG.GET.QUEUE",
+    "$JS.API.STREAM.MSG.GET.LIVE",
+    "$JS.API.STREAM.MSG.DELETE.RESULT",
+    "$JS.API.STREAM.UPDATE.QUEUE",
+    "$JS.API.STREAM.SNAPSHOT.QUEUE",
+    "$JS.API.DIRECT.GET.KV_response-cache.x",
+    "$JS.API.DIRECT.GET.RESULT.result.a.x",
+    "$JS.API.CONSUMER.CREATE.LIVE.live-a",
+    "$JS.API.CONSUMER.CREATE.QUEUE.event-a",
+    "$JS.API.CONSUMER.DELETE.LIVE.live-a",
+    "$JS.API.CONSUMER.MSG.NEXT.LIVE.live-a",
+    "$JS.API.CONSUMER.MSG.NEXT.QUEUE.event-a",
+    "$JS.API.CONSUMER.MSG.NEXT.RESULT.x",
+    "$JS.API.META.LEADER.STEPDOWN",
+    "$SYS.REQ.SERVER.PING",
+    "$SYS.REQ.SERVER.PING.JSZ",
+    "$SRV.PING",
+    "live.>",
+    "work.*",
+    "_INBOX.>",
+    "$JS.API.>",
+    "$SYS.>",
+    ">",
+)
+"""Subjects of all kinds; those with wildcards are for subscriptions."""
+
+
+@pytest.mark.parametrize("user", USERS)
+async def test_what_is_allowed_is_what_the_table_says(start: Start, user: str) -> None:
+    permitted: PermittedNats = start.nats
+    refused: set[tuple[str, str]] = set()
+    may = permissions()[user]
+
+    async def hear(error: Exception) -> None:
+        found = re.search(r'permissions violation for (publish|subscription) to "([^"]+)"', str(error).lower())
+        if found is not None:
+            refused.add((found[1], found[2]))
+
+    client = await nats.connect(permitted.url_of(user), error_cb=hear, allow_reconnect=False)
+    tried: dict[tuple[str, str], bool] = {}
+    for subject in OTHERS:
+        tried["subscription", subject.lower()] = allows(may.subscribe, subject)
+        await client.subscribe(subject)
+        if "*" not in subject and ">" not in subject:
+            tried["publish", subject.lower()] = allows(may.publish, subject)
+            # To where nobody listens, and as what nobody takes: it is about what the server says of it.
+            await client.publish(subject, b"")
+    await client.flush()
+    async with asyncio.timeout(10):
+        while refused != {cell for cell, allowed in tried.items() if not allowed}:
+            await asyncio.sleep(0.05)
+    await client.close()
+    print(f"{user}: {len(tried)} cells, {sum(tried.values())} allowed")
