@@ -321,7 +321,7 @@ class Bus:
     async def _run_listener(self, listener: Callable[[], Awaitable[None]]) -> None:
         # JetStream may need a moment more than the server's socket, and so may nats-py to connect again; a cluster takes
         # seconds to choose new leaders.
-        losses = -1
+        losses, told, told_s = -1, "", 0.0
         while losses != self.losses:
             losses = self.losses
             try:
@@ -330,7 +330,10 @@ class Bus:
                 if not self.is_connected:
                     return  # it is called again when the broker is back
                 losses = -1
-                logger.warning("not recovered yet: %s: %s", type(error).__name__, error)
+                text, now_s = f"{type(error).__name__}: {error}", time.monotonic()
+                if text != told or now_s - told_s > _COMPLAINT_EVERY_S:
+                    told, told_s = text, now_s
+                    logger.warning("not recovered yet: %s", text)
                 await asyncio.sleep(_RECONNECT_WAIT_S)
 
     async def _connect_admin(self) -> None:

@@ -2,8 +2,8 @@
 
 For an operator whose nats-server serves others too, or who would contain a role that was taken over: a worker runs other
 people's code. `nats_conf` writes it as nats-server's configuration. What a role asks of JetStream is spelled out stream by
-stream; there is no `$JS.API.>` and no `$SYS.>`. The answers to each role come to an inbox of its own (`_INBOX_<role>`), which
-nobody else reads.
+stream; there is no `$JS.API.>` and no `$SYS.>`. The answers to each role come to an inbox of its own (`_INBOX_<role>`),
+which nobody else reads.
 Source: nats-server's configuration (`authorization`, `permissions`, `allow_responses`); the subjects of JetStream's API.
 """
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
+
+from nats.errors import Error as NatsError
 
 from bus.connection import Bus
 from bus.live_queues import LiveQueue
@@ -18,6 +22,8 @@ from scheduler.lost_attempts import LostAttempts
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import Ended
+
+logger = logging.getLogger("weir.scheduler")
 
 
 class NewModel(Protocol):
@@ -105,6 +111,7 @@ class OwnedModel:
         self._subscriptions: list[Callable[[], None]] = []
         self._held = held
         self._closed = False
+        self._retaking: asyncio.Task[None] | None = None
 
     async def take_again(self, bus: Bus, with_streams: bool = False) -> None:
         """Pulls from a consumer that is made anew: the broker has forgotten it, and perhaps its stream too.
@@ -137,8 +144,27 @@ class OwnedModel:
             unsubscribe()
         self._subscriptions.clear()
 
+    @property
+    def has_lost_consumer(self) -> bool:
+        """Whether the consumer is lost, or the server of a cluster that led it."""
+        return self.pull.consumer_lost or self.pull.is_silent
+
+    def look_after(self, bus: Bus, background: asyncio.TaskGroup) -> None:
+        """Pulls again, in a task, where the consumer is lost. Called again and again."""
+        if self.has_lost_consumer and (self._retaking is None or self._retaking.done()):
+            self._retaking = background.create_task(self._try_again(bus))
+
+    async def _try_again(self, bus: Bus) -> None:
+        try:
+            await self.take_again(bus, with_streams=True)
+        except (NatsError, OSError, TimeoutError) as error:
+            # The broker is away: recovery, or the next second, sees to it.
+            logger.warning("model %s: could not take its queue: %s: %s", self.queue, type(error).__name__, error)
+
     def close(self) -> None:
         """Takes no more frames; what is held is still served."""
+        if self._retaking is not None:
+            self._retaking.cancel()
         self._closed = True
         self.pull.pause()
         # What was asked for before would go on coming, hundreds of frames, while other models have none any more.

@@ -357,9 +357,9 @@ class QueueKeeper:
             owned = self._service.find(queue)
             if owned is None or owned.stopped:
                 continue
-            is_lost = owned.pull.consumer_lost
+            is_lost = owned.has_lost_consumer
             if (is_lost or queue not in held) and await self._confirm(queue) and is_lost:
-                await owned.take_again(self._bus, with_streams=True)
+                owned.look_after(self._bus, self._background)
 
     async def _recover(self) -> None:
         """The broker came back, perhaps without streams, consumers and pulls."""

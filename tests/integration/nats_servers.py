@@ -124,10 +124,9 @@ class ClusterNode:
 
     def start(self) -> None:
         """Starts it, or again where it has ended."""
+        # Without a preexec_fn: it may be started in a thread, with which it would end, beside threads of gRPC's.
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [find_binary(), "-c", self._file], stderr=log, preexec_fn=dies_with_parent()
-            )
+            self.process = subprocess.Popen([find_binary(), "-c", self._file], stderr=log)
 
     def told(self, path: str) -> dict[str, Any]:
         """What its monitor says; nothing while it does not answer."""
@@ -175,7 +174,11 @@ class NatsCluster:
             ClusterNode(folder / f"n{i}", f"n{i}", (ports[i], ports[3 + i], ports[6 + i]), routes, **options)
             for i in range(3)
         ]
-        wait_until(self.is_whole, 30.0)
+        try:
+            wait_until(self.is_whole, 30.0)
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def url(self) -> str:

@@ -90,7 +90,7 @@ def test_ten_that_are_drained_and_ten_that_die_cost_nothing(start: Start, tmp_pa
 def _come_and_go(start: Start, folder: Path, drains: int, kills: int) -> None:
     write_identity(folder / "models", "echo", "FP32", "dynamic_batching { }")
     start("scheduler")
-    workers = [start.worker(host) for host in HOSTS]
+    workers = [start.worker(host=host) for host in HOSTS]
     served = start.gateway()
     wait_until(lambda: served.is_ready("echo"))
     joined: list[tuple[float, float]] = []
@@ -127,7 +127,7 @@ def _joined(start: Start, host: str) -> tuple[RoleProcess, float, float]:
     """A new worker, and how long it took until it had run something: from when it was ready, and from its start."""
     known = asyncio.run(_have_run(start.nats.url))
     began_s = time.monotonic()
-    worker = start.worker(host)  # by this thread: a role goes with the thread that has started it
+    worker = start.worker(host=host)  # by this thread: a role goes with the thread that has started it
     ready_s = time.monotonic()
     while not asyncio.run(_have_run(start.nats.url)) - known:
         assert time.monotonic() - ready_s < 20

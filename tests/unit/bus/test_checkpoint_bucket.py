@@ -19,6 +19,8 @@ class FullBroker:
         self.jetstream = self
         self.recoveries: list[Any] = []
 
+    replicas = 1
+
     def on_reconnect(self, listener: Any) -> None:
         self.recoveries.append(listener)
 
