@@ -54,7 +54,7 @@ class PatientJetStream(JetStreamContext):
         super().__init__(client)
 
     @property
-    def _timeout(self) -> float:  # type: ignore[override]
+    def _timeout(self) -> float:
         """What nats-py waits for an answer: a server that leads no more does not answer, and another will."""
         return _TRY_S if self._is_clustered() else self._patience_s
 

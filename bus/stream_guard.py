@@ -54,7 +54,7 @@ class StreamGuard:
     def __init__(self, bus: Bus, limits: QueueLimits) -> None:
         self._bus = bus
         self._limits = limits
-        self._wanted = {str(config.name): config for config in durable_streams(limits)}
+        self._wanted = {str(config.name): config for config in durable_streams(limits, bus.replicas)}
         self._listeners: list[Callable[[str], None]] = []
         self._gone_listeners: list[Callable[[str], None]] = []
         self._background: asyncio.TaskGroup | None = None
@@ -101,7 +101,15 @@ class StreamGuard:
 
     async def _update_limits(self, name: str, wanted: StreamConfig, found: Mapping[str, Any]) -> None:
         limits = _comparable(wanted)
-        changed = {field: limits[field] for field in _LIMITS.get(name, ()) if limits[field] != found.get(field)}
+        kept_by = found.get("num_replicas", 1)
+        followed = _LIMITS.get(name, ())
+        if self._bus.access.replicas:
+            followed = (*followed, "num_replicas")
+        elif kept_by < limits["num_replicas"]:
+            logger.warning(
+                "stream %s is kept by %s of the cluster's servers: --nats-replicas=3 changes that", name, kept_by
+            )
+        changed = {field: limits[field] for field in followed if limits[field] != found.get(field)}
         if not changed:
             return
         config = {**found, **changed}

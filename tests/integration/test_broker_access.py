@@ -14,6 +14,7 @@ import nkeys
 import pytest
 from broker_certificates import make_certificates
 from nats_servers import GivenNats
+from role_process import started
 
 from bus.broker_access import BrokerAccess, BrokerRefused, BrokerServer, without_secrets
 from bus.connection import Bus
@@ -236,3 +237,16 @@ async def test_a_user_that_is_revoked_is_let_in_again_when_it_is_back(
     assert [message.data for message in received] == [b"again"]
     assert "Authorization Violation" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_role_that_is_refused_ends_with_one_line(tmp_path: Path, encrypted: GivenNats, certificates: Path) -> None:
+    files = [f"--nats-ca={certificates / 'ca.pem'}", f"--nats-cert={certificates / 'client.pem'}"]
+    url = encrypted.url.replace("tls://", "tls://weir:wrongpassword@")
+    words = ["-m", "weir", "scheduler", f"--nats={url}", *files, f"--nats-key={certificates / 'client.key'}"]
+    process, facts = started(words, tmp_path, tmp_path / "log")
+    assert facts == {"error": "nats-server refused the connection: Authorization Violation"}
+    assert process.wait(20) == 1
+    log = (tmp_path / "log").read_text()
+    assert "Authorization Violation" in log
+    assert "Traceback" not in log
+    assert "wrongpassword" not in log
