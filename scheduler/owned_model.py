@@ -112,17 +112,19 @@ class OwnedModel:
         self._held = held
         self._closed = False
         self._retaking: asyncio.Task[None] | None = None
+        self._taking = asyncio.Lock()
 
     async def take_again(self, bus: Bus, with_streams: bool = False) -> None:
         """Pulls from a consumer that is made anew: the broker has forgotten it, and perhaps its stream too.
 
         Raises NatsError, OSError, TimeoutError.
         """
-        if with_streams:  # somebody may have deleted them
-            await ensure_streams(bus)
-        await take_live_consumer(bus, self.queue, self.epoch)
-        if not self._closed:
-            self.pull.start(live_pull_group(self.epoch), bus.live_layout.stream(self.queue))
+        async with self._taking:  # two at once would take it from each other
+            if with_streams:  # somebody may have deleted them
+                await ensure_streams(bus)
+            await take_live_consumer(bus, self.queue, self.epoch)
+            if not self._closed:
+                self.pull.start(live_pull_group(self.epoch), bus.live_layout.stream(self.queue))
 
     def also_ends(self, unsubscribe: Callable[[], None]) -> None:
         """A subscription of the queue's, which `forget` ends."""
@@ -151,7 +153,7 @@ class OwnedModel:
 
     def look_after(self, bus: Bus, background: asyncio.TaskGroup) -> None:
         """Pulls again, in a task, where the consumer is lost. Called again and again."""
-        if self.has_lost_consumer and (self._retaking is None or self._retaking.done()):
+        if self.has_lost_consumer and not self._taking.locked():
             self._retaking = background.create_task(self._try_again(bus))
 
     async def _try_again(self, bus: Bus) -> None:

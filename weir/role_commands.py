@@ -41,11 +41,13 @@ def run_role(role: str, values: Mapping[str, Any]) -> None:
     if "WEIR_PAUSE_POINTS" in os.environ:  # a test has the role stop, or die, at steps of a request's life
         import_module("weir.pause_points").arm(role)
     try:
-        main.run(settings)
+        status = main.run(settings)
     except WeirError as error:
         logging.getLogger(f"weir.{role}").error("%s", error.message)
         announce_failure(error.message)
         raise typer.Exit(1) from error
+    if status:
+        raise typer.Exit(status)
 
 
 def _imported(role: str) -> Any:
