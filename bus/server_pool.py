@@ -24,7 +24,6 @@ class ServerPool:
     def __init__(self, urls: Sequence[str], shuffle: Any = random.shuffle) -> None:
         self._told = list(dict.fromkeys(BrokerServer.of(url) for url in urls))
         self.first = self._told[0]
-        self._discovered: list[BrokerServer] = []
         self._order = list(self._told)
         shuffle(self._order)
         self._listed = 0
@@ -60,19 +59,19 @@ class ServerPool:
         self._is_cluster = self._is_cluster or bool(info.get("cluster"))
         if not isinstance(listed, list):
             return False
-        servers = [server for server in map(self._read, listed[:MAX_DISCOVERED]) if server is not None]
+        read = map(self._read, listed[:MAX_DISCOVERED])
+        servers = list(dict.fromkeys(server for server in read if server is not None))
         has_gone = len(servers) < self._listed
         self._listed = len(servers)
         addresses = {(server.host, server.port) for server in self._told}
         found = [server for server in servers if (server.host, server.port) not in addresses]
         self._order = [s for s in self._order if s in self._told or s in found or s == self.current]
         self._order += [server for server in found if server not in self._order]
-        self._discovered = found
         return has_gone
 
     def _read(self, url: Any) -> BrokerServer | None:
         try:
-            server = BrokerServer.of(url) if isinstance(url, str) else None
+            server = BrokerServer.of(url) if isinstance(url, str) and url else None
         except ValueError:
             return None
         # Servers tell addresses alone: how to speak there, and who we are, is as we were told of the first.
