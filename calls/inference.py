@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Protocol
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -33,6 +32,7 @@ from calls.partition_choice import AnyQueue, queue_of_sequence
 from calls.payload_store import Freeable, PayloadStore, host_of_payloads
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
+from calls.region_holder import RegionHolder
 from calls.remote_answers import RemoteAnswers
 from calls.response_cache import Question, ResponseCache
 from calls.stream_order import Place, StreamOrder
@@ -62,13 +62,6 @@ _RERUN_WAIT_S = 0.05
 _DRAIN_POLL_S = 0.02
 
 _NO_SLOTS: Sequence[Freeable] = ()
-
-
-class RegionHolder(Protocol):
-    """Who knows the shared-memory regions that clients have registered."""
-
-    def hold(self, model: str, names: Sequence[str]) -> Freeable:
-        """Keeps regions registered for a request to `model`. Raises WeirError (UNSUPPORTED) if its workers lack them."""
 
 
 class Inference:

@@ -24,7 +24,7 @@ Line = tuple[str, str]
 class Pending:
     """A request that was submitted and has no answer yet. `line` is where its answers wait for those of earlier requests,
     None where they are given as they come. `question` is there where the response cache may know the answer, and until it
-    has said that it doesn't, the request `is_queued` not. `queue` is the one that it goes to, or has gone to. `reads_content`
+    has said that it doesn't, the request `is_queued` not. `queue` is the one that it goes to, or went to. `reads_content`
     says that whoever asked is about to read outputs, also where he otherwise passes references on. `reruns` counts how
     often its answer was lost on the way here.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from scheduler.batch import Batch
@@ -11,6 +11,7 @@ from scheduler.batch_rows import rows_of
 from scheduler.owned_model import OwnedModel
 from scheduler.queued_request import frame_of
 from scheduler.version_scheduler import Failure
+from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.frames import pack_batch_rows
 from schemas.messages import pack_error
 
@@ -42,3 +43,12 @@ def answers_of(failures: Iterable[Failure]) -> dict[str, list[tuple[object, ...]
         by_gateway[request.gateway].append(pack_error(request.key, error))
         request.frame.requests_ended(1, 0)
     return by_gateway
+
+
+def abandoned_of(scheduler: str, owned: OwnedModel, gateway: str, keys: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    """For each worker that runs some of these requests, which nobody waits for any more, the message that tells it so."""
+    abandoned: dict[str, list[AbandonedRequests]] = defaultdict(list)
+    for batch, of_batch in owned.scheduler.cancelled_in_flight(gateway, keys):
+        abandoned[batch.instance.worker].append(AbandonedRequests(batch.id, gateway, of_batch))
+    for worker, batches in abandoned.items():
+        yield worker, pack_abandoned(scheduler, batches)

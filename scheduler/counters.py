@@ -39,7 +39,7 @@ def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us
             {
                 "version": number,
                 "pending": version.waiting + version.staged,
-                "busy": version.busy,
+                "busy": version.busy_instances,
                 "failures": dict(version.failures),
             }
             for number, version in scheduler.versions().items()

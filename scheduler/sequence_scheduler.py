@@ -23,26 +23,23 @@ from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from scheduler.sequence import Sequence as StatefulSequence
 from scheduler.sequence import SlottedInstance
+from scheduler.sequence_errors import answer_lost, cancelled_earlier, lateness, not_started, state_lost
 from scheduler.sequence_strategy import SequenceBatch, SequenceStrategy
 from scheduler.sequences import SequenceTable
 from scheduler.version_scheduler import (
     GIVEN_UP,
     NOTHING_ENDED,
-    TIMEOUT_EXPIRED,
     UNAVAILABLE_TIMEOUT_US,
     Ended,
     Failure,
 )
-from schemas.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
+from schemas.errors import WeirError, internal, overloaded
 from schemas.messages import NOBODY, BatchOutcome
 from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 
 MAX_WAITING = 100_000
 """Requests of one lane that may wait for one version, of all sequences together."""
-
-
-_MAY_BE_LOST = "; if it has begun, its state was lost with the scheduler that had it: start the sequence again"
 
 
 class SequenceScheduler:
@@ -116,11 +113,6 @@ class SequenceScheduler:
         return 0
 
     @property
-    def busy(self) -> int:
-        """See `VersionScheduler`."""
-        return len({batch.instance for batch in self._in_flight if not batch.released})
-
-    @property
     def instance_count(self) -> int:
         """Instances of all live workers."""
         return len(self._table.instances)
@@ -128,7 +120,7 @@ class SequenceScheduler:
     @property
     def busy_instances(self) -> int:
         """See `VersionScheduler`."""
-        return min(len(self._in_flight), self.instance_count)
+        return len({batch.instance for batch in self._in_flight if not batch.released})
 
     def workers(self) -> set[str]:
         """Workers that hold an instance."""
@@ -179,9 +171,7 @@ class SequenceScheduler:
             rest = [request for request in sequence.queue if not request.cancelled]
             self.failures["CANCELED"] += len(sequence.queue) - len(rest)
             sequence.queue.clear()
-            error = WeirError(
-                ErrorCode.CANCELLED, f"the sequence {_name(sequence)} was cancelled by an earlier request"
-            )
+            error = cancelled_earlier(sequence)
             failures += [Failure(request, error) for request in rest]
         return failures
 
@@ -284,7 +274,7 @@ class SequenceScheduler:
         for sequence, late in self._table.overdue(now_us):
             requests = [*sequence.queue]
             sequence.queue.clear()
-            failures += [Failure(request, _lateness(request, sequence, late, now_us)) for request in requests]
+            failures += [Failure(request, lateness(request, sequence, late, now_us)) for request in requests]
         self.failures["REJECTED"] += len(failures)
         if self._is_deserted(now_us):
             failures += self._lost((), self._table.drain_returning())[1]
@@ -305,26 +295,17 @@ class SequenceScheduler:
                 request.terms = request.terms._replace(correlation_id=id, sequence_flags=flags)
             flags |= SEQUENCE_END
         elif self._table.has_run(request):
-            return unavailable(
-                f"the answer to a request of sequence {_name(request)} of model '{self._model}' was lost with the broker: "
-                "the request has run"
-            )
+            return answer_lost(request, self._model)
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
             return None
         if self._table.is_lost(request.correlation_id):
-            return self._state_lost(request)
-        return self._not_started(request)
-
-    def _not_started(self, request: QueuedRequest) -> WeirError:
-        return invalid(
-            f"inference request for sequence {_name(request)} to model '{self._model}' must specify the START "
-            "flag on the first request of the sequence" + (_MAY_BE_LOST if self._is_heir else "")
-        )
+            return state_lost(request, self._model)
+        return not_started(request, self._model, self._is_heir)
 
     def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:
         """Its model has rescheduled the request. Returns it where its sequence has gone meanwhile."""
         if sequence.is_over:
-            return [Failure(request, self._state_lost(request))]
+            return [Failure(request, state_lost(request, self._model))]
         if now_us - sequence.last_us < self._table.idle_us:
             request.terms = request.terms._replace(sequence_flags=0)
             sequence.last_us = now_us
@@ -334,7 +315,7 @@ class SequenceScheduler:
         self._table.forget(sequence)
         rest = [request, *sequence.queue]
         sequence.queue.clear()
-        return [Failure(other, self._not_started(other)) for other in rest]
+        return [Failure(other, not_started(other, self._model, self._is_heir)) for other in rest]
 
     def _instance_lost(self, now_us: int, batch: SequenceBatch) -> Ended:
         """The instance is gone that ran the batch: what becomes of its requests, and of all sequences there."""
@@ -377,13 +358,7 @@ class SequenceScheduler:
     def _loss(self, request: QueuedRequest) -> WeirError:
         if self._retry.is_given_up(request):
             return internal(GIVEN_UP.format(request.attempts))
-        return self._state_lost(request)
-
-    def _state_lost(self, request: QueuedRequest) -> WeirError:
-        return unavailable(
-            f"the state of sequence {_name(request)} of model '{self._model}' was lost with its instance: "
-            "start the sequence again"
-        )
+        return state_lost(request, self._model)
 
     def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:
         slots = [sequence.slot for sequence in chosen]
@@ -396,18 +371,3 @@ class SequenceScheduler:
         self._table.began(instance, batch.id)
         self._in_flight.add(batch)
         return batch
-
-
-def _lateness(request: QueuedRequest, sequence: StatefulSequence, late: QueuedRequest | None, now_us: int) -> WeirError:
-    """What a request of the sequence ends with, which ends since one of them, or the sequence (None), was late."""
-    if late is None:
-        return unavailable("timeout of the corresponding sequence has been expired")
-    if 0 < request.terms.deadline_us <= now_us:
-        return overloaded(TIMEOUT_EXPIRED)
-    return unavailable(f"the sequence {_name(sequence)} has ended: the timeout of another of its requests expired")
-
-
-def _name(of: QueuedRequest | StatefulSequence) -> int | str:
-    """The id as a caller may read it: that of an iterative sequence was not given by one."""
-    id = of.correlation_id if isinstance(of, QueuedRequest) else of.id
-    return abs(id) if isinstance(id, int) else id

@@ -26,7 +26,7 @@ from bus.registry import RegistryView
 from bus.streams import ensure_streams, live_pull_group
 from scheduler import policy_clock as clock
 from scheduler.batch import Batch
-from scheduler.batch_messages import answers_of, batch_message
+from scheduler.batch_messages import abandoned_of, answers_of, batch_message
 from scheduler.counters import pack_scheduler
 from scheduler.event_log import RecordedModelScheduler
 from scheduler.fence import Fence
@@ -40,7 +40,6 @@ from scheduler.queued_request import frame_of, requests_of
 from scheduler.record_follower import RecordFollower
 from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
-from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.drain import pack_drain, unpack_drain
 from schemas.frames import unpack_done_rows, unpack_frame_rows
 from schemas.messages import BatchOutcome, pack_answers, unpack_cancel
@@ -261,11 +260,8 @@ class SchedulerService:
             self._dropped(owned.name, error)
             return
         self._finish(owned.scheduler.cancel(gateway, keys))
-        abandoned: dict[str, list[AbandonedRequests]] = defaultdict(list)
-        for batch, of_batch in owned.scheduler.cancelled_in_flight(gateway, keys):
-            abandoned[batch.instance.worker].append(AbandonedRequests(batch.id, gateway, of_batch))
-        for worker, batches in abandoned.items():
-            self._bus.publish(subjects.abandoned(worker), pack_abandoned(self._id, batches))
+        for worker, abandoned in abandoned_of(self._id, owned, gateway, keys):
+            self._bus.publish(subjects.abandoned(worker), abandoned)
 
     def _on_lost(self, message: Message) -> None:
         worker = message.subject.rsplit(".", 1)[1]

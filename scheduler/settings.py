@@ -16,8 +16,8 @@ class SchedulerSettings:
     `model_repositories` are the folders in which it looks for models' own batch strategies; it loads nothing else there.
     `scheduler_id` None lets the scheduler draw one. `exit_timeout_secs` is the time after SIGTERM for
     batches in flight. `live_streams` None takes as many as there are. Live requests that would wait for longer than
-    `max_queue_wait_secs` are refused as they come (0: none is). With `scale_to_zero` models stay known whose workers have all
-    gone. While nobody serves a model, requests wait for `scale_from_zero_patience_secs`.
+    `max_queue_wait_secs` are refused as they come (0: none is). With `scale_to_zero` models stay known whose workers all
+    went. While nobody serves a model, requests wait for `scale_from_zero_patience_secs`.
     """
 
     nats_url: str

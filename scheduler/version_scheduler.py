@@ -131,11 +131,6 @@ class VersionScheduler:
         return staged
 
     @property
-    def busy(self) -> int:
-        """Instances that hold a batch."""
-        return len({batch.instance for batch in self._in_flight if not batch.released})
-
-    @property
     def instance_count(self) -> int:
         """Instances of all live workers."""
         return len(self._placement)
