@@ -77,7 +77,8 @@ class Dispatch:
         else:
             ready_us = self._form_by_lane(now_us, batches)
         if lanes.is_timed:
-            ready_us = min(ready_us, lanes.next_timeout_us)
+            # What was put back since `overdue` may be late already: that is seen to next time, which is then at once.
+            ready_us = min(ready_us, max(lanes.next_timeout_us, now_us + 1))
         return batches, None if ready_us == NEVER_US else ready_us
 
     def _form(

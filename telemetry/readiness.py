@@ -13,11 +13,14 @@ started and that its loop goes round, and starts no interpreter to see it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the command line tells that it is ready too, and has no event loop
+    import asyncio
 
 logger = logging.getLogger("weir.telemetry")
 
@@ -39,6 +42,8 @@ def announce_ready(**facts: object) -> None:
     _announce({"ready": True, **facts})
     path = os.environ.pop(ALIVE_FILE, "")  # taken out, as the ties are: a model's own processes are not the role
     if path:
+        import asyncio
+
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

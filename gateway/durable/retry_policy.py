@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from schemas.errors import ErrorCode, WeirError
+from schemas.errors import QUEUE_FULL, ErrorCode, WeirError
 from schemas.terminal import Attempt, Outcome
 
 FIRST_DELAY_MS = 100
@@ -57,7 +57,7 @@ class ErrorClass(Enum):
 TIMEOUT_EXPIRED = "Request timeout expired"
 
 NOBODYS_TEXTS = (
-    "Exceeds maximum queue size",
+    QUEUE_FULL,
     "has no available versions",
     "is not at ready state",
     "the server is stopping",

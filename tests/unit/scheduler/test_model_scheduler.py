@@ -149,7 +149,7 @@ def test_a_version_that_gets_sequences_ends_what_it_has_sent_and_refuses_what_is
     assert [r.key for r in answered] == [1, 2, 3, 4]
     _, failures = model.complete(1, 2, BatchOutcome.UNANSWERED, 5)
     assert [failure.request.key for failure in failures] == [5, 6, 7, 8]
-    model.complete(2, 3, BatchOutcome.ANSWERED, 5)
+    model.complete(2, 4, BatchOutcome.ANSWERED, 5)
     assert model.expire(3) == ((), [])
     assert len(model) == model.waiting == 0
 

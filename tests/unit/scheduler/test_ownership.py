@@ -25,6 +25,11 @@ steps = st.lists(
 TRIED: Counter[str] = Counter()
 
 
+def moves(world: World) -> dict[str, int]:
+    """How often a queue was taken or handed over. Who has missed what others told may look at records now and then."""
+    return {action: times for action, times in world.actions.items() if action != "Look"}
+
+
 @given(seed=st.integers(0, 2**32), queues=st.integers(0, 9), schedulers=st.integers(1, 4), steps=steps)
 @settings(deadline=None, max_examples=40)
 def test_whatever_happens_each_queue_has_one_owner_in_the_end(
@@ -73,9 +78,9 @@ def test_whatever_happens_each_queue_has_one_owner_in_the_end(
     shares = [len(process.held) for process in world.alive if not process.is_draining]
     assert max(shares) - min(shares) <= 1
     assert not any(process.held for process in world.alive if process.is_draining)
-    before = dict(world.actions)
+    before = moves(world)
     world.run(5.0)
-    assert dict(world.actions) == before, "nothing is done at rest"
+    assert moves(world) == before, "nothing is moved at rest"
     TRIED.update(worlds=1, events=world.events, ticks=world.ticks, **world.actions)
 
 

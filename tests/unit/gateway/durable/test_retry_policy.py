@@ -69,7 +69,7 @@ def test_classes_of_errors(error: WeirError, kind: ErrorClass) -> None:
 
 
 def test_texts_by_which_errors_are_told_are_those_that_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = ("bus", "calls", "gateway", "scheduler", "worker")
+    folders = ("bus", "calls", "gateway", "scheduler", "schemas", "worker")
     here = Path(retry_policy.__file__)
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py") if path != here]
     # Texts are wrapped where they are long, and some have names in them.
