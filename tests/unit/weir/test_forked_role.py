@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import psutil
 import pytest
 
 from weir.forked_role import ForkedRole
+from weir.signals import SignalQueue
 
 
 def run(main: Callable[[Sequence[str]], None], *words: str, kept: tuple[int, ...] = ()) -> ForkedRole:
@@ -32,6 +36,8 @@ def look_around(words: Sequence[str]) -> None:
         {fd for fd in range(256) if is_open(fd)} == {0, 1, 2, int(words[1])},
         os.readlink("/proc/self/fd/0") == os.devnull,
         "weir of a test" in " ".join(psutil.Process().cmdline()),
+        sys.argv[1:] == list(words),
+        signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(),
     ]
     Path(words[0]).write_text(repr(told))
 
@@ -39,7 +45,7 @@ def look_around(words: Sequence[str]) -> None:
 def test_what_it_finds(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     assert run(look_around, str(tmp_path / "told"), str(writing), kept=(writing,)).wait() == 0
-    assert (tmp_path / "told").read_text() == repr([True] * 5)
+    assert (tmp_path / "told").read_text() == repr([True] * 7)
     os.close(reading)
     os.close(writing)
 
@@ -72,3 +78,36 @@ def test_signals_end_it(send: Callable[[ForkedRole], None], number: int) -> None
     assert role.wait() == number
     for fd in (started, starts, ends, ended):
         os.close(fd)
+
+
+def test_signals_at_its_start_are_its_own() -> None:
+    with SignalQueue((signal.SIGTERM,)) as queue:
+        for _ in range(20):
+            role = run(lambda words: signal.pause())
+            role.terminate()
+            assert role.wait() == -signal.SIGTERM
+        assert queue.take() == []
+
+
+def test_what_it_registers_is_run_at_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "left"
+
+    def main(words: Sequence[str]) -> None:
+        atexit.register(path.touch)
+
+    with tempfile.TemporaryDirectory() as folder:  # not to be removed by the child
+        assert run(main).wait() == 0
+        assert path.exists()
+        assert Path(folder).is_dir()
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["nobody reads", "closed"])
+def test_output_that_goes_nowhere(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = open(writing, "w")  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", None if is_closed else output)
+    output.write("the start-up block")
+    assert run(lambda words: None).wait() == 0
+    with pytest.raises(BrokenPipeError):
+        output.close()
