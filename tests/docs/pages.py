@@ -19,6 +19,7 @@ PAGES = (
     "docs/observability.md",
     "docs/reliability.md",
     "docs/operations.md",
+    "docs/status.md",
     "docs/compatibility.md",
     "docs/architecture.md",
     "examples/README.md",
