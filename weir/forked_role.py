@@ -32,8 +32,9 @@ _ENDS = (signal.SIGTERM, signal.SIGINT)
 
 def import_roles() -> None:
     """Imports what forked roles will need. It lives for ever, so the garbage collector is not to look through it again."""
-    if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-        del sys.path[0]  # as -P does: what lies in the current folder must not be imported in place of our packages
+    # As -P does: what lies in the current folder, or beside the script, must not be imported in place of our packages.
+    if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0]))):
+        del sys.path[0]
     gc.disable()
     for role in _ROLES:
         import_module(f"{role}.main")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -111,3 +112,20 @@ def test_output_that_goes_nowhere(is_closed: bool, monkeypatch: pytest.MonkeyPat
     assert run(lambda words: None).wait() == 0
     with pytest.raises(BrokenPipeError):
         output.close()
+
+
+@pytest.mark.parametrize("is_script", [False, True], ids=["in the current folder", "beside the script"])
+def test_what_lies_about_is_not_imported(is_script: bool, tmp_path: Path) -> None:
+    folder, code = tmp_path / "folder", "import sys; from weir.forked_role import import_roles; import_roles()"
+    folder.mkdir()
+    (folder / "uvloop.py").write_text("raise SystemExit(1)")
+    (folder / "program").write_text(code)
+    words = [str(folder / "program")] if is_script else ["-c", code]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path if is_script else folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
