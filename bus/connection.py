@@ -215,7 +215,7 @@ class Bus:
         self._loss_listeners.append(listener)
 
     def doubt(self, why: str) -> None:
-        """A server of the cluster may be gone with what was on its way there: all is recovered as after a reconnection."""
+        """What was sent may be gone, with a server of the cluster or a stream: all is recovered as after a reconnection."""
         if self._protocol is None or self._background is None or self._closing:
             return
         logger.warning("%s: recovering", why)

@@ -1,10 +1,9 @@
 """`Inference`: the one way to the queue and back, from every front door and from inside of models.
 
-A request is resolved, normalised and published (`calls.outbox`).
-
-The caller holds every request until its answer: when the broker comes back without its memory stream, it sends again what
-has no answer yet. Whatever happens, `on_answer` is told of an end at most once, and exactly once for a request that was not
-abandoned. Answers before the last come from decoupled models only.
+A request is resolved, normalised and published (`calls.outbox`). The caller holds it until its answer: when the broker
+comes back without its memory stream, it sends again what has no answer yet. Whatever happens, `on_answer` is told of an
+end at most once, and exactly once for a request that was not abandoned. Answers before the last come from decoupled models
+only.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from bus.connection import Bus, Message
 from bus.durable_subjects import lost_attempts
 from bus.payload_fetcher import PayloadFetcher
 from bus.payloads import INLINE_LIMIT_BYTES, Slot
-from bus.streams import ensure_streams
 from calls.answer_payloads import AnswerPayloads
 from calls.catalog import Catalog, ServedModel
 from calls.delivery import Delivery
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
+from calls.live_stream_watch import LiveStreamWatch
 from calls.outbox import Outbox
 from calls.partition_choice import AnyQueue, queue_of_sequence
 from calls.payload_store import Freeable, PayloadStore, host_of_payloads
@@ -95,6 +94,7 @@ class Inference:
         self._in_flight = InFlight()
         self.counters = FrameCounters()
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
+        self._streams = LiveStreamWatch(bus, self._in_flight)
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
         self._keeps_references = keeps_references
@@ -109,7 +109,7 @@ class Inference:
 
         Raises NatsError, OSError or TimeoutError where the broker goes away meanwhile; then it may be called again.
         """
-        await ensure_streams(self._bus)
+        await self._streams.ensure()
         await self._bus.subscribe(subjects.reply(self._id), self._on_answers)
         await self._outbox.start()
         self._bus.on_reconnect(self._resend_all)
@@ -374,7 +374,7 @@ class Inference:
 
     async def _resend_all(self) -> None:
         """The broker came back, perhaps without its memory."""
-        await ensure_streams(self._bus)
+        await self._streams.ensure()
         self._outbox.resend_all()
 
     async def _watch_broker(self) -> None:
@@ -385,6 +385,7 @@ class Inference:
             if self._bus.is_connected:
                 away_since = None
                 self._outbox.check()
+                await self._streams.look()
             elif away_since is None:
                 away_since = now
             elif now - away_since > BROKER_PATIENCE_S:

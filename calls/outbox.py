@@ -37,7 +37,6 @@ MAX_FRAME_BYTES = 512 * 1024
 MAX_FRAMES_ON_THE_WAY = 8
 """Frames of one model that may be unacknowledged before later requests wait for one of them."""
 
-_RESEND_WAIT_S = 0.1
 _ACK_PATIENCE_S = 2.0
 
 SlotRow = tuple[str, int, int]
@@ -104,13 +103,6 @@ class Outbox:
         self._released.setdefault(owner, []).append(slot)
         self._schedule_flush()
 
-    def resend(self, keys: Iterable[int]) -> None:
-        """Sends those of these requests again that have no answer yet."""
-        for key in keys:
-            pending = self._in_flight.find(key)
-            if pending is not None and pending.is_queued:
-                self.add(pending.queue, pending.part)
-
     def resend_all(self) -> None:
         """The stream may have lost everything: a request that it still has is recognised by its key."""
         if self._bus.is_connected:
@@ -118,7 +110,9 @@ class Outbox:
         self._unacked.clear()
         self._on_the_way.clear()
         self._waiting.clear()
-        self.resend(self._in_flight.keys())
+        for pending in list(self._in_flight):
+            if pending.is_queued:
+                self.add(pending.queue, pending.part)
 
     def check(self) -> None:
         """Has all sent again where a cluster's server may have gone with what was sent to it. Called now and then."""
@@ -214,13 +208,10 @@ class Outbox:
         if to in self._waiting:
             self._schedule_flush()
         if message.status:
-            # Nobody answered for the stream: it is being made. What is still wanted is sent again in a moment.
-            if self._bus.is_clustered:
-                # Or it is without a leader, for seconds: all is sent again, in order, when it has one.
-                if self._losses == self._bus.losses:
-                    self._bus.doubt("nobody answers for the queues")
-                return
-            asyncio.get_running_loop().call_later(_RESEND_WAIT_S, self.resend, keys)
+            # Nobody answers for the stream: somebody has deleted it, with what was accepted before; or in a cluster it is
+            # without a leader, for seconds. When it is there again all is sent again, in order.
+            if self._losses == self._bus.losses:
+                self._bus.doubt("nobody answers for the queues")
         elif b'"error"' in message.data:
             logger.warning("model %s: the queue refused %d requests: %s", to, len(keys), message.data[:500])
             self.refused += len(keys)
