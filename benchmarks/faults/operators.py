@@ -14,15 +14,17 @@ from pathlib import Path
 
 import nats
 import psutil
+from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from benchmarks.durable.served import tireless
 from benchmarks.faults.line import Line
 from benchmarks.faults.models import write_models
-from benchmarks.faults.scene import Task, scene
+from benchmarks.faults.scene import Scene, Task, scene
 from bus.durable_subjects import QUEUE_STREAM
 
 _GONE_S = 15.0
+_FILLS_S = 0.5
 
 
 async def changed_streams(task: Task) -> Line:
@@ -39,6 +41,7 @@ async def changed_streams(task: Task) -> Line:
             await jetstream.delete_stream("LIVE")
             line.faults["LIVE deleted"] += 1
             await on.recovered(time.monotonic())
+            await _delete_what_lies_there(on, jetstream)
         await jetstream.delete_stream(QUEUE_STREAM)
         line.faults["QUEUE deleted"] += 1
         await on.recovered(time.monotonic())
@@ -64,6 +67,22 @@ async def changed_streams(task: Task) -> Line:
         await on.recovered(time.monotonic())
         await client.close()
     return line
+
+
+async def _delete_what_lies_there(on: Scene, jetstream: JetStreamContext) -> None:
+    """Deletes LIVE while it holds requests, all clients waiting: nobody publishes, so nobody is refused."""
+    owner = await on.busy("scheduler")
+    stopped = [member.name for member in on.cluster.of("scheduler")]
+    await on.kill(stopped, signal.SIGSTOP)
+    await asyncio.sleep(_FILLS_S)
+    state = (await jetstream.stream_info("LIVE")).state
+    on.line.expect(state.messages > 0, "nothing lay in LIVE")
+    await jetstream.delete_stream("LIVE")
+    on.line.faults["LIVE deleted with what lay there"] += 1
+    moment_s = time.monotonic()
+    await on.kill(stopped, signal.SIGCONT)
+    await on.recovered(moment_s)
+    on.line.notes.append(f"{state.messages} frames of {owner.name} deleted")
 
 
 def _said(log: str, word: str) -> str:

@@ -44,7 +44,7 @@ async def long_partition(task: Task) -> Line:
     async with _apart(task, line, workers=max(2, task.workers)) as (on, net):
         for _ in range(task.times(2)):
             await on.cluster.whole()
-            worker = on.draw.choice(on.cluster.of("worker"))
+            worker = await on.busy("worker")
             on.cluster.steps.order(worker.pid, "executing", "tell")
             await on.cluster.steps.told_any([worker.pid], "executing", 20)
             moment_s = time.monotonic()

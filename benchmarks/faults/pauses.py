@@ -14,6 +14,8 @@ _ZOMBIE_S = 8.0
 """Longer than the 5 s of silence after which a worker is given up."""
 
 _PAUSE_S = 8.0
+_AFTER_S = 1.0
+"""Long enough for who was stopped to do what it was about to."""
 
 
 async def rolling_restart(task: Task) -> Line:
@@ -41,7 +43,7 @@ async def zombie_worker(task: Task) -> Line:
     async with scene(task, line, task.shape(workers=max(2, task.workers))) as on:
         for number in range(task.times(4)):
             await on.cluster.whole()
-            worker = on.draw.choice(on.cluster.of("worker"))
+            worker = await on.busy("worker")
             step = ("executing", "answered")[number % 2]
             await on.cluster.until(
                 lambda w=worker, s=step: on.cluster.steps.order(w.pid, s, "stop"), 5, "an order is taken"
@@ -66,10 +68,16 @@ async def pauses(task: Task) -> Line:
         for _ in range(task.times(1)):
             for role in ("scheduler", "gateway", "nats-server"):
                 await on.cluster.whole()
-                name = on.draw.choice(on.cluster.of(role)).name
+                name = (await on.busy(role)).name
+                moment_s = time.monotonic()
                 on.cluster.kill(name, signal.SIGSTOP)
                 line.faults[f"stop {role}"] += 1
-                await asyncio.sleep(_PAUSE_S)
+                others = len(on.cluster.of(role)) > 1
+                if others:  # they go on without it
+                    await on.recovered(moment_s)
+                await asyncio.sleep(max(0.0, _PAUSE_S - (time.monotonic() - moment_s)))
                 on.cluster.kill(name, signal.SIGCONT)
-                await on.recovered(time.monotonic())
+                if not others:
+                    await on.recovered(time.monotonic())
+                await asyncio.sleep(_AFTER_S)
     return line

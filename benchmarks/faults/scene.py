@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.faults.cluster import Cluster, Shape, running
+from benchmarks.faults.cluster import Cluster, Member, Shape, running
 from benchmarks.faults.durable_load import DurableLoad
 from benchmarks.faults.line import Line
 from benchmarks.faults.live_load import LiveLoad
@@ -24,6 +24,8 @@ _STEP_S = 20.0
 """A step that no request comes to within this time is not reached."""
 
 _STOPPED_S = 0.03
+_BUSY = {"scheduler": "batched", "worker": "executing"}
+"""The step at which requests show who of a role has them."""
 
 
 @dataclass(kw_only=True)
@@ -68,7 +70,7 @@ class Scene:
         """Kills a process of this role while a request is at this step; then waits until requests are answered again."""
         cluster, line = self.cluster, self.line
         await cluster.whole()
-        victim = self.draw.choice(cluster.of(victim_role))
+        victim = await self.busy(victim_role)
         role = cluster.steps.role_of(step)
         others = [victim] if role == victim_role else cluster.of(role)
         action = "kill" if role == victim_role else "stop"
@@ -87,10 +89,24 @@ class Scene:
             cluster.kill(victim.name)
             for pid in asked:
                 cluster.steps.order(pid, step, "none")
-            await asyncio.sleep(_STOPPED_S)
-            cluster.kill(asked[at].name, signal.SIGCONT)
+            for _ in range(2):  # another may have come there before it heard that it need not stop
+                await asyncio.sleep(_STOPPED_S)
+                await self.kill([member.name for member in asked.values()], signal.SIGCONT)
         line.faults[f"{victim_role} at {step}"] += 1
         await self.recovered(moment_s)
+
+    async def busy(self, role: str) -> Member:
+        """One of this role that has requests just now: of schedulers, who owns the model."""
+        cluster, step = self.cluster, _BUSY.get(role, "")
+        members = cluster.of(role)
+        if not step or len(members) == 1:
+            return self.draw.choice(members)
+        for member in members:
+            await cluster.until(lambda pid=member.pid: cluster.steps.order(pid, step, "tell"), 5, "an order is taken")
+        at = await cluster.steps.told_any([member.pid for member in members], step, _STEP_S)
+        for member in members:
+            cluster.steps.order(member.pid, step, "none")
+        return next((member for member in members if member.pid == at), members[0])
 
     async def recovered(self, moment_s: float) -> None:
         """Waits until a request that was sent after this moment is answered, and notes how long that took."""
