@@ -1,9 +1,8 @@
 """`Inference`: the one way to the queue and back, from every front door and from inside of models.
 
 A request is resolved, normalised and published (`calls.outbox`). The caller holds it until its answer: when the broker
-comes back without its memory stream, it sends again what has no answer yet. Whatever happens, `on_answer` is told of an
-end at most once, and exactly once for a request that was not abandoned. Answers before the last come from decoupled models
-only.
+is back without its memory stream, it sends again what has no answer yet. Whatever happens, `on_answer` is told of an end
+at most once, and once for a request that was not abandoned. Answers before the last come from decoupled models only.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import nats
 import psutil
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
+from nats.js.errors import NotFoundError
 
 from benchmarks.durable.served import tireless
 from benchmarks.faults.line import Line
@@ -47,7 +49,7 @@ async def changed_streams(task: Task) -> Line:
         await on.recovered(time.monotonic())
         await on.cluster.until(lambda: _said(on.cluster.log("gateway-0"), "QUEUE"), 20, "the log tells of QUEUE")
         line.notes.append(f"QUEUE deleted: {_said(on.cluster.log('gateway-0'), 'QUEUE')[-110:]}")
-        config = (await jetstream.stream_info(QUEUE_STREAM)).config
+        config = await _config_once_there(jetstream, QUEUE_STREAM)
         config.max_age = 600.0
         await jetstream.update_stream(StreamConfig(**vars(config)))
         line.faults["QUEUE changed"] += 1
@@ -67,6 +69,14 @@ async def changed_streams(task: Task) -> Line:
         await on.recovered(time.monotonic())
         await client.close()
     return line
+
+
+async def _config_once_there(jetstream: JetStreamContext, stream: str) -> StreamConfig:
+    async with asyncio.timeout(10):
+        while True:
+            with contextlib.suppress(NotFoundError):
+                return (await jetstream.stream_info(stream)).config
+            await asyncio.sleep(0.05)
 
 
 async def _delete_what_lies_there(on: Scene, jetstream: JetStreamContext) -> None:
