@@ -40,6 +40,12 @@ class QueueEpochs:
             self._note(batch.model, batch.partition, batch.epoch, batch.scheduler)
         elif epoch > batch.epoch or owner != batch.scheduler:
             self.refused += 1
+            logger.warning(
+                "model %s: a batch of %s was refused: another scheduler owns its queue from epoch %d on",
+                batch.model,
+                batch.scheduler,
+                epoch,
+            )
             return epoch
         return 0
 
