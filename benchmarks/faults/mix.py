@@ -22,8 +22,11 @@ _SHORT_EVERY_S = 0.7
 _AT_STEP_S = 3.0
 """Where no request comes to a step within this time, the kill happens all the same."""
 
-MODEL_AWAY = "^404 .*(is not found|has no available versions)|^503 "
-"""What is said while no worker is there: a gateway that begins then knows of no model."""
+BUSY = "^503 "
+"""What is said while requests find no room, or no worker has come for long."""
+
+MODEL_AWAY = "^404 .*(is not found|has no available versions)"
+"""What is said besides where the only worker has gone: a gateway that begins then knows of no model."""
 
 _SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP, Kind.CONTINUE: signal.SIGCONT}
 
@@ -50,7 +53,8 @@ async def short(task: Task, kills: Sequence[tuple[str, str]], count: int) -> Lin
 async def _loaded(task: Task, line: Line, clients: int = 8, rate: float = 40.0) -> AsyncIterator[Scene]:
     """A cluster under load of all kinds."""
     models = partial(write_models, names=(DIGEST, TOTAL))
-    async with scene(task, line, clients=clients, rate=rate, allowed=MODEL_AWAY, models=models) as on:
+    allowed = f"{BUSY}|{MODEL_AWAY}" if task.workers == 1 else BUSY
+    async with scene(task, line, clients=clients, rate=rate, allowed=allowed, models=models) as on:
         sequences = SequenceLoad(task.seed, [on.cluster.http(number) for number in range(task.gateways)], clients // 2)
         sequences.start()
         yield on

@@ -57,7 +57,10 @@ async def zombie_worker(task: Task) -> Line:
             await asyncio.sleep(max(0.0, _ZOMBIE_S - (time.monotonic() - moment_s)))
             on.cluster.kill(worker.name, signal.SIGCONT)
             await asyncio.sleep(0.5)
-        line.notes.append(f"second answers that gateways dropped {on.counter('weir_gateway_duplicate_answers')}")
+        dropped = on.counter("weir_gateway_duplicate_answers")
+        line.notes.append(f"second answers that gateways dropped {dropped}")
+        # Who was stopped between two answers, or in a batch, has answers that somebody else has given meanwhile.
+        line.expect(dropped > 0 or not line.faults, "no late answer came, so none was dropped")
     return line
 
 
@@ -80,4 +83,6 @@ async def pauses(task: Task) -> Line:
                 if not others:
                     await on.recovered(time.monotonic())
                 await asyncio.sleep(_AFTER_S)
+        if task.schedulers > 1:
+            line.notes.append(f"batches of owners before that workers refused {on.refused_batches()}")
     return line

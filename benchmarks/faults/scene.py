@@ -127,6 +127,11 @@ class Scene:
             total += sum(float(value) for value in re.findall(rf"^{name}\S* (\S+)", text, re.MULTILINE))
         return int(total)
 
+    def refused_batches(self) -> int:
+        """Batches that workers did not take of schedulers whose queue is another's by now."""
+        workers = self.cluster.of("worker")
+        return sum(self.cluster.log(worker.name).count("was refused: another scheduler owns") for worker in workers)
+
     def note_progress(self, text: str) -> None:
         """Says on standard error how far it is."""
         print(f"{self.line.id}: {text}", file=sys.stderr, flush=True)
