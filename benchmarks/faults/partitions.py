@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +17,9 @@ from benchmarks.faults.scene import Scene, Task, scene
 _LASTS_S = 4.0
 _LONGER_S = 12.0
 """Longer than it takes until a silent worker is given up, and than its frames are waited for."""
+
+_CUT_S = 0.05
+"""Until what is cut is cut: what is on its way there is as good as sent."""
 
 _FLAPS = 6
 _FLAP_S = 0.4
@@ -45,10 +49,12 @@ async def long_partition(task: Task) -> Line:
         for _ in range(task.times(2)):
             await on.cluster.whole()
             worker = await on.busy("worker")
-            on.cluster.steps.order(worker.pid, "executing", "tell")
+            on.cluster.steps.order(worker.pid, "executing", "stop")
             await on.cluster.steps.told_any([worker.pid], "executing", 20)
             moment_s = time.monotonic()
             net.cut(worker.name, "nats")
+            await asyncio.sleep(_CUT_S)
+            on.cluster.kill(worker.name, signal.SIGCONT)
             line.faults["cut off"] += 1
             await on.recovered(moment_s)
             await asyncio.sleep(max(0.0, _LONGER_S - (time.monotonic() - moment_s)))
