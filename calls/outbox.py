@@ -103,6 +103,13 @@ class Outbox:
         self._released.setdefault(owner, []).append(slot)
         self._schedule_flush()
 
+    def resend(self, keys: Iterable[int]) -> None:
+        """Sends those of these requests again that have no answer yet."""
+        for key in keys:
+            pending = self._in_flight.find(key)
+            if pending is not None and pending.is_queued:
+                self.add(pending.queue, pending.part)
+
     def resend_all(self) -> None:
         """The stream may have lost everything: a request that it still has is recognised by its key."""
         if self._bus.is_connected:
@@ -110,9 +117,7 @@ class Outbox:
         self._unacked.clear()
         self._on_the_way.clear()
         self._waiting.clear()
-        for pending in list(self._in_flight):
-            if pending.is_queued:
-                self.add(pending.queue, pending.part)
+        self.resend(self._in_flight.keys())
 
     def check(self) -> None:
         """Has all sent again where a cluster's server may have gone with what was sent to it. Called now and then."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from benchmarks.faults.line import Line
+from benchmarks.faults.mix import MODEL_AWAY
 from benchmarks.faults.scene import Task, scene
 from benchmarks.faults.steps import DURABLE, LIVE
 
@@ -45,7 +46,8 @@ async def lazy_broker(task: Task) -> Line:
 async def everything(task: Task) -> Line:
     """F-06: kill -9 of all processes at once."""
     line = Line("F-06", "kill -9 of everything at once", seed=task.seed)
-    async with scene(task, line) as on:
+    # No worker is left: what comes to a gateway that is back before them is told so.
+    async with scene(task, line, allowed=MODEL_AWAY) as on:
         for _ in range(task.times(10)):
             await on.cluster.whole()
             await asyncio.sleep(on.draw.uniform(0.2, 0.8))
