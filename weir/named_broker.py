@@ -10,27 +10,27 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-from bus.broker_access import BrokerAccess
+from bus.broker_access import NO_ACCESS, BrokerAccess
 from weir import NATS_URL_VARIABLE
 from weir.options.broker_options import ACCESS_OPTIONS
 from weir.start_error import StartError
 
 
 class NamedBroker(NamedTuple):
-    """Where it is, and how it is spoken to."""
+    """Where it is ("": that was not said), and how it is spoken to."""
 
     url: str
-    access: BrokerAccess
+    access: BrokerAccess = NO_ACCESS
 
     @asynccontextmanager
-    async def connected(self, name: str) -> AsyncIterator[Any]:
-        """A `Bus`, as user "admin". Raises OSError."""
+    async def connected(self, name: str, patience_s: float = 10.0) -> AsyncIterator[Any]:
+        """A `Bus`, as user "admin". Raises OSError where nobody answers within `patience_s`."""
         import asyncio
 
         from bus.connection import Bus
 
         async with asyncio.TaskGroup() as background:
-            bus = await Bus.connect(self.url, name, background, access=self.access)
+            bus = await Bus.connect(self.url, name, background, patience_s, self.access)
             try:
                 yield bus
             finally:
@@ -47,8 +47,18 @@ def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
 
 def asks_broker(command: Callable[..., None]) -> Callable[..., None]:
     """A command of typer's with the options that name the broker, which it gets as its argument `broker`."""
+    return _with_broker_options(command, "")
+
+
+def asks_some_broker(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same for a command that finds a server itself where none is named; `default` says which."""
+    return functools.partial(_with_broker_options, default=default)
+
+
+def _with_broker_options(command: Callable[..., None], default: str) -> Callable[..., None]:
+    told = "The NATS server." + (f"  [default: {default}]" if default else "")
     described = {
-        "nats": typer.Option("--nats", envvar=NATS_URL_VARIABLE, metavar="URL", help="The NATS server."),
+        "nats": typer.Option("--nats", envvar=NATS_URL_VARIABLE, metavar="URL", help=told),
         **{
             option.key.replace("-", "_"): typer.Option(
                 *option.names, envvar=option.environment, metavar=option.value.metavar, help=option.help
@@ -61,9 +71,9 @@ def asks_broker(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def typed(**values: Any) -> None:
         asked = {key: values.pop(key) for key in described}
-        if not asked["nats"]:
+        if not asked["nats"] and not default:
             raise StartError("--nats must be specified")
-        command(**values, broker=NamedBroker(asked["nats"], BrokerAccess.of(asked)))
+        command(**values, broker=NamedBroker(asked["nats"] or "", BrokerAccess.of(asked)))
 
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weir import NATS_URL_VARIABLE
+from weir.named_broker import NamedBroker, asks_some_broker
 from weir.options import UsageError
 from weir.status.local_servers import data_home, local_servers
 
@@ -16,15 +16,9 @@ BARE = {"--watch": "2"}
 """What an option means that stands without a value."""
 
 
+@asks_some_broker(f"that of a weir serve on this machine, else {DEFAULT_URL}")
 def status(
-    nats: Annotated[
-        str | None,
-        typer.Option(
-            envvar=NATS_URL_VARIABLE,
-            metavar="URL",
-            help=f"The NATS server.  [default: that of a weir serve on this machine, else {DEFAULT_URL}]",
-        ),
-    ] = None,
+    broker: NamedBroker,
     data_dir: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The data folder of a weir serve on this machine.")
     ] = None,
@@ -38,16 +32,17 @@ def status(
     show_all: Annotated[bool, typer.Option("--all", help="Show all models, queues and processes.")] = False,
 ) -> None:
     """Show the whole cluster. The exit status says how it is: 0 healthy, 1 something needs a human, 2 unreachable."""
-    url, said = _find(nats, data_dir)
+    url, said = _find(broker.url, data_dir)
+    broker = broker._replace(url=url)
     from weir.status import watching
 
-    code = watching.watch(url, watch, as_json, show_all) if watch else watching.show(url, as_json, show_all)
+    code = watching.watch(broker, watch, as_json, show_all) if watch else watching.show(broker, as_json, show_all)
     if code == watching.UNREACHABLE and said:
         typer.echo(said, err=True)
     raise typer.Exit(code)
 
 
-def _find(nats: str | None, data_dir: Path | None) -> tuple[str, str]:
+def _find(nats: str, data_dir: Path | None) -> tuple[str, str]:
     """The URL to ask, and what is to be said where nobody answers there."""
     if nats and data_dir is None:
         return nats, ""

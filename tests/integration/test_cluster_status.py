@@ -19,6 +19,7 @@ from role_process import RoleProcess
 from role_starter import Start
 from serving import clean_environment, wait_until
 
+from weir.named_broker import NamedBroker
 from weir.status.display import WIDTH, print_status
 from weir.status.snapshot import ClusterStatus
 from weir.status.watching import exit_status, look_once
@@ -38,7 +39,7 @@ class Cluster:
         wait_until(self.gateway.is_ready)
 
     def status(self) -> ClusterStatus:
-        return asyncio.run(look_once(self.start.nats.url))
+        return asyncio.run(look_once(NamedBroker(self.start.nats.url)))
 
     def noticed_s(self, is_said: Callable[[ClusterStatus], bool]) -> float:
         """Seconds until a look says so that begins now, or one after it."""
@@ -126,7 +127,7 @@ def test_watching_tells_one_object_a_line(cluster: Cluster) -> None:
 
 
 def test_nobody_there_is_unreachable() -> None:
-    status = asyncio.run(look_once("nats://127.0.0.1:1"))
+    status = asyncio.run(look_once(NamedBroker("nats://127.0.0.1:1")))
     assert (exit_status(status), status.state, status.broker) == (2, "unreachable", None)
     assert "127.0.0.1:1" in status.error
 

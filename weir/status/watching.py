@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from nats.errors import Error as NatsError
 from rich.live import Live
 
-from bus.connection import Bus
 from bus.identity import new_id
+from weir.named_broker import NamedBroker, first_of
 from weir.status.collector import Collector
 from weir.status.display import own_console, print_status, rendered
 from weir.status.snapshot import ClusterStatus
@@ -27,10 +27,10 @@ _UNSURE = frozenset({"queue without owner", "queue with two owners"})
 """What may be so for a moment, while queues are handed over: looked at twice."""
 
 
-def show(url: str, as_json: bool, shows_all: bool) -> int:
+def show(broker: NamedBroker, as_json: bool, shows_all: bool) -> int:
     """Looks once; returns the exit status."""
     _be_quiet()
-    status = asyncio.run(look_once(url))
+    status = asyncio.run(look_once(broker))
     if as_json:
         print(status.model_dump_json(indent=2))
     else:
@@ -38,7 +38,7 @@ def show(url: str, as_json: bool, shows_all: bool) -> int:
     return exit_status(status)
 
 
-def watch(url: str, every_s: float, as_json: bool, shows_all: bool) -> int:
+def watch(broker: NamedBroker, every_s: float, as_json: bool, shows_all: bool) -> int:
     """Looks again and again until it is interrupted; returns the exit status of what it saw last.
 
     With `as_json` it prints one object a line.
@@ -46,7 +46,7 @@ def watch(url: str, every_s: float, as_json: bool, shows_all: bool) -> int:
     _be_quiet()
     last: list[ClusterStatus] = []
     try:
-        asyncio.run(_go_on(url, every_s, as_json, shows_all, last))
+        asyncio.run(_go_on(broker, every_s, as_json, shows_all, last))
     except KeyboardInterrupt:
         pass
     return exit_status(last[-1]) if last else UNREACHABLE
@@ -57,10 +57,10 @@ def exit_status(status: ClusterStatus) -> int:
     return {"healthy": HEALTHY, "degraded": DEGRADED, "unreachable": UNREACHABLE}[status.state]
 
 
-async def look_once(url: str) -> ClusterStatus:
+async def look_once(broker: NamedBroker) -> ClusterStatus:
     """What is seen in one look, or in two where the first saw what may pass in a moment."""
     try:
-        async with _collector(url) as collector:
+        async with _collector(broker) as collector:
             status = summarise(await collector.look())
             if any(problem.kind in _UNSURE for problem in status.problems):
                 await asyncio.sleep(_AGAIN_S)
@@ -70,7 +70,9 @@ async def look_once(url: str) -> ClusterStatus:
         return unreachable(error)
 
 
-async def _go_on(url: str, every_s: float, as_json: bool, shows_all: bool, last: list[ClusterStatus]) -> None:
+async def _go_on(
+    broker: NamedBroker, every_s: float, as_json: bool, shows_all: bool, last: list[ClusterStatus]
+) -> None:
     console = own_console()
     live = Live(console=console, auto_refresh=False, screen=True) if console.is_terminal and not as_json else None
 
@@ -88,16 +90,16 @@ async def _go_on(url: str, every_s: float, as_json: bool, shows_all: bool, last:
         live.start()
     try:
         while True:
-            await _tell_until_lost(url, every_s, tell)
+            await _tell_until_lost(broker, every_s, tell)
             await asyncio.sleep(every_s)
     finally:
         if live is not None:
             live.stop()
 
 
-async def _tell_until_lost(url: str, every_s: float, tell: Callable[[ClusterStatus], None]) -> None:
+async def _tell_until_lost(broker: NamedBroker, every_s: float, tell: Callable[[ClusterStatus], None]) -> None:
     try:
-        async with _collector(url) as collector:
+        async with _collector(broker) as collector:
             while True:
                 began_s = time.monotonic()
                 tell(summarise(await collector.look()))
@@ -114,19 +116,15 @@ def unreachable(error: Exception) -> ClusterStatus:
 
 
 @asynccontextmanager
-async def _collector(url: str) -> AsyncIterator[Collector]:
+async def _collector(broker: NamedBroker) -> AsyncIterator[Collector]:
     try:
-        async with asyncio.TaskGroup() as background:
-            name = new_id("status")
-            bus = await Bus.connect(url, name, background, _CONNECT_TIMEOUT_S)
-            try:
-                collector = Collector(bus, name, url)
-                await collector.start(background)
-                yield collector
-            finally:
-                await bus.close()
+        name = new_id("status")
+        async with asyncio.TaskGroup() as background, broker.connected(name, _CONNECT_TIMEOUT_S) as bus:
+            collector = Collector(bus, name, broker.url)
+            await collector.start(background)
+            yield collector
     except* (NatsError, OSError, TimeoutError) as errors:
-        raise errors.exceptions[0] from None
+        raise first_of(errors) from None
 
 
 def _be_quiet() -> None:

@@ -7,17 +7,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bus.broker_access import BrokerAccess
 from weir.cli import main
+from weir.named_broker import NamedBroker
 from weir.status import watching
 from weir.status.local_servers import local_servers
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, ...]]:
-    calls: list[tuple[object, ...]] = []
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, ...]]:
+    calls: list[tuple[Any, ...]] = []
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("WEIR_NATS_URL", raising=False)
     monkeypatch.setattr(watching, "show", lambda *given: calls.append(given) or 0)
@@ -44,34 +47,34 @@ def ran(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
-def test_watch_may_stand_without_a_time(asked: list[tuple[object, ...]]) -> None:
+def test_watch_may_stand_without_a_time(asked: list[tuple[Any, ...]]) -> None:
     for arguments in (("--watch",), ("--watch", "--json"), ("--watch", "5"), ("--watch=0.5", "--all")):
         assert ran("--nats", "nats://x", *arguments) == 2
     assert asked == [
-        ("nats://x", 2.0, False, False),
-        ("nats://x", 2.0, True, False),
-        ("nats://x", 5.0, False, False),
-        ("nats://x", 0.5, False, True),
+        (NamedBroker("nats://x"), 2.0, False, False),
+        (NamedBroker("nats://x"), 2.0, True, False),
+        (NamedBroker("nats://x"), 5.0, False, False),
+        (NamedBroker("nats://x"), 0.5, False, True),
     ]
 
 
-def test_a_server_of_this_machine_is_found(asked: list[tuple[object, ...]], server: Path) -> None:
+def test_a_server_of_this_machine_is_found(asked: list[tuple[Any, ...]], server: Path) -> None:
     assert ran() == 0
     assert ran("--data-dir", str(server)) == 0
-    assert [url for url, *_ in asked] == ["nats://127.0.0.1:7777"] * 2
+    assert [broker.url for broker, *_ in asked] == ["nats://127.0.0.1:7777"] * 2
 
 
 def test_without_one_the_usual_port_is_asked(
-    asked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    asked: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "show", lambda *given: asked.append(given) or watching.UNREACHABLE)
     assert ran() == 2
-    assert asked == [("nats://localhost:4222", False, False)]
+    assert asked == [(NamedBroker("nats://localhost:4222"), False, False)]
     assert "name it with --nats URL" in capsys.readouterr().err
 
 
 def test_of_several_one_is_to_be_chosen(
-    asked: list[tuple[object, ...]], server: Path, capsys: pytest.CaptureFixture[str]
+    asked: list[tuple[Any, ...]], server: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = server.parent / "9000"
     other.mkdir()
@@ -82,3 +85,14 @@ def test_of_several_one_is_to_be_chosen(
     assert str(other) in capsys.readouterr().err
     assert ran("--data-dir", str(server / "nowhere")) == 2
     assert asked == []
+
+
+def test_how_it_is_spoken_to_is_told_as_to_all_commands(
+    asked: list[tuple[Any, ...]], server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIR_NATS_USER", "weir-admin")
+    monkeypatch.setenv("WEIR_NATS_PASSWORD", "secret")
+    monkeypatch.setenv("WEIR_NATS_CERT", "cert.pem")
+    assert ran("--nats-ca", "ca.pem", "--nats-key=key.pem") == 0
+    access = BrokerAccess(ca="ca.pem", cert="cert.pem", key="key.pem", user="weir-admin", password="secret")
+    assert asked == [(NamedBroker("nats://127.0.0.1:7777", access), False, False)]
