@@ -112,7 +112,11 @@ class KnownModels:
         except NotFoundError:
             await self._bus.jetstream.create_key_value(
                 KeyValueConfig(
-                    bucket=subjects.KNOWN_MODELS_BUCKET, history=1, storage=StorageType.FILE, ttl=KNOWN_TTL_S
+                    bucket=subjects.KNOWN_MODELS_BUCKET,
+                    history=1,
+                    storage=StorageType.FILE,
+                    ttl=KNOWN_TTL_S,
+                    replicas=self._bus.replicas,
                 )
             )
 

@@ -64,7 +64,7 @@ class QueueOwners:
                 max_msgs_per_subject=1,
                 max_bytes=MAX_RECORDS_BYTES,
                 allow_rollup_hdrs=True,
-                num_replicas=1,
+                num_replicas=self._bus.replicas,
             ),
         )
 
