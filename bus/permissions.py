@@ -51,8 +51,8 @@ def anything(name: Callable[..., str]) -> str:
 # Subjects: who publishes, who subscribes.
 
 _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    (anything(live.live), (GATEWAY, WORKER), ()),
-    ("live.*.*", (GATEWAY, WORKER), ()),  # of further streams of live requests
+    (live.live_subjects(0), (GATEWAY, WORKER), ()),
+    (anything(live.live_subjects), (GATEWAY, WORKER), ()),
     (live.INFER, (PRODUCER,), (GATEWAY,)),
     (live.INFER_VERSION, (PRODUCER,), (GATEWAY,)),
     (f"{anything(live.infer_flow)}.*", (PRODUCER,), (GATEWAY,)),
@@ -68,10 +68,12 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (anything(live.drained), (SCHEDULER,), (WORKER,)),
     (anything(live.release), (GATEWAY, WORKER), (GATEWAY, WORKER)),
     (anything(live.probe), (SCHEDULER,), (SCHEDULER, WORKER)),
-    (live.HEARTBEATS, (WORKER,), ROLES),
-    *((f"presence.{role}.*", (role,), ()) for role in ROLES),
-    (live.PRESENCE, (), EVERYBODY),
-    (live.PRESENCE_QUERY, EVERYBODY, ROLES),
+    (live.HEARTBEATS, (WORKER,), EVERYBODY),
+    *((live.presence(role, "*"), (role,), ()) for role in ROLES),
+    (live.PRESENCE, (), (ADMIN,)),
+    (live.presence(SCHEDULER, "*"), (), (SCHEDULER,)),
+    (live.PRESENCE_QUERY, (SCHEDULER, ADMIN), ROLES),
+    (live.OWNER_WORD, (SCHEDULER,), (SCHEDULER, WORKER)),
     (live.STATISTICS_QUERY, (GATEWAY, ADMIN), ROLES),
     (live.LAST_COUNTERS, ROLES, (GATEWAY,)),
     (f"{anything(live.counters)}.*", ROLES, (GATEWAY, ADMIN)),
@@ -83,8 +85,8 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (anything(live.cuda_close), (GATEWAY,), (WORKER,)),
     (f"{anything(live.cuda_opened)}.*", (WORKER,), (GATEWAY,)),
     (f"{anything(live.cache_answers)}.*", (), (GATEWAY, WORKER)),
-    ("fetch.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),  # payloads of other hosts
-    ("fetched.*.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
+    (anything(live.fetch), (GATEWAY, WORKER), (GATEWAY, WORKER)),
+    (f"{anything(live.fetched)}.*.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
     # Durable requests
     *((subject, (PRODUCER, ADMIN), ()) for subject in ("event.*", "event.*.*", "batch.*", "batch.*.*")),
     (durable.ANY_JOB, (GATEWAY, ADMIN), ()),
@@ -134,6 +136,8 @@ _VERBS = {
         "CONSUMER.LIST.{}",
         "CONSUMER.MSG.NEXT.{}.*",
     ),
+    "list": ("CONSUMER.LIST.{}",),
+    "abolish": ("STREAM.DELETE.{}",),
     "remove": ("STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
 }
 _ACKS = {"own": "$JS.ACK.{}.>", "ack": "$JS.ACK.{}.>", "follow": "$JS.FC.{}.>"}
@@ -144,12 +148,12 @@ _Rights = dict[str, tuple[str, ...]]
 def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Rights]:
     made = dict.fromkeys(ROLES, ("make",))
     read: _Rights = dict.fromkeys(ROLES, ("make", "read", "follow"))
-    all_live = (live.LIVE_STREAM, *(f"{live.LIVE_STREAM}_{number}" for number in range(1, live_streams + 1)))
+    all_live = map(live.live_stream, range(live_streams))
     looks: _Rights = {ADMIN: ("look",)}
     stored = ("make", "read", "follow", "remove")
     streams: dict[str, _Rights] = {
         **{
-            stream: {**made, SCHEDULER: ("make", "own", "limit"), WORKER: ("make", "ack"), **looks}
+            stream: {**made, SCHEDULER: ("make", "own", "limit"), WORKER: ("make", "ack"), ADMIN: ("look", "list")}
             for stream in all_live
         },
         f"KV_{live.REGISTRY_BUCKET}": {**read, ADMIN: ("look", "read", "follow")},
@@ -159,8 +163,14 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         live.REGIONS_STREAM: {GATEWAY: stored, **looks},
         live.STATES_STREAM: {WORKER: stored, **looks},
         live.CACHE_STREAM: {GATEWAY: ("make", "read"), WORKER: ("make", "read"), **looks},
-        "KV_queue-owners": {**read, ADMIN: ("look", "read", "follow")},
-        durable.QUEUE_STREAM: {GATEWAY: ("make", "limit", "read", "own", "remove"), ADMIN: ("look", "read")},
+        live.OWNERS_STREAM: {SCHEDULER: ("make", "read"), **looks},
+        # A scheduler that knows of nothing without workers does away with what another kept.
+        live.KNOWN_MODELS_STREAM: {
+            SCHEDULER: ("make", "read", "follow", "abolish"),
+            GATEWAY: ("read", "follow"),
+            **looks,
+        },
+        durable.QUEUE_STREAM: {GATEWAY: ("make", "limit", "read", "own", "remove"), ADMIN: ("look", "read", "list")},
         durable.RESULT_STREAM: {
             GATEWAY: ("make", "limit", "read", "remove"),
             PRODUCER: ("look", "read", "own", "follow"),
@@ -184,13 +194,15 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
     """Keys of buckets and objects of stores: who writes them, who listens to writes."""
     pushed = [live.repository_bucket(name) for name in repositories]
     return [
-        (live.REGISTRY_WRITES, (SCHEDULER, WORKER), ROLES),
+        (live.REGISTRY_WRITES, (SCHEDULER, WORKER), EVERYBODY),
         (live.SETTINGS_WRITES, ROLES, ROLES),
         (live.MODELS_WRITES, (GATEWAY, WORKER), (GATEWAY, WORKER)),
         (f"$KV.{live.REGIONS_BUCKET}.*.*", (GATEWAY,), (GATEWAY,)),
         (f"$KV.{live.STATES_BUCKET}.>", (WORKER,), ()),
         (anything(live.cached), (GATEWAY, WORKER), ()),
-        ("$KV.queue-owners.*", (SCHEDULER,), (*ROLES, ADMIN)),
+        (anything(live.owner_record), (SCHEDULER,), ()),
+        (anything(live.known_model_subject), (SCHEDULER, GATEWAY), ()),
+        (live.KNOWN_MODELS_WRITES, (), (SCHEDULER, GATEWAY)),
         (durable.lease_subject("*"), (GATEWAY,), ()),
         (durable.lease_subject("*.>"), (GATEWAY,), ()),
         (durable.job_subject(">"), (GATEWAY,), (GATEWAY,)),
@@ -202,9 +214,9 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
     ]
 
 
-def permissions(live_streams: int = 0, repositories: Sequence[str] = ("models",)) -> dict[str, Permissions]:
-    """The table, by user. `live_streams` is how many streams of live requests there are beside the first, `repositories`
-    which model repositories lie in NATS.
+def permissions(live_streams: int = 1, repositories: Sequence[str] = ("models",)) -> dict[str, Permissions]:
+    """The table, by user. `live_streams` is how many streams of live requests there are, `repositories` which model
+    repositories lie in NATS.
     """
     publish: dict[str, list[str]] = {user: [] for user in USERS}
     subscribe: dict[str, list[str]] = {user: [] for user in USERS}
@@ -222,6 +234,7 @@ def permissions(live_streams: int = 0, repositories: Sequence[str] = ("models",)
     for user in USERS:
         # Which stream has a subject, and what the account may: nats-py asks before it subscribes.
         publish[user] += [f"{_API}.STREAM.NAMES", f"{_API}.INFO"]
+    publish[ADMIN].append(f"{_API}.STREAM.LIST")
     return {
         user: Permissions(
             tuple(dict.fromkeys(publish[user])), tuple(dict.fromkeys(subscribe[user])), answers=user == GATEWAY
@@ -246,7 +259,7 @@ def _covers(pattern: Sequence[str], subject: Sequence[str]) -> bool:
     return len(pattern) == len(subject)
 
 
-def nats_conf(users: Sequence[str] = USERS, live_streams: int = 0, repositories: Sequence[str] = ("models",)) -> str:
+def nats_conf(users: Sequence[str] = USERS, live_streams: int = 1, repositories: Sequence[str] = ("models",)) -> str:
     """The block `authorization` of nats-server's configuration; passwords are variables of its environment."""
     table = permissions(live_streams, repositories)
     blocks = "\n".join(_user(user, table[user]) for user in users)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from bus.live_layout import MAX_LIVE_STREAMS
 from bus.permissions import USERS, nats_conf
 from weir.options import UsageError
 
@@ -17,7 +18,9 @@ def nats_permissions(
     users: Annotated[
         list[str] | None, typer.Option(metavar="USER", help=f"Of {', '.join(USERS)}; may be repeated. Without: all.")
     ] = None,
-    live_streams: Annotated[int, typer.Option(min=0, max=64, help="Streams of live requests beside the first.")] = 0,
+    live_streams: Annotated[
+        int, typer.Option(min=1, max=MAX_LIVE_STREAMS, help="How many streams of live requests there are.")
+    ] = 1,
     repository: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="A model repository in NATS; may be repeated. Without: models."),

@@ -18,7 +18,7 @@ class Start:
     def __init__(self, folder: Path, nats: Any = None) -> None:
         """`nats` is where they connect to, something with a `url` and `stop`; without it a server is started."""
         (folder / "logs").mkdir()
-        self._folder = folder
+        self.folder = folder
         self._roles: list[RoleProcess] = []
         self.nats = nats
         if nats is None:
@@ -27,12 +27,12 @@ class Start:
 
     def __call__(self, role: str, *options: str, host: str = "") -> RoleProcess:
         url = self.nats.url_of(role) if hasattr(self.nats, "url_of") else self.nats.url
-        self._roles.append(RoleProcess(self._folder / "logs", role, f"--nats={url}", *options, host=host))
+        self._roles.append(RoleProcess(self.folder / "logs", role, f"--nats={url}", *options, host=host))
         return self._roles[-1]
 
     def worker(self, *options: str, host: str = "") -> RoleProcess:
         """A worker of the test's models, on another host than this where that is named."""
-        return self("worker", f"--model-repository={self._folder / 'models'}", *options, host=host)
+        return self("worker", f"--model-repository={self.folder / 'models'}", *options, host=host)
 
     def gateway(self, *options: str) -> Endpoints:
         """Where a new gateway listens."""

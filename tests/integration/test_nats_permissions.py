@@ -24,6 +24,7 @@ from serving import wait_until
 
 from bus.permissions import USERS, allows, nats_conf, permissions
 from weir.cli import main
+from weir.status.snapshot import ClusterStatus
 
 CACHED = "response_cache { enable: true }"
 
@@ -34,6 +35,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     write_small_zoo(folder / "models")
     write_checkpointed(folder / "models", "sums", 1)
     write_identity(folder / "models", "cached", "INT64", CACHED)
+    write_identity(folder / "elsewhere", "far", "FP32")
     started = Start(folder, PermittedNats(folder / "nats", nats_conf()))
     yield started
     started.close()
@@ -43,11 +45,15 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 def served(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Endpoints:
     shared = ("--allow-client-shm", "--cache-config=nats,size=1000000")
     start("scheduler")
-    start.worker(*shared, "--model-control-mode=explicit", "--load-model=*")
+    start("scheduler", "--scale-to-zero")
+    explicit = ("--model-control-mode=explicit", "--load-model=*")
+    start.worker(*shared, *explicit)
     root = tmp_path_factory.mktemp("jobs")
     gateway = start.gateway(*shared, "--model-control-mode=explicit", f"--batch-root={root}")
     gateway.root = root  # type: ignore[attr-defined]
+    start("worker", f"--model-repository={start.folder / 'elsewhere'}", *explicit, host="there")
     wait_until(gateway.is_ready)
+    wait_until(lambda: gateway.is_ready("far"))
     return gateway
 
 
@@ -69,6 +75,7 @@ def test_each_role_can_do_what_it_must(start: Start, served: Endpoints, capsys: 
             assert client.infer("cached", http_inputs(one)).as_numpy("OUT") == 7
         assert grpc.infer("fast", grpc_inputs(one)).as_numpy("OUT") == 7
         np.testing.assert_array_equal(client.infer("identity_FP32", http_inputs(large)).as_numpy("OUT"), large["IN"])
+        np.testing.assert_array_equal(client.infer("far", http_inputs(large)).as_numpy("OUT"), large["IN"])
         for step in range(3):
             flags = {"sequence_id": 5, "sequence_start": step == 0, "sequence_end": step == 2}
             total = client.infer("sums", http_inputs({"IN": np.ones((1, 1), np.float32)}), **flags).as_numpy("OUT")
@@ -96,6 +103,8 @@ def test_each_role_can_do_what_it_must(start: Start, served: Endpoints, capsys: 
     )
     wait_until(lambda: asked(served, "GET", f"/v2/jobs/{batch['id']}")["state"] in ("completed", "done", "succeeded"))
     _tool(permitted, "dead", "list")
+    capsys.readouterr()
+    wait_until(lambda: _is_healthy(permitted, capsys))
     _tool(permitted, "push", str(root.parent.parent / "none"), "--list", status=1)
     assert permitted.violations == []
 
@@ -109,6 +118,15 @@ def _tool(permitted: PermittedNats, *words: str, status: int = 0) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*words, f"--nats={permitted.url_of('admin')}"])
     assert ended.value.code == status
+
+
+def _is_healthy(permitted: PermittedNats, capsys: pytest.CaptureFixture[str]) -> bool:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--json", f"--nats={permitted.url_of('admin')}"])
+    status = ClusterStatus.model_validate_json(capsys.readouterr().out)
+    roles = sorted(role.role for role in status.roles)
+    assert roles == ["gateway", "scheduler", "scheduler", "worker", "worker"]
+    return ended.value.code == 0 and len({queue.owner for queue in status.queues}) == 2
 
 
 async def _as_producer(url: str) -> None:
@@ -174,6 +192,8 @@ OTHERS = (
     "callback.x.y",
     "fetch.w",
     "fetched.g.1",
+    "fetched.g.1.0",
+    "owner.a",
     "_INBOX.x.y",
     "_INBOX_gateway.x",
     "_INBOX_scheduler.x",
@@ -187,6 +207,7 @@ OTHERS = (
     "$KV.sequence-states.a.1.s.1.0.0",
     "$KV.response-cache.abc",
     "$KV.queue-owners.a",
+    "$KV.known-models.a",
     "$KV.leases.intake.a",
     "$KV.jobs.j",
     "$KV.repository-models.a",
@@ -203,6 +224,8 @@ OTHERS = (
     "$JS.API.STREAM.CREATE.OTHER",
     "$JS.API.STREAM.DELETE.QUEUE",
     "$JS.API.STREAM.DELETE.LIVE",
+    "$JS.API.STREAM.DELETE.KV_queue-owners",
+    "$JS.API.STREAM.DELETE.KV_registry",
     "$JS.API.STREAM.PURGE.QUEUE",
     "$JS.API.STREAM.PURGE.DEAD",
     "$JS.API.STREAM.PURGE.KV_sequence-states",

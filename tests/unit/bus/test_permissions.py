@@ -27,15 +27,16 @@ NO_SUBJECTS = {
     "region_key",
     "sequence_key",
     "live_consumer",
+    "live_stream",
     "consumer_of",
     "durable_consumer",
     "repository_bucket",
     "callback_url",
     "repository_writes",  # a bucket for each repository: see below
 }
-BASES = {"publish_ack", "counters", "readiness_answers", "cuda_opened", "cache_answers", "infer_flow", "inbox"}
-BASES |= {"found", "stored", "durable_inbox"}
-"""Subjects behind which a number or a name follows as one more token."""
+_BASES = {"publish_ack", "counters", "readiness_answers", "cuda_opened", "cache_answers", "infer_flow", "inbox"}
+BASES = dict.fromkeys(_BASES | {"found", "stored", "durable_inbox"}, 1) | {"fetched": 2}
+"""Subjects behind which numbers or names follow, as so many tokens more."""
 
 
 def own_subjects(module: ModuleType) -> list[str]:
@@ -43,7 +44,7 @@ def own_subjects(module: ModuleType) -> list[str]:
     found = []
     for name, value in vars(module).items():
         if inspect.isfunction(value) and value.__module__ == module.__name__ and name not in NO_SUBJECTS:
-            found.append(anything(value) + (".*" if name in BASES else ""))
+            found.append(anything(value) + ".*" * BASES.get(name, 0))
     return found
 
 
@@ -92,7 +93,7 @@ def test_nobody_may_do_anything(user: str) -> None:
 
 
 def test_more_streams_and_repositories() -> None:
-    more = permissions(live_streams=2, repositories=("ours",))
+    more = permissions(live_streams=3, repositories=("ours",))
     assert allows(more["scheduler"].publish, "$JS.API.CONSUMER.MSG.NEXT.LIVE_2.live-a")
     assert not allows(more["scheduler"].publish, "$JS.API.CONSUMER.MSG.NEXT.LIVE_3.live-a")
     assert allows(more["worker"].publish, "$JS.ACK.LIVE_1.live-a.1.1.1.1.0")
