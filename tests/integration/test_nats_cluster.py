@@ -55,7 +55,7 @@ def test_each_server_is_lost_under_load(start: Start, tmp_path: Path) -> None:
     """The leaders of JetStream and of both queues, one that leads nothing of these, each in turn, and one that hangs."""
     write_small_zoo(tmp_path / "models")
     cluster: NatsCluster = start.nats
-    schedulers = [start("scheduler")]
+    schedulers = [start("scheduler") for _ in range(2)]
     workers = [start.worker() for _ in range(2)]
     served = start.gateway()
     wait_until(served.is_ready)
