@@ -24,7 +24,7 @@ from bus.broker_access import NO_ACCESS, BrokerAccess, BrokerRefused, BrokerServ
 from bus.dialing import dial
 from bus.live_layout import LiveLayout
 from bus.nats_protocol import Callback, Message, NatsProtocol
-from bus.patient_jetstream import PatientJetStream, patiently
+from bus.patient_jetstream import TRY_S, PatientJetStream, patiently
 from bus.server_pool import ServerPool
 
 logger = logging.getLogger("weir.bus")
@@ -198,7 +198,8 @@ class Bus:
     async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The answer of JetStream's API, which may be an `error`. Raises NatsError or TimeoutError when there is none."""
         data = orjson.dumps(question) if question else b""
-        message = await patiently(self.is_clustered, lambda: self._admin.request(subject, data, timeout=_API_TIMEOUT_S))
+        patience_s = TRY_S if self.is_clustered else _API_TIMEOUT_S
+        message = await patiently(self.is_clustered, lambda: self._admin.request(subject, data, timeout=patience_s))
         answer = orjson.loads(message.data)
         return answer if isinstance(answer, dict) else {}
 

@@ -21,7 +21,9 @@ from nats.js.errors import APIError, NoStreamResponseError, ServiceUnavailableEr
 PATIENCE_S = 15.0
 """How long a question is asked again."""
 
-_TRY_S = 1.0
+TRY_S = 1.0
+"""How long one of a cluster is waited for: a server that leads no more does not answer, and another will."""
+
 _WAIT_S = 0.1
 
 T = TypeVar("T")
@@ -55,8 +57,8 @@ class PatientJetStream(JetStreamContext):
 
     @property
     def _timeout(self) -> float:
-        """What nats-py waits for an answer: a server that leads no more does not answer, and another will."""
-        return _TRY_S if self._is_clustered() else self._patience_s
+        """What nats-py waits for an answer."""
+        return TRY_S if self._is_clustered() else self._patience_s
 
     @_timeout.setter
     def _timeout(self, value: float) -> None:
@@ -64,7 +66,7 @@ class PatientJetStream(JetStreamContext):
 
     async def _api_request(self, req_subject: str, req: bytes = b"", timeout: float = 5) -> dict[str, Any]:
         clustered = self._is_clustered()
-        patience_s = min(timeout, _TRY_S) if clustered else timeout
+        patience_s = min(timeout, TRY_S) if clustered else timeout
         ask = super()._api_request
         return await patiently(clustered, lambda: ask(req_subject, req, patience_s))
 

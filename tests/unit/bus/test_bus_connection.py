@@ -1,11 +1,11 @@
-"""`Bus.connect` where there is no broker: one error that says so."""
+"""`Bus.connect` where there is no broker: one error that says so; `Bus.ask` of a cluster."""
 
 import asyncio
 import socket
 
 import pytest
 
-from bus.connection import Bus
+from bus.connection import Bus, Message
 
 
 async def test_no_server_is_one_error() -> None:
@@ -15,3 +15,27 @@ async def test_no_server_is_one_error() -> None:
         async with asyncio.TaskGroup() as background:
             with pytest.raises(OSError, match=f"no NATS server answers at {url}"):
                 await Bus.connect(url, "nobody", background, connect_timeout_s=0.2)
+
+
+class SlowToChoose:
+    """Stands for nats-py: the first question goes to a server that leads no more."""
+
+    def __init__(self) -> None:
+        self.patience_s: list[float] = []
+
+    async def request(self, subject: str, data: bytes, timeout: float) -> Message:
+        self.patience_s.append(timeout)
+        if len(self.patience_s) == 1:
+            raise TimeoutError
+        return Message("answer", "", b'{"seq": 7}', "")
+
+
+async def test_a_cluster_is_asked_again_soon() -> None:
+    alone, clustered = Bus(["nats://a"], "test"), Bus(["nats://a", "nats://b"], "test")
+    for bus in (alone, clustered):
+        bus._admin = SlowToChoose()  # type: ignore[assignment]
+    assert await clustered.ask("$JS.API.STREAM.MSG.GET.KV_x", {"last_by_subj": "a"}) == {"seq": 7}
+    assert clustered._admin.patience_s == [1.0, 1.0]  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError):
+        await alone.ask("$JS.API.INFO")
+    assert alone._admin.patience_s == [5.0]  # type: ignore[attr-defined]
