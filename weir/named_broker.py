@@ -56,7 +56,7 @@ def asks_some_broker(default: str) -> Callable[[Callable[..., None]], Callable[.
 
 
 def _with_broker_options(command: Callable[..., None], default: str) -> Callable[..., None]:
-    told = "The NATS server." + (f"  [default: {default}]" if default else "")
+    told = "The NATS server." + (f" Without: {default}." if default else "")
     described = {
         "nats": typer.Option("--nats", envvar=NATS_URL_VARIABLE, metavar="URL", help=told),
         **{
