@@ -37,10 +37,11 @@ class Entry(NamedTuple):
 class Ledger:
     """Threads that send to model `fast` and to the slow one, over HTTP and gRPC, while its context is entered."""
 
-    def __init__(self, server: Endpoints, threads: int = 12, delay_ms: float = 20.0) -> None:
+    def __init__(self, server: Endpoints, threads: int = 12, delay_ms: float = 20.0, pause_s: float = _PAUSE_S) -> None:
         self.server = server
         self._threads = threads
         self._delay_ms = delay_ms
+        self._pause_s = pause_s
         self._values = itertools.count(1)
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -125,7 +126,7 @@ class Ledger:
             fault = f"{model}: {type(error).__name__}: {error}"
         with self._lock:
             self.entries.append(Entry(model, sent_s, time.monotonic(), fault))
-        time.sleep(_PAUSE_AFTER_FAULT_S if fault else _PAUSE_S)
+        time.sleep(_PAUSE_AFTER_FAULT_S if fault else self._pause_s)
 
 
 def rounds(ledger: Ledger, fault: Callable[[], None], times: int) -> list[float]:

@@ -86,7 +86,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.timeout(120)
 def test_schedulers_come_are_paused_die_and_leave_under_load(cluster: Cluster) -> None:
-    ledger = Ledger(cluster.gateway, threads=4)
+    ledger = Ledger(cluster.gateway, threads=4, pause_s=0.02)
     took: dict[str, float] = {}
     with ledger.sending():
         wait_until(lambda: len(ledger.entries) > 50)
