@@ -167,6 +167,13 @@ class RegistryView:
             if key == worker or key.startswith(f"{worker}."):
                 await bucket.delete(key)
 
+    async def try_to_erase(self, worker: str) -> None:
+        """As `erase`, but for a broker that is away just now: then somebody does it later, or recovery."""
+        try:
+            await self.erase(worker)
+        except (NatsError, OSError, TimeoutError) as error:
+            logger.warning("worker %s is still in the registry: %s: %s", worker, type(error).__name__, error)
+
     def expire(self) -> list[str]:
         """Forgets workers that have been silent for too long; returns them. Called about once a second."""
         now = self._clock()

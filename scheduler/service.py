@@ -16,8 +16,6 @@ from functools import partial
 from itertools import count, groupby
 from pathlib import Path
 
-from nats.errors import Error as NatsError
-
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.live_queues import LiveQueue
@@ -340,13 +338,7 @@ class SchedulerService:
             self._touch(owned)
 
     def _erase(self, worker: str) -> None:
-        self._background.create_task(self._try_to_erase(worker))
-
-    async def _try_to_erase(self, worker: str) -> None:
-        try:
-            await self.registry.erase(worker)
-        except (NatsError, OSError, TimeoutError) as error:
-            logger.warning("worker %s is still in the registry: %s: %s", worker, type(error).__name__, error)
+        self._background.create_task(self.registry.try_to_erase(worker))
 
     def _touch(self, owned: OwnedModel) -> None:
         if not self._dirty:
