@@ -199,8 +199,6 @@ class SchedulerService:
         """Model, partition and epoch of the queues that it owns."""
         return [(*queue, owned.epoch) for queue, owned in self._queues.items()]
 
-    # What comes in
-
     def _on_frame(self, owned: OwnedModel, data: bytes, ack_subject: str) -> None:
         if not ack_subject or owned.stopped:
             return  # not from the stream (whoever sent it to the inbox itself gets no answer), or for the next owner

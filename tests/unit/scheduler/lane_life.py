@@ -49,6 +49,8 @@ class LaneLife:
     def _check_idle(self, version: int, waiting: list[QueuedRequest]) -> None:
         """An instance is idle: the first lane of which somebody waits waits for no longer than its delay, or for quiet."""
         lane = min(request.lane for request in waiting)
+        if len(self.configs) == 1 and any(request.lane < lane for request in self._waiting()):
+            return  # those for the latest version and those for this one by its number wait together
         first_us = min(request.enqueued_us for request in waiting if request.lane == lane)
         assert self.wake_at_us is not None, "an instance is idle and a request waits"
         live_us = self.live_us.get(version, 0)
