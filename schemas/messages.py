@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from schemas.errors import MAX_RETRY_AFTER_S, ErrorCode, WeirError
 from schemas.lanes import Lane
+from schemas.ownership import MAX_EPOCH
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, Parameters
 from schemas.tensors import Tensor
 from schemas.wire import (
@@ -176,7 +177,7 @@ def unpack_batch(data: bytes) -> BatchMessage:
             raise TypeError("expected integers")
         if batch_id < 0 or (more and type(more[0]) is not bool):
             raise TypeError("not the number of a batch, or not whether it is a series")
-        if not all(type(number) is int and number >= 0 for number in more[1:]):
+        if not all(type(number) is int and 0 <= number < MAX_EPOCH for number in more[1:]):
             raise TypeError("not an epoch, or not a partition")
         return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks, *more)
     except TypeError as error:
