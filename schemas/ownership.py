@@ -9,7 +9,8 @@ from schemas.wire import WIRE_VERSION, MalformedMessage, pack, text, unpack
 
 _is_name = re.compile(r"[A-Za-z0-9_=-]{0,256}", re.ASCII).fullmatch
 
-MAX_EPOCH = 1 << 60
+MAX_EPOCH = 10**15
+"""Milliseconds of 30,000 years. nats-server takes 16 characters as a group's name, which an epoch is."""
 
 
 class QueueOwner(NamedTuple):

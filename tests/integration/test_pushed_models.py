@@ -19,10 +19,12 @@ from test_model_placement import EXPLICIT, opened
 from test_reload import write_plus
 from tritonclient.utils import InferenceServerException
 
+from bus.broker_access import NO_ACCESS
 from bus.connection import Bus
 from bus.pushed_models import PIECE_BYTES, PushedModels
 from schemas.pushed_model import PushedFile, PushedModel
 from weir import pushing
+from weir.named_broker import NamedBroker
 from weir.options import UsageError
 from weir.start_error import StartError
 
@@ -34,7 +36,7 @@ def push(start: Start, capsys: pytest.CaptureFixture[str]) -> Push:
     """What `weir push` prints for these folders."""
 
     def run(*folders: Path, repository: str = "models", delete: Sequence[str] = (), lists: bool = False) -> str:
-        pushing.run(start.nats.url, repository, folders, delete, lists)
+        pushing.run(NamedBroker(start.nats.url, NO_ACCESS), repository, folders, delete, lists)
         return capsys.readouterr().out
 
     return run
