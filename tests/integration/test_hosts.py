@@ -36,7 +36,7 @@ class Hosts(Start):
         wait_until(lambda: all(map(self.served.is_ready, ("here", "far", "asker", "pair"))))
 
     def start_away(self) -> RoleProcess:
-        return self("worker", f"--model-repository={self._folder / 'away'}", host="another")
+        return self("worker", f"--model-repository={self.folder / 'away'}", host="another")
 
 
 @pytest.fixture(scope="module")

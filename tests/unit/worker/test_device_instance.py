@@ -34,6 +34,15 @@ from worker.tensor_declarations import NamedDatatype
 NUMERIC = [name for name in DATATYPES if name != "BYTES"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """What all that was imported consists of is not looked through again by each of them: that takes seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def cuda() -> Iterator[Any]:
     gc.collect()  # what earlier tests left in circles gives its memory back now, and not while this one counts
