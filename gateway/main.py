@@ -50,6 +50,7 @@ from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
 from schemas.errors import WeirError
 from schemas.request_limits import RequestLimits
+from telemetry.last_tasks import end_last_tasks
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
@@ -71,7 +72,9 @@ def run(settings: GatewaySettings) -> int:
 async def _serve(settings: GatewaySettings, log: RoleLog) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a gateway.
     async with asyncio.TaskGroup() as background:
-        return await _open_doors(settings, log, background)
+        status = await _open_doors(settings, log, background)
+        await end_last_tasks()
+    return status
 
 
 async def _open_doors(settings: GatewaySettings, log: RoleLog, background: asyncio.TaskGroup) -> int:

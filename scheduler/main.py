@@ -19,6 +19,7 @@ from scheduler.owned_model import new_policy
 from scheduler.queue_keeper import QueueKeeper
 from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
+from telemetry.last_tasks import end_last_tasks
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
@@ -36,7 +37,9 @@ def run(settings: SchedulerSettings) -> int:
 async def _serve(settings: SchedulerSettings, log: RoleLog) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a scheduler.
     async with asyncio.TaskGroup() as background:
-        return await _schedule(settings, log, background)
+        status = await _schedule(settings, log, background)
+        await end_last_tasks()
+    return status
 
 
 async def _schedule(settings: SchedulerSettings, log: RoleLog, background: asyncio.TaskGroup) -> int:

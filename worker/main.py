@@ -26,6 +26,7 @@ from calls.cache_config import CacheConfig
 from calls.model_operations import ModelOperations
 from repository.layout import ModelRepository
 from schemas.placement import Amounts, read_resource
+from telemetry.last_tasks import end_last_tasks
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
@@ -91,7 +92,9 @@ def _find_devices(settings: WorkerSettings) -> WorkerDevices:
 async def _serve(settings: WorkerSettings, log: RoleLog, own_devices: WorkerDevices) -> int:
     # A task of the group that fails takes the role down with it: better a restart than half a worker.
     async with asyncio.TaskGroup() as background:
-        return await _work(settings, log, own_devices, background)
+        status = await _work(settings, log, own_devices, background)
+        await end_last_tasks()
+    return status
 
 
 async def _work(

@@ -31,9 +31,11 @@ class World:
         self.loss = loss
         self.now_s = 0.0
         self.asked: list[Ask] = []
+        self.asked_s: dict[tuple[int, int], float] = {}  # when what has not been delivered yet was asked first
         self.ends: dict[int, bytes | Loss] = {}
         self.stale: set[int] = set()
         self.away: set[int] = set()
+        self.late: set[int] = set()
         self.events = 0
 
     def begin(self, size: int) -> int:
@@ -47,15 +49,20 @@ class World:
             if isinstance(action, Ask):
                 assert action.fetch not in self.ends
                 self.asked.append(action)
+                self.asked_s.setdefault((action.fetch, action.number), self.now_s)
             else:
                 assert action.fetch not in self.ends, "it ends once"
                 outcome = action.outcome
+                waited_s = [self.now_s - at_s for (fetch, _), at_s in self.asked_s.items() if fetch == action.fetch]
+                if max(waited_s, default=0.0) >= PATIENCE_S / 2:
+                    self.late.add(action.fetch)  # this world has not delivered what it asked for in time
                 self.ends[action.fetch] = outcome if isinstance(outcome, Loss) else bytes(outcome)
         assert 0 <= self.plan.outstanding <= MAX_OUTSTANDING
 
     def step(self) -> None:
         if self.asked and self.dice.random() < 0.9:
             ask = self.asked.pop(self.dice.randrange(len(self.asked)))
+            self.asked_s.pop((ask.fetch, ask.number), None)
             if self.dice.random() < self.loss:
                 return
             if self.dice.random() < 0.1:
@@ -102,7 +109,7 @@ def test_each_fetch_ends_once_with_what_is_there(seed: int, sizes: list[int], lo
         if size == 0 or outcome == content_of(ref(size)):
             continue
         assert outcome is Loss.UNREACHABLE or (outcome is Loss.STALE and number in world.stale)
-        assert loss or number in world.away or number in world.stale
+        assert loss or number in world.away | world.stale | world.late
 
 
 def test_one_piece_is_taken_as_it_came() -> None:

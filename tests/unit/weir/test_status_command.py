@@ -33,7 +33,10 @@ def server(tmp_path: Path) -> Iterator[Path]:
     """A process that looks like the nats-server of a `weir serve`, and the folder where it would have its data."""
     folder = tmp_path / "weir" / "8000"
     folder.mkdir(parents=True)
-    process = subprocess.Popen([sys.executable, "-c", "input()", "nats-server.conf"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True); input()", "nats-server.conf"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()  # by then it goes by its own command line
     ports = json.dumps({"nats": ["nats://127.0.0.1:7777"]})
     (folder / f"nats-server_{process.pid}.ports").write_text(ports)
     (folder / "nats-server_999999999.ports").write_text(ports.replace("7777", "6666"))  # of one that was killed
