@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections import Counter
@@ -74,14 +73,12 @@ async def _owners(url: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # roles are started while gRPC's threads run
     cluster = Cluster(tmp_path_factory.mktemp("owners"))
     try:
         yield cluster
         cluster.start.end_all()
     finally:
         cluster.start.close()
-        del os.environ["GRPC_ENABLE_FORK_SUPPORT"]
 
 
 @pytest.mark.timeout(120)
