@@ -144,10 +144,7 @@ def test_weir_serve(command: str, served: Served) -> None:
 
 @pytest.mark.parametrize("command", told(".venv/bin/weir status"))
 def test_weir_status(command: str, served: Served) -> None:
-    nats = next(row[1] for row in map(str.split, served.printed.splitlines()) if row[:1] == ["NATS"])
-    done = subprocess.run(
-        in_venv(command), cwd=ROOT, env={**environment(), "WEIR_NATS_URL": nats}, capture_output=True, text=True
-    )
+    done = subprocess.run(in_venv(command), cwd=served.folder, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("healthy: 1 host, 1 gateway, 1 scheduler, 1 worker")
 
