@@ -83,9 +83,9 @@ class KnownModels:
         except NotFoundError:
             pass
 
-    def follow(self, desired: DesiredModels) -> None:
-        """A model that is to be unloaded is forgotten."""
-        desired.on_change(self._on_desired)
+    def follow(self, desired: DesiredModels, is_followed: Callable[[], bool]) -> None:
+        """A model that is to be unloaded is forgotten, where workers follow what is desired."""
+        desired.on_change(lambda entry: self._on_desired(entry) if is_followed() else None)
 
     def _on_desired(self, entry: DesiredModel) -> None:
         if not entry.wanted.load and entry.name in self._entries and self._background is not None:

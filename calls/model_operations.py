@@ -2,6 +2,8 @@
 
 An operation is an entry in the desired state, which all workers follow; it has ended when every worker that was there has
 told that it carried it out. A worker that dies meanwhile is not waited for: its successor reads the entry.
+
+Which workers carry operations out they tell themselves (`WorkerRecord.model_control_mode`); the others are not asked.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from bus.registry import RegistryView
 from repository.dependencies import left_over
 from repository.paths import check_model_name
 from schemas.desired import MAX_FILES, DesiredModel, WantedModel
-from schemas.errors import ErrorCode, WeirError, invalid, overloaded, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import plain_name
 from schemas.registry import ModelRecord, ModelState
@@ -45,19 +47,32 @@ MAX_OPERATIONS = 256
 
 
 class ModelOperations:
-    """See the module. `mode` is the model control mode: loads and unloads are refused unless it is "explicit"."""
+    """See the module. A role with a `mode` of its own refuses loads and unloads unless that is "explicit"."""
 
-    def __init__(self, registry: RegistryView, desired: DesiredModels, files: ModelFiles, mode: str) -> None:
+    def __init__(
+        self, registry: RegistryView, desired: DesiredModels, files: ModelFiles, mode: str = "explicit"
+    ) -> None:
         self._registry = registry
         self._desired = desired
         self._files = files
-        self.is_explicit = mode == "explicit"
+        self._is_allowed = mode == "explicit"
+        self._was_explicit = False
         # A lock is there for as long as some operation holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._awaited: dict[str, _Awaited] = {}
         self._operations: set[asyncio.Task[None]] = set()
         registry.on_model_change(self._on_model_change)
         registry.on_worker_lost(lambda _worker: self._on_model_change(""))
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether any worker carries operations out; while none is there, whether one did of those that were last."""
+        self._look_at_modes()
+        return self._was_explicit
+
+    def _look_at_modes(self) -> None:
+        if self._live_workers():
+            self._was_explicit = bool(self._workers_to_ask())
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Loads the model, with a configuration in JSON and files by path that stand in for those on disk, if given.
@@ -73,9 +88,12 @@ class ModelOperations:
     async def unload(self, name: str, with_dependents: bool) -> None:
         """Unloads the model; returns when no version takes new requests. A model that is not there is unloaded.
 
-        `with_dependents` also unloads the models that were loaded for its sake alone.
+        `with_dependents` also unloads the models that were loaded for its sake alone. Raises WeirError where a worker that
+        carries out no operations still serves the model.
         """
         self._check_mode()
+        if self._desired.get(name) is None and not self._live_workers():
+            raise unavailable(f"failed to unload '{name}', no worker is there to unload it")
         dependents: list[str] = []
         if with_dependents:
             explicit = [entry.name for entry in self._desired.all() if entry.explicit and entry.wanted.load]
@@ -87,6 +105,7 @@ class ModelOperations:
             await self._await_gone(name)
         for dependent in dependents:
             await self._run(dependent, self._unload(dependent))
+        self._check_gone(name)
 
     async def _await_gone(self, name: str) -> None:
         """Returns when nothing runs in the ensemble any more, or soon: its requests still need the models it is made of."""
@@ -99,8 +118,17 @@ class ModelOperations:
             await asyncio.sleep(_GONE_POLL_S)
 
     def _check_mode(self) -> None:
-        if not self.is_explicit:
+        if not (self._is_allowed and (self.is_explicit or not self._live_workers())):
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+
+    def _check_gone(self, name: str) -> None:
+        """Raises WeirError, in Triton's words, where workers that nobody may ask serve the model on."""
+        others = self._live_workers() - self._workers_to_ask()
+        records = self._records(name, others)
+        ready = {n for record in records for n, row in record.versions.items() if row.state == ModelState.READY}
+        if ready:
+            left = ", ".join(map(str, sorted(ready)))
+            raise internal(f"failed to unload '{name}', versions that are still available: {left}")
 
     async def _run(self, name: str, operation: Coroutine[Any, Any, None]) -> None:
         """Carries the operation out after those on the same model; it goes on when its caller has gone."""
@@ -128,7 +156,7 @@ class ModelOperations:
             logger.error("an operation on the repository failed", exc_info=task.exception())
 
     async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        workers = self._live_workers()
+        workers = self._workers_to_ask()
         if not workers:
             raise unavailable(f"failed to load '{name}', no worker is there to load it")
         known = self._desired.get(name)
@@ -178,7 +206,7 @@ class ModelOperations:
 
     async def _unload(self, name: str) -> None:
         known = self._desired.get(name)
-        workers = {worker for worker in self._live_workers() if self._records(name, [worker])}
+        workers = {worker for worker in self._workers_to_ask() if self._records(name, [worker])}
         if known is None and not workers:
             return
         revision = next_revision(known, time.time_ns())
@@ -228,6 +256,9 @@ class ModelOperations:
     def _live_workers(self) -> set[str]:
         return {worker for worker, view in self._registry.workers.items() if not view.record.draining}
 
+    def _workers_to_ask(self) -> set[str]:
+        return {worker for worker in self._live_workers() if self._registry.workers[worker].record.takes_operations}
+
     def _records(self, name: str, workers: Iterable[str] | None = None) -> list[ModelRecord]:
         """What these workers, or all live ones, tell of the models that an operation on `name` is one on.
 
@@ -254,6 +285,7 @@ class ModelOperations:
         return [ModelConfig.model_validate(record.config) for record in records if record.config is not None]
 
     def _on_model_change(self, name: str) -> None:
+        self._look_at_modes()
         if name in self._awaited:
             self._awaited[name].look()
         elif not name:

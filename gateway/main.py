@@ -113,15 +113,12 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing, cache=cache, fetcher=fetcher)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     desired = DesiredModels(bus)
-    catalog.ask_whether_unwanted(desired.is_unwanted)
+    operations = ModelOperations(registry, desired, ModelFiles(bus))
+    catalog.ask_whether_unwanted(lambda name: operations.is_explicit and desired.is_unwanted(name))
     known = KnownModels(bus)
-    known.follow(desired)
+    known.follow(desired, lambda: operations.is_explicit)
     catalog.keep(known)
-    repository = RepositoryControl(
-        RepositoryIndex(bus, gateway_id, registry),
-        ModelOperations(registry, desired, ModelFiles(bus), settings.model_control_mode),
-        desired,
-    )
+    repository = RepositoryControl(RepositoryIndex(bus, gateway_id, registry), operations, desired)
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     readiness = Readiness(bus, gateway_id, catalog)
     durable = DurableStore(bus, gateway_id, settings, catalog.knows)

@@ -22,8 +22,7 @@ class RepositoryControl:
     async def start(self) -> None:
         """Listens to workers, and to the operations of other roles."""
         await self._index.start()
-        if self._operations.is_explicit:
-            await self._desired.start()
+        await self._desired.start()
 
     async def index(self, ready: bool) -> list[Row]:
         """The repository index; with `ready` only its READY rows."""

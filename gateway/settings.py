@@ -78,7 +78,6 @@ class GatewaySettings:
     batch_roots: tuple[str, ...] = ()
     nats_monitor: str = ""
 
-    model_control_mode: str = "none"
     allow_client_shm: bool = False
 
     trace_config: tuple[str, ...] = ()

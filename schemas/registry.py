@@ -107,7 +107,8 @@ class WorkerRecord:
 
     `gpus` are the UUIDs of the GPUs in whose memory it can take clients' tensors. `capacity` is what it has for models, and
     `offers` are those among them that declare what they need and that it could hold (`schemas.placement`). One that is
-    `leaving` still takes batches, until other workers have what only it has.
+    `leaving` still takes batches, until other workers have what only it has. `model_control_mode` is its own, as Triton
+    names them: who asks for loads and unloads learns from it which workers carry them out.
     """
 
     worker: str
@@ -119,6 +120,12 @@ class WorkerRecord:
     capacity: Amounts = field(default_factory=Amounts)
     offers: dict[str, Offer] = field(default_factory=dict)
     leaving: bool = False
+    model_control_mode: str = "none"
+
+    @property
+    def takes_operations(self) -> bool:
+        """Whether it loads and unloads models when it is asked to."""
+        return self.model_control_mode == "explicit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,7 @@ def unpack_worker_record(data: bytes) -> WorkerRecord:
     except (TypeError, KeyError, AttributeError) as error:
         raise MalformedMessage(f"not a worker record: {error}") from error
     if not (
-        _are(str, record.worker)
+        _are(str, record.worker, record.model_control_mode)
         and _are(int, record.pid, record.written_ns)
         and _are(bool, record.settled, record.draining, record.leaving)
         and _are(str, *record.offers)

@@ -127,16 +127,16 @@ async def _work(
     inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies, fetcher)
     model_metrics = ModelMetrics()
     capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
-    service = WorkerService(
-        bus, publisher, worker_id, devices, gpus, inner_calls.cache_counters, model_metrics.snapshot, capacity, fetcher
-    )
+    mode = settings.model_control_mode
+    counts = (inner_calls.cache_counters, model_metrics.snapshot)
+    service = WorkerService(bus, publisher, worker_id, devices, gpus, *counts, capacity, fetcher, mode)
     paths, mirrors = open_mirrors(bus, settings, background)
     repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
     readiness_answers = ReadinessAnswers(bus, worker_id, service.models)
     ensembles = EnsembleBackend(repository, inner_calls, loop)
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
-    operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), settings.model_control_mode)
+    operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), mode)
     process_calls = PythonCalls(inner_calls, operations, model_metrics)
     process_calls.on_asking = service.asks
     health = HealthReports()
@@ -167,7 +167,7 @@ async def _work(
         ModelPlacement(service.describe, inner_calls, worker_id, capacity, environment.devices),
         RollingReload(inner_calls, worker_id),
         mirrors.refresh,
-        settings.model_control_mode,
+        mode,
         settings.load_model,
         settings.model_load_thread_count,
     )
@@ -183,7 +183,7 @@ async def _work(
     await drains.start()
     await readiness_answers.start(background)
     await RepositoryReport(bus, worker_id, loader.repository, background).start()
-    if settings.model_control_mode == "explicit":
+    if mode == "explicit":
         await desired.start()
         bus.on_reconnect(control.restore_files)
     loading = background.create_task(_load(mirrors, control, settings, background))
@@ -199,7 +199,7 @@ async def _work(
         else:
             await service.settle()
             announce_ready(worker=worker_id)
-            if settings.model_control_mode == "poll":
+            if mode == "poll":
                 mirrors.on_change(control.poll_once)
             await _until(stopping, control, settings, background)
             await control.hand_over(settings.exit_timeout_secs / 2)

@@ -64,7 +64,7 @@ class WorkerService:
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
     `cache_counters` tells what models asked of others and had from a cache, `model_metrics` what they count themselves.
     `capacity` is what it has for models that declare what they need. `fetcher` brings payloads of other hosts; without it
-    they are lost.
+    they are lost. `control_mode` is its model control mode, which it tells all.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class WorkerService:
         model_metrics: Callable[[], list[dict[str, Any]]] = list,
         capacity: Amounts | None = None,
         fetcher: PayloadFetcher | None = None,
+        control_mode: str = "none",
     ) -> None:
         self._model_metrics = model_metrics
         self._cache_counters = cache_counters
@@ -85,7 +86,10 @@ class WorkerService:
         self._born_ns = time.time_ns()
         self._bus = bus
         self.worker_id = worker_id
-        self._about = WorkerRecord(worker_id, os.getpid(), gpus=list(gpus), capacity=capacity or Amounts())
+        room = capacity or Amounts()
+        self._about = WorkerRecord(
+            worker_id, os.getpid(), gpus=list(gpus), capacity=room, model_control_mode=control_mode
+        )
         self._registry = RegistryWriter(bus, worker_id)
         self._loop = asyncio.get_running_loop()
         self.models: dict[str, LoadedResult] = {}

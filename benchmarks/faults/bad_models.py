@@ -125,7 +125,7 @@ async def bad_loads(task: Task) -> Line:
             (repository / name / "config.pbtxt").write_text(config or _CONFIG)
 
     explicit = "--model-control-mode=explicit"
-    options = {"worker": (explicit, f"--load-model={DIGEST}"), "gateway": (explicit,)}
+    options = {"worker": (explicit, f"--load-model={DIGEST}")}
     async with scene(task, line, task.shape(options=options), models=write) as on:
         caller = HttpCaller(on.cluster.http())
         for _ in range(task.times(2)):

@@ -31,9 +31,9 @@ def declares(**parameters: str) -> str:
     )
 
 
-def opened(start: Start, *options: str) -> Endpoints:
+def opened(start: Start) -> Endpoints:
     start("scheduler")
-    ports = start("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options).facts
+    ports = start("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0").facts
     return Endpoints(*(f"127.0.0.1:{ports[f'{door}_port']}" for door in ("http", "grpc", "metrics")))
 
 
@@ -126,7 +126,7 @@ def test_reloads_roll_and_stop_at_the_first_that_fails(start: Start, tmp_path: P
     for root in roots:
         write_plus(root, 1.0, 1)
         write_identity(root, "one", "FP32", declares(workers="1"))
-    served = opened(start, EXPLICIT)
+    served = opened(start)
     workers = [
         start("worker", f"--model-repository={root}", EXPLICIT, f"--worker-id=w{number}")
         for number, root in enumerate(roots)
@@ -190,7 +190,7 @@ def test_workers_may_be_unlike_each_other(start: Start, tmp_path: Path) -> None:
         folder = write_versions(root, "v", "version_policy { all { } }")
         for version in without:
             shutil.rmtree(folder / str(version))
-    served = opened(start, EXPLICIT)
+    served = opened(start)
     start("worker", f"--model-repository={old}", EXPLICIT, "--load-model=v")
     zero = http_inputs({"IN": np.zeros(1, np.float32)})
     with served.http() as client:

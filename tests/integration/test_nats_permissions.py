@@ -49,7 +49,7 @@ def served(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Endpoints:
     explicit = ("--model-control-mode=explicit", "--load-model=*")
     start.worker(*shared, *explicit)
     root = tmp_path_factory.mktemp("jobs")
-    gateway = start.gateway(*shared, "--model-control-mode=explicit", f"--batch-root={root}")
+    gateway = start.gateway(*shared, f"--batch-root={root}")
     gateway.root = root  # type: ignore[attr-defined]
     start("worker", f"--model-repository={start.folder / 'elsewhere'}", *explicit, host="there")
     wait_until(gateway.is_ready)

@@ -41,9 +41,7 @@ class Cluster:
         self.start = Start(folder)
         self.scheduler = self.start("scheduler", "--live-streams=4", f"--event-log={folder / 'events'}")
         self.workers = [self._worker() for _ in range(2)]
-        ports = self.start(
-            "gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--model-control-mode=explicit"
-        ).facts
+        ports = self.start("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0").facts
         self.gateway = Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
         wait_until(self.gateway.is_ready)
 

@@ -43,7 +43,7 @@ def test_models_are_loaded_by_the_workers_that_have_them(start: Start, tmp_path:
     start("scheduler")
     first = start("worker", f"--model-repository={both}", f"--model-repository={one}", explicit)
     second = start("worker", f"--model-repository={both}", explicit)
-    ports = start("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", explicit).facts
+    ports = start("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0").facts
     endpoints = Endpoints(*(f"127.0.0.1:{ports[f'{door}_port']}" for door in ("http", "grpc", "metrics")))
     with endpoints.http() as client:
         assert [row["name"] for row in client.get_model_repository_index()] == ["of_one", "plus", "slow_to_load"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.options.forms import backend_setting, device_pair, host_policy, rate_limit_resource, worker_resource
-from weir.options.option import BACKENDS, GATEWAY, SCHEDULER, SERVE, WORKER, Option, switch
+from weir.options.option import BACKENDS, SCHEDULER, SERVE, WORKER, Option, switch
 from weir.options.values import Checked, Choice, Integer, NotEmpty, Number, Switch, Text
 
 _IN_WORKER = (SERVE, WORKER)
@@ -60,9 +60,8 @@ def _models() -> tuple[Option, ...]:
             value=Choice(("none", "poll", "explicit"), "invalid argument for --model-control-mode"),
             default="none",
             help="none: load all at the start and keep to that; poll: follow the folders; explicit: load and unload "
-            "when told to.",
-            panel="Models",
-            commands=(SERVE, GATEWAY, WORKER),
+            "when told to. Workers tell it to all others.",
+            **panel,
         ),
         Option(
             names=("--repository-poll-secs",),

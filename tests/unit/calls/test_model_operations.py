@@ -13,7 +13,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 from calls import model_operations
 from calls.model_operations import ModelOperations
 from schemas.desired import DesiredModel, WantedModel
-from schemas.errors import WeirError
+from schemas.errors import ErrorCode, WeirError
 from schemas.registry import ModelRecord, ModelState, VersionRecord
 
 
@@ -89,17 +89,21 @@ def told(revision: int, in_force: int = 0, error_code: int = 0) -> ModelRecord:
 def a_cluster(failures: int = 0, **answers: Callable[[int], ModelRecord]) -> tuple[ModelOperations, Broker]:
     """Workers, the first of which serves `m`, that answer with these records to the revision that they are asked for."""
     registry = NoRegistry()
-    views = {name: SimpleNamespace(record=SimpleNamespace(draining=False), models={}) for name in answers}
+    views = {
+        name: SimpleNamespace(record=SimpleNamespace(draining=False, takes_operations=True), models={})
+        for name in answers
+    }
     registry.workers = views
     views[next(iter(views))].models["m"] = told(1, in_force=1)
     broker = Broker(DesiredModel("m", 1, WantedModel(True)), failures)
 
     def carry_out(entry: DesiredModel) -> None:
         for name, answer in answers.items():
-            views[name].models["m"] = answer(entry.revision)
+            if name in views:
+                views[name].models["m"] = answer(entry.revision)
 
     broker.carry_out = carry_out
-    return ModelOperations(cast(Any, registry), cast(Any, broker), cast(Any, NoFiles()), "explicit"), broker
+    return ModelOperations(cast(Any, registry), cast(Any, broker), cast(Any, NoFiles())), broker
 
 
 async def test_what_did_not_work_is_wanted_no_longer_though_others_have_nothing_against_it() -> None:
@@ -127,3 +131,33 @@ async def test_operations_outlast_a_broker_that_is_away_for_a_moment(monkeypatch
     monkeypatch.setattr(model_operations, "WRITE_PATIENCE_S", -1.0)
     with pytest.raises(WeirError, match="the message broker did not do as asked: TimeoutError"):
         await operations.load("m", None, {})
+
+
+async def test_workers_that_carry_nothing_out_are_not_waited_for() -> None:
+    operations, broker = a_cluster(
+        fixed=lambda revision: told(1, in_force=1), holder=lambda revision: told(revision, in_force=revision)
+    )
+    views = operations._registry.workers
+    views["fixed"].record.takes_operations = False
+    await operations.load("m", None, {})
+    assert operations.is_explicit
+    broker.entries[-1] = DesiredModel("m", 1, WantedModel(True))
+    with pytest.raises(WeirError, match="failed to unload 'm', versions that are still available: 1") as refused:
+        await operations.unload("m", with_dependents=False)
+    assert refused.value.code is ErrorCode.INTERNAL
+    views.pop("holder")
+    for operation in (operations.load("m", None, {}), operations.unload("m", with_dependents=False)):
+        with pytest.raises(WeirError, match="explicit model load / unload is not allowed"):
+            await operation
+    assert not operations.is_explicit
+
+
+async def test_what_workers_were_is_remembered_while_none_is_there() -> None:
+    operations, broker = a_cluster(holder=lambda revision: told(revision, in_force=revision))
+    assert operations.is_explicit
+    operations._registry.workers.clear()
+    assert operations.is_explicit
+    with pytest.raises(WeirError, match="failed to load 'm', no worker is there to load it"):
+        await operations.load("m", None, {})
+    await operations.unload("m", with_dependents=False)
+    assert not broker.entries[-1].wanted.load, "the next worker will not load it"

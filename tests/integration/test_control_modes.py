@@ -1,0 +1,64 @@
+"""Loads and unloads where the roles run apart: workers alone are told their model control mode, and tell it to all."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from asking import grpc_inputs, http_inputs
+from endpoints import Endpoints
+from model_zoo import write_identity
+from role_starter import Start
+from serving import wait_until
+from tritonclient.utils import InferenceServerException
+
+NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
+AT_ONCE_S = 5.0
+"""Less than any wait for a worker that never answers."""
+
+
+@pytest.mark.timeout(120)
+def test_only_workers_that_carry_operations_out_are_asked(start: Start, tmp_path: Path) -> None:
+    write_identity(tmp_path / "models", "kept", "INT64", "")
+    write_identity(tmp_path / "more", "asked_for", "INT64", "")
+    more = f"--model-repository={tmp_path / 'more'}"
+    start("scheduler")
+    served = start.gateway()
+    _refused(served, "failed to load 'asked_for', no worker is there to load it", "503", "UNAVAILABLE")
+    start.worker()
+    wait_until(served.is_ready)
+    _refused(served, NOT_ALLOWED, "503", "UNAVAILABLE")
+    polling = start("worker", more, "--model-control-mode=poll", "--repository-poll-secs=600")
+    wait_until(lambda: served.is_ready("asked_for"))
+    _refused(served, NOT_ALLOWED, "503", "UNAVAILABLE")
+    assert polling.end() == 0
+    start("worker", more, "--model-control-mode=explicit")
+    for open_client in (served.http, served.grpc):
+        with open_client() as client:
+            begun_s = time.monotonic()
+            client.load_model("asked_for")
+            assert client.is_model_ready("asked_for")
+            inputs = (http_inputs if open_client == served.http else grpc_inputs)({"IN": np.array([[5]], np.int64)})
+            assert client.infer("asked_for", inputs).as_numpy("OUT").tolist() == [[5]]
+            client.unload_model("asked_for")
+            assert not client.is_model_ready("asked_for")
+            # What another serves for good is not unloaded, and nobody says so.
+            with pytest.raises(InferenceServerException, match="'kept', versions that are still available: 1") as error:
+                client.unload_model("kept")
+            assert error.value.status() in ("500", "StatusCode.INTERNAL")
+            assert client.is_model_ready("kept")
+            with pytest.raises(InferenceServerException, match="failed to load 'nowhere'"):
+                client.load_model("nowhere")
+            assert time.monotonic() - begun_s < AT_ONCE_S
+
+
+def _refused(served: Endpoints, text: str, http_status: str, grpc_status: str) -> None:
+    """Loads are refused, at once."""
+    begun_s = time.monotonic()
+    with served.http() as client, pytest.raises(InferenceServerException, match=text) as error:
+        client.load_model("asked_for")
+    assert error.value.status() == http_status
+    with served.grpc() as client, pytest.raises(InferenceServerException, match=text) as error:
+        client.load_model("asked_for")
+    assert error.value.status() == f"StatusCode.{grpc_status}"
+    assert time.monotonic() - begun_s < AT_ONCE_S
