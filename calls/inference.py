@@ -18,7 +18,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.durable_subjects import lost_attempts
 from bus.payload_fetcher import PayloadFetcher
-from bus.payloads import INLINE_LIMIT_BYTES, Slot
+from bus.payloads import Slot
 from calls.answer_payloads import AnswerPayloads
 from calls.catalog import Catalog, ServedModel
 from calls.delivery import Delivery
@@ -27,12 +27,13 @@ from calls.in_flight import InFlight
 from calls.live_stream_watch import LiveStreamWatch
 from calls.outbox import Outbox
 from calls.partition_choice import AnyQueue, queue_of_sequence
-from calls.payload_store import Freeable, PayloadStore, host_of_payloads
+from calls.payload_store import Freeable, PayloadStore, free_all, host_of_payloads, is_large
 from calls.pending import OnAnswer, Pending
 from calls.prepared import PreparedRequest
 from calls.region_holder import RegionHolder
 from calls.remote_answers import RemoteAnswers
 from calls.response_cache import Question, ResponseCache
+from calls.shut_queues import ShutQueues
 from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
 from schemas.bodies import pack_body
@@ -93,6 +94,7 @@ class Inference:
         self._in_flight = InFlight()
         self.counters = FrameCounters()
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self.counters, self._fail)
+        self.shut = ShutQueues()
         self._streams = LiveStreamWatch(bus, self._in_flight)
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
@@ -152,7 +154,7 @@ class Inference:
     @property
     def refused(self) -> dict[str, int]:
         """Requests refused because there was too much to do already, by who had too much."""
-        return {"in_flight": self._in_flight.refused, "stream": self._outbox.refused}
+        return {"in_flight": self._in_flight.refused, "stream": self._outbox.refused, "wait": self.shut.turned_away}
 
     @property
     def malformed_messages(self) -> int:
@@ -170,6 +172,8 @@ class Inference:
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
+        if self.shut.known and not self.caches(model):
+            self.shut.check(time.monotonic(), model.queue, request)
         model.normalizer.normalize(request)
         trace = self.tracing.begin(request, model.name, is_traced)
         question = self._cache.ask(model, request) if model.caches and self._cache is not None else None
@@ -183,12 +187,12 @@ class Inference:
             if self._regions is None:
                 raise invalid("shared memory regions can't be used here")
             slots.append(self._regions.hold(model.name, request.regions))
-        if _is_large(request):
+        if is_large(request):
             slots += self._payloads.place(model.name, request.inputs, body_slot)
             payload_host = host_of_payloads(request.inputs)
         body = pack_body(request)
         if len(body) > self._bus.max_payload_bytes - 4096:
-            _free(slots)
+            free_all(slots)
             raise invalid(
                 f"the request of {len(body)} bytes is larger than the {self._bus.max_payload_bytes} bytes that can be "
                 "sent to a worker"
@@ -209,6 +213,8 @@ class Inference:
         `deadline_ms` is its own, for what is prepared is shared.
         """
         self._in_flight.check_room()
+        if self.shut.known:
+            self.shut.check(time.monotonic(), model.queue, prepared.request)
         return self._accept(model, prepared.request, body, _NO_SLOTS, on_answer, deadline_ms)
 
     def _accept(
@@ -270,7 +276,7 @@ class Inference:
             self._queue(pending)
             return
         self._in_flight.take(pending.key)
-        _free(pending.slots)
+        free_all(pending.slots)
         self.counters.changed(len(self._in_flight))
         self._delivery.deliver(pending, response, True)
 
@@ -290,7 +296,7 @@ class Inference:
         """Nothing more is wanted of a request; False when it had its last answer before."""
         if self._in_flight.take(pending.key) is None:
             return False
-        _free(pending.slots)
+        free_all(pending.slots)
         if pending.is_queued:
             self._outbox.cancel(pending.queue, pending.key)
         return True
@@ -320,6 +326,8 @@ class Inference:
         if self._in_flight.find(pending.key) is not pending:
             self._answers.discard(answer)  # it was given up while its outputs were brought here
             return
+        if answer.error is not None and answer.error.shut_us:
+            self.shut.learn(time.monotonic(), pending.queue, pending.request, answer.error)
         if answer.error is not None and is_given_up(answer.error) and not self._keeps_references:
             # The request is still wanted: its worker could not read what lies here.
             self._lost(pending, answer)
@@ -330,7 +338,7 @@ class Inference:
         if pending.question is not None and isinstance(outcome, InferResponse) and self._cache is not None:
             self._cache.keep(pending.question, version, outcome, self._answers.copy_of)
         if pending.slots and answer.is_final:
-            _free(pending.slots)
+            free_all(pending.slots)
         self._delivery.deliver(pending, outcome, answer.is_final, answer.moments)
 
     def _lost(self, pending: Pending, answer: Answer) -> None:
@@ -358,7 +366,7 @@ class Inference:
         if place is Place.BROKEN:
             if answer.is_final:
                 self._in_flight.take(pending.key)
-                _free(pending.slots)
+                free_all(pending.slots)
             else:
                 self._give_up(pending)
             self._delivery.deliver(pending, unavailable(_LOST_STREAM), True)
@@ -368,7 +376,7 @@ class Inference:
         for key in keys:
             pending = self._in_flight.take(key)
             if pending is not None:
-                _free(pending.slots)
+                free_all(pending.slots)
                 self._delivery.deliver(pending, error, True)
 
     async def _resend_all(self) -> None:
@@ -384,17 +392,9 @@ class Inference:
             if self._bus.is_connected:
                 away_since = None
                 self._outbox.check()
+                self._outbox.tell_turned_away(self.shut.take_untold())
                 await self._streams.look()
             elif away_since is None:
                 away_since = now
             elif now - away_since > BROKER_PATIENCE_S:
                 self._fail(self._in_flight.keys(), overloaded("the message broker is not available"))
-
-
-def _is_large(request: InferRequest) -> bool:
-    return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
-
-
-def _free(slots: Iterable[Freeable]) -> None:
-    for slot in slots:
-        slot.free()

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 
 from bus import subjects
@@ -25,7 +25,7 @@ from calls.partition_choice import AnyQueue, Destination, PartitionChoice, Place
 from calls.payload_store import PayloadStore
 from schemas.bodies import is_body_ref
 from schemas.errors import WeirError, overloaded
-from schemas.messages import Part, pack_cancel, pack_frame, pack_release
+from schemas.messages import MAX_TURNED_AWAY, Part, pack_cancel, pack_frame, pack_release
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 from telemetry.request_log import log_request, logs_requests
 
@@ -97,6 +97,12 @@ class Outbox:
             return  # it never came to any, and won't be sent any more
         self._cancelled.setdefault(queue, []).append(key)
         self._schedule_flush()
+
+    def tell_turned_away(self, turned_away: Mapping[str | LiveQueue, int]) -> None:
+        """So many requests for these queues were not sent, for their owners would have refused them."""
+        for queue, requests in turned_away.items():
+            subject = subjects.cancel(queue) if isinstance(queue, str) else queue.cancel_subject
+            self._bus.publish(subject, pack_cancel(self._id, (), min(requests, MAX_TURNED_AWAY)))
 
     def give_back(self, owner: str, slot: SlotRow) -> None:
         """A payload slot has been read: its owner may use it again."""

@@ -10,6 +10,7 @@ import numpy as np
 from bus.identity import host_of, owner_of
 from bus.payloads import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, Slot
 from schemas.bodies import pack_body_ref
+from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef, Tensor
 
 FRAME_INLINE_BYTES = 16 * 1024
@@ -108,6 +109,17 @@ class PayloadStore:
     def close(self) -> None:
         """Removes the shared memory."""
         self._arena.close()
+
+
+def is_large(request: InferRequest) -> bool:
+    """Whether a tensor of the request is to be placed."""
+    return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
+
+
+def free_all(held: Iterable[Freeable]) -> None:
+    """The request that held these is over."""
+    for each in held:
+        each.free()
 
 
 def host_of_payloads(tensors: Iterable[Tensor]) -> str:

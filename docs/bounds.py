@@ -42,6 +42,12 @@ BOUNDS = [
     ("scheduler.held_frames", "MAX_ALL_HELD_BYTES", "those of all its queues", "the rest stays in the stream"),
     ("scheduler.held_frames", "MIN_HELD_BYTES", "of them, what a queue may always hold", "as above"),
     ("schemas.errors", "MAX_RETRY_AFTER_S", "time after which a refused caller is told to come again", "so long"),
+    (
+        "schemas.errors",
+        "MAX_SHUT_US",
+        "microseconds for which callers refuse by themselves what a queue would",
+        "asked again",
+    ),
     ("bus.known_models", "MAX_KNOWN", "models that are known without a worker", "forgotten with their last worker"),
     ("scheduler.desired_workers", "MAX_DESIRED", "workers that are asked for", "no more"),
     ("scheduler.dynamic_batcher", "MAX_BATCH_BYTES", "bodies of one batch", "the next batch takes the rest"),

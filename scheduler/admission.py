@@ -9,6 +9,8 @@ A plain state machine that is told numbers. Source of the answer: Triton's queue
 
 from __future__ import annotations
 
+from schemas.errors import MAX_SHUT_US
+
 REOPENS_BELOW = 0.8
 """Of the longest wait: so much must be expected at most before requests are taken again."""
 
@@ -64,3 +66,15 @@ class Admission:
         taken = max(0, min(coming, int(self.max_wait_us / us_each) + 1 - waiting))
         self.is_closed = taken < coming
         return taken
+
+    def shut_us(self, waiting: int, us_per_request: float, instances: int) -> int:
+        """For how long nothing will be taken, where so many wait now: microseconds, `MAX_SHUT_US` at most.
+
+        Callers refuse by themselves for so long. What they believe for too long costs nothing as long as the queue lasts:
+        when this time is over, `REOPENS_BELOW` of the longest wait are still in it.
+        """
+        if not (self.is_closed and instances):
+            return 0
+        # One of those that run may be about to end.
+        left_us = (waiting - 1) * us_per_request / instances - REOPENS_BELOW * self.max_wait_us
+        return max(0, min(MAX_SHUT_US, int(left_us)))

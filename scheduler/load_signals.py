@@ -17,7 +17,7 @@ _SMOOTHING = 0.3
 
 
 class LoadSignals:
-    """Of one queue. `arrived` requests have come, but for those of offline jobs."""
+    """Of one queue. `arrived` requests have come, or were turned away by their callers, but for those of offline jobs."""
 
     def __init__(self, scheduler: ModelScheduler) -> None:
         self._scheduler = scheduler
@@ -31,6 +31,7 @@ class LoadSignals:
         self._utilization = 0.0
         self._instances = 0
         self.arrived = 0
+        self._turned_away = 0
 
     def divide(self, partitions: int) -> None:
         """The model has so many queues, whose numbers of workers are added up and rounded by whoever asks."""
@@ -41,6 +42,11 @@ class LoadSignals:
         """So many requests have come."""
         if lane != Lane.BATCH.value:
             self.arrived += requests
+
+    def turned_away(self, requests: int) -> None:
+        """A caller knew that these would have been refused for their wait, and didn't send them."""
+        self.arrived += requests
+        self._turned_away += requests
 
     def look(self, now_us: int) -> None:
         """Looks at the queue. Called about once a second."""
@@ -65,6 +71,8 @@ class LoadSignals:
     def told(self) -> dict[str, Any]:
         """As `schemas.statistics.LoadCounters` has it."""
         versions = self._scheduler.versions().values()
+        refused = {reason: sum(version.refused[reason] for version in versions) for reason in ("queue", "wait")}
+        refused["wait"] += self._turned_away
         desired = self._policy.value
         if not desired and self._scheduler.waiting:
             desired = 1.0
@@ -73,7 +81,7 @@ class LoadSignals:
             "utilization": self._utilization,
             "desired_workers": desired,
             "expected_wait_us": max(map(self._expected_wait_us, versions), default=0),
-            "refused": {reason: sum(version.refused[reason] for version in versions) for reason in ("queue", "wait")},
+            "refused": refused,
         }
 
     def _expected_wait_us(self, version: AnyVersion) -> int:

@@ -251,10 +251,11 @@ class SchedulerService:
         if owned.stopped:
             return  # by the time that is looked at, the queue is another's, perhaps
         try:
-            gateway, keys = unpack_cancel(message.data)
+            gateway, keys, turned_away = unpack_cancel(message.data)
         except MalformedMessage as error:
             self._dropped(owned.name, error)
             return
+        owned.signals.turned_away(turned_away)
         self._finish(owned.scheduler.cancel(gateway, keys))
         for worker, abandoned in abandoned_of(self._id, owned, gateway, keys):
             self._bus.publish(subjects.abandoned(worker), abandoned)

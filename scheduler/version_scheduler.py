@@ -24,6 +24,7 @@ from scheduler.retry import RetryPolicy
 from scheduler.series import SeriesBatcher
 from schemas.errors import WeirError, internal, overloaded, unavailable
 from schemas.messages import BatchOutcome
+from schemas.requests import SEQUENCE_START
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 
@@ -173,7 +174,8 @@ class VersionScheduler:
             refused = self._not_admitted(requests, self._admission)
             if refused:
                 taken = [request for request in requests if request not in refused]
-                return [*self._refusals(list(refused), "wait"), *(self._take_in(taken) if taken else ())]
+                failures = self._take_in(taken) if taken else []
+                return [*self._refusals(list(refused), "wait", self._shut_us(self._admission)), *failures]
         return self._take_in(requests)
 
     def _take_in(self, requests: list[QueuedRequest]) -> list[Failure]:
@@ -181,18 +183,23 @@ class VersionScheduler:
         refused = self._lanes.enqueue(requests)
         return self._refusals(refused, "queue") if refused else []
 
-    def _refusals(self, requests: list[QueuedRequest], reason: str) -> list[Failure]:
+    def _refusals(self, requests: list[QueuedRequest], reason: str, shut_us: int = 0) -> list[Failure]:
         self.refused[reason] += len(requests)
-        error = overloaded(wait_us=self._expected_wait_us())
+        error = overloaded(wait_us=self._expected_wait_us(), shut_us=shut_us)
         return [Failure(request, error) for request in requests]
 
     def _expected_wait_us(self) -> float:
         us_each = self._pace.look(self.served, self.busy_us) / (self.instance_count or 1)
         return self._lanes.waiting_in(LIVE) * us_each
 
+    def _shut_us(self, admission: Admission) -> int:
+        return admission.shut_us(self._lanes.waiting_in(LIVE), self._pace.us_per_request, self.instance_count)
+
     def _not_admitted(self, requests: list[QueuedRequest], admission: Admission) -> dict[QueuedRequest, None]:
         """The last ones of the live requests, as many as would have to wait for too long."""
         live = [request for request in requests if request.lane == LIVE]
+        if self._lanes.live.has_steps:
+            live = [request for request in live if not _goes_on(request)]
         waiting, us_each = self._lanes.waiting_in(LIVE), self._pace.look(self.served, self.busy_us)
         room = admission.room(len(live), waiting, us_each, self.instance_count)
         return dict.fromkeys(live[room:])
@@ -346,3 +353,8 @@ class VersionScheduler:
         cancelled = [request for request in lost if request.cancelled]
         self.failures["CANCELED"] += len(cancelled)
         return cancelled
+
+
+def _goes_on(request: QueuedRequest) -> bool:
+    """Whether it is of a sequence that has begun: an ensemble's steps may have seen what was before it."""
+    return bool(request.correlation_id) and not request.sequence_flags & SEQUENCE_START

@@ -16,6 +16,9 @@ QUEUE_FULL = "Exceeds maximum queue size"
 MAX_RETRY_AFTER_S = 60
 """The longest time after which a caller is told to come again."""
 
+MAX_SHUT_US = 1_000_000
+"""The longest time for which one refusal may speak for requests that have not come yet."""
+
 
 class ErrorCode(Enum):
     """Triton's error codes and one more: (number on the bus, HTTP status, gRPC status, whether a retry may succeed)."""
@@ -55,14 +58,16 @@ class WeirError(Exception):
 
     `message` is shown to clients: it never holds paths, addresses or names of internal objects. `retry_after_s` tells, in
     whole seconds, when the same request may have better luck, for there is too much to do, or nobody to do it; 0 says
-    nothing about it (RFC 9110's Retry-After).
+    nothing about it (RFC 9110's Retry-After). `shut_us` is told to callers of models alone, not to clients: for so many
+    microseconds others like it would be refused as well.
     """
 
-    def __init__(self, code: ErrorCode, message: str, retry_after_s: int = 0) -> None:
+    def __init__(self, code: ErrorCode, message: str, retry_after_s: int = 0, shut_us: int = 0) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.shut_us = shut_us
 
     def __repr__(self) -> str:
         return f"WeirError({self.code.name}, {self.message!r})"
@@ -103,13 +108,13 @@ def unavailable(message: str) -> WeirError:
     return WeirError(ErrorCode.UNAVAILABLE, message)
 
 
-def overloaded(message: str = QUEUE_FULL, wait_us: float = 0) -> WeirError:
+def overloaded(message: str = QUEUE_FULL, wait_us: float = 0, shut_us: int = 0) -> WeirError:
     """An UNAVAILABLE error (HTTP 503) because there is too much to do, or nobody to do it.
 
     What waits is expected to be gone after `wait_us`; so long, at least one second and at most a minute, the caller is
-    told to wait.
+    told to wait. `shut_us` is as in `WeirError`.
     """
-    return WeirError(ErrorCode.UNAVAILABLE, message, retry_after_s(wait_us))
+    return WeirError(ErrorCode.UNAVAILABLE, message, retry_after_s(wait_us), shut_us)
 
 
 def retry_after_s(wait_us: float) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from schemas.errors import MAX_RETRY_AFTER_S, ErrorCode, WeirError
+from schemas.errors import MAX_RETRY_AFTER_S, MAX_SHUT_US, ErrorCode, WeirError
 from schemas.lanes import Lane
 from schemas.ownership import MAX_EPOCH
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, Parameters
@@ -35,6 +35,9 @@ _ONE_ROW, _ROWS_16 = b"\x91", b"\xdc"  # how msgpack begins an array of one elem
 _LANES = frozenset(lane.value for lane in Lane)
 _ALL_FLAGS = SEQUENCE_START | SEQUENCE_END
 _MAX_QUEUED_US = 1 << 40  # twelve days: sums of it stay far within 64 bits
+
+MAX_TURNED_AWAY = 1 << 31
+"""Requests that one message may tell of."""
 
 _is_subject = re.compile(r"[!-)+-=?-~]+", re.ASCII).fullmatch  # printable, and neither `*` nor `>`
 _is_ack = re.compile(r"\$JS\.ACK\.[!-)+-=?-~]+", re.ASCII).fullmatch
@@ -258,7 +261,9 @@ def pack_error(
     run: Run | None = None,
 ) -> tuple[Any, ...]:
     """An answer that is an error, to be sent by `pack_answers`."""
-    detail = (error.message, error.retry_after_s) if error.retry_after_s else error.message
+    detail: Any = (error.message, error.retry_after_s) if error.retry_after_s else error.message
+    if error.shut_us:
+        detail = (error.message, error.retry_after_s, error.shut_us)
     return _with_ending((key, error.code.number, detail), is_final, moments, run)
 
 
@@ -302,10 +307,12 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
     return version, answers
 
 
-def _unpack_error(code: int, message: Any, retry_after_s: Any = 0) -> WeirError:
+def _unpack_error(code: int, message: Any, retry_after_s: Any = 0, shut_us: Any = 0) -> WeirError:
     if type(retry_after_s) is not int or not 0 <= retry_after_s <= MAX_RETRY_AFTER_S:
         raise TypeError("not a time to come again")
-    return WeirError(ErrorCode.from_number(code), text(message), retry_after_s)
+    if type(shut_us) is not int or not 0 <= shut_us <= MAX_SHUT_US:
+        raise TypeError("not a time for which a queue is shut")
+    return WeirError(ErrorCode.from_number(code), text(message), retry_after_s, shut_us)
 
 
 def pack_done(worker: str, dones: Sequence[Done]) -> bytes:
@@ -313,17 +320,20 @@ def pack_done(worker: str, dones: Sequence[Done]) -> bytes:
     return bytes(pack((WIRE_VERSION, worker, dones)))
 
 
-def pack_cancel(gateway: str, keys: Sequence[int]) -> bytes:
-    """The message by which `gateway` abandons requests."""
-    return bytes(pack((WIRE_VERSION, gateway, keys)))
+def pack_cancel(gateway: str, keys: Sequence[int], turned_away: int = 0) -> bytes:
+    """The message by which `gateway` abandons requests, and tells of others that it has not even sent."""
+    return bytes(pack((WIRE_VERSION, gateway, keys, turned_away)))
 
 
-def unpack_cancel(data: bytes) -> tuple[str, list[int]]:
-    """(gateway, keys of the abandoned requests). Raises MalformedMessage."""
-    gateway, keys = unpack(data, 2)
+def unpack_cancel(data: bytes) -> tuple[str, list[int], int]:
+    """(gateway, keys of the abandoned requests, how many more it has turned away). Raises MalformedMessage."""
+    gateway, keys, *more = unpack(data, 2, 1)
+    turned_away = more[0] if more else 0
     if not isinstance(keys, list) or not all(type(key) is int for key in keys):
         raise MalformedMessage("not a cancel message")
-    return text(gateway), keys
+    if type(turned_away) is not int or not 0 <= turned_away <= MAX_TURNED_AWAY:
+        raise MalformedMessage("not a number of requests")
+    return text(gateway), keys, turned_away
 
 
 def pack_release(slots: Sequence[tuple[str, int, int]]) -> bytes:

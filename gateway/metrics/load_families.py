@@ -59,7 +59,7 @@ def load_families(
     )
     yield counter(
         "weir_refused_requests",
-        "Requests that schedulers refused because too many waited already",
+        "Requests that were refused because too many waited at their scheduler already",
         (
             Sample({**served[model], "reason": reason}, sum(load.refused.get(reason, 0) for load in of))
             for model, of in known.items()
@@ -72,7 +72,7 @@ def refusal_family(inference: Inference) -> Family:
     """What this gateway has refused itself."""
     return counter(
         "weir_gateway_refused_requests",
-        "Requests that this gateway refused because it, or the broker, held too many already",
+        "Requests that this gateway refused because it, the broker or their queue held too many already",
         (Sample({"reason": reason}, requests) for reason, requests in inference.refused.items()),
     )
 

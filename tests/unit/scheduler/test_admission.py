@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.admission import REOPENS_BELOW, Admission, Pace
+from schemas.errors import MAX_SHUT_US
 
 MAX_WAIT_US = 100_000
 
@@ -35,6 +36,16 @@ def test_it_refuses_nothing_while_nobody_knows_or_nobody_is_there() -> None:
 def test_more_instances_make_more_room() -> None:
     assert Admission(MAX_WAIT_US).room(100, 0, 10_000, 1) == 11
     assert Admission(MAX_WAIT_US).room(100, 0, 10_000, 4) == 41
+
+
+def test_it_tells_for_how_long_it_will_take_nothing() -> None:
+    admission = Admission(MAX_WAIT_US)
+    assert admission.shut_us(20, 10_000, 1) == 0, "it is open"
+    assert admission.room(3, 9, 10_000, 1) == 2
+    assert admission.shut_us(11, 10_000, 1) == 20_000, "eight may wait when it opens, and the first is about to end"
+    assert admission.shut_us(11, 10_000, 0) == 0
+    assert admission.shut_us(8, 10_000, 1) == 0
+    assert admission.shut_us(10**6, 10_000, 1) == MAX_SHUT_US
 
 
 def test_pace_follows_what_has_run() -> None:

@@ -101,7 +101,7 @@ MESSAGES: list[tuple[bytes, Callable[[bytes], Any]]] = [
     (pack_body_ref(REF), body_ref),
     (pack_batch(BATCH), of_batch),
     (pack_answers(1, ANSWERS), of_answers),
-    (pack_cancel("gateway", [1, 2]), unpack_cancel),
+    (pack_cancel("gateway", [1, 2], 3), unpack_cancel),
     (pack_release([("weir-a_1", 64, 3)]), unpack_release),
     (pack_done("worker", [Done(1, 0, 5, [2])]), unpack_done_rows),
     (pack_pieces(4, b"state", 3)[0], unpack_piece),

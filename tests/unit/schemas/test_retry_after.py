@@ -22,11 +22,29 @@ def test_it_travels_with_the_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "detail", [["text", -1], ["text", 61], ["text", "1"], ["text", 1.5], ["text", 1, 1], [], [1, 1]]
+    "detail",
+    [
+        ["text", -1],
+        ["text", 61],
+        ["text", "1"],
+        ["text", 1.5],
+        ["text", 1, -1],
+        ["text", 1, 1_000_001],
+        ["text", 1, 1, 1],
+        [],
+        [1, 1],
+    ],
 )
 def test_what_is_no_time_is_no_answer(detail: list[object]) -> None:
     with pytest.raises(MalformedMessage):
         unpack_answers(pack_answers(0, [(1, ErrorCode.UNAVAILABLE.number, detail)]))
+
+
+def test_for_how_long_a_queue_is_shut_travels_too() -> None:
+    rows = [pack_error(1, overloaded(wait_us=7e6, shut_us=20_000))]
+    told = unpack_answers(pack_answers(0, rows))[1][0].error
+    assert told is not None
+    assert (told.retry_after_s, told.shut_us) == (7, 20_000)
 
 
 def test_other_errors_say_nothing_about_it() -> None:
