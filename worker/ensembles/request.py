@@ -301,7 +301,7 @@ class EnsembleRequest:
         self._caller.responded(outputs, _told(sequence))
 
     def _named(self, error: WeirError) -> WeirError:
-        return WeirError(error.code, f"in ensemble '{self._config.name}', {error.message}")
+        return WeirError(error.code, f"in ensemble '{self._config.name}', {error.message}", error.retry_after_s)
 
 
 def _fitting(shape: list[int], name: str, config: ModelConfig) -> list[int]:
