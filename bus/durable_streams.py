@@ -21,7 +21,7 @@ from nats.js.errors import NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus
-from bus.streams import ensure_stream
+from bus.streams import MAX_QUEUES_OF_STREAM, ensure_stream
 
 DUPLICATE_WINDOW_S = 120.0
 """How long `Nats-Msg-Id` is remembered in QUEUE."""
@@ -56,6 +56,7 @@ def durable_streams(limits: QueueLimits, replicas: int = 1) -> tuple[StreamConfi
         discard_new_per_subject=True,
         max_msgs_per_subject=limits.max_messages,
         max_bytes=limits.max_bytes,
+        max_consumers=MAX_QUEUES_OF_STREAM,
         duplicate_window=DUPLICATE_WINDOW_S,
         allow_direct=True,
         allow_atomic=True,

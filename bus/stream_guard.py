@@ -109,17 +109,32 @@ class StreamGuard:
             logger.warning(
                 "stream %s is kept by %s of the cluster's servers: --nats-replicas=3 changes that", name, kept_by
             )
-        changed = {field: limits[field] for field in followed if limits[field] != found.get(field)}
+        problem = await self._change(name, found, {field: limits[field] for field in followed})
+        if problem:
+            raise unavailable(f"limits of stream {name} can't be changed {problem}")
+        if name == subjects.QUEUE_STREAM:
+            # Those of earlier versions don't say how many consumers they may have. Servers before 2.15, which take no such
+            # change, don't ask.
+            problem = await self._change(
+                name, await self._config_of(name) or {}, {"max_consumers": limits["max_consumers"]}
+            )
+            if problem:
+                logger.info("stream %s keeps to as many consumers as it has room for: %s", name, problem)
+
+    async def _change(self, name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+        """Has fields of a stream be as wanted; what was not taken, and why, "" where it was."""
+        changed = {field: value for field, value in wanted.items() if value != found.get(field)}
         if not changed:
-            return
+            return ""
         config = {**found, **changed}
         if 0 < config["max_age"] < config.get("duplicate_window", 0):
             config["duplicate_window"] = config["max_age"]  # nats-server takes no longer one
         answer = await self._bus.ask(f"$JS.API.STREAM.UPDATE.{name}", config)
         told = ", ".join(f"{field} {found.get(field)} -> {value}" for field, value in changed.items())
         if isinstance(error := answer.get("error"), dict):
-            raise unavailable(f"limits of stream {name} can't be changed ({told}): {error.get('description')}")
+            return f"({told}): {error.get('description')}"
         logger.info("changed limits of stream %s: %s", name, told)
+        return ""
 
     def _on_deleted(self, message: Message) -> None:
         self.gone(message.subject.rsplit(".", 1)[1])

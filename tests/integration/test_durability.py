@@ -22,7 +22,9 @@ from bus.connection import Bus
 from bus.durability import NO, YES, Durability, DurabilityCheck
 from bus.durable_streams import QueueLimits, ensure_durable_streams
 from bus.embedded import SYNCED_SERVER_VARIABLE, EmbeddedNats
+from bus.queue_consumers import QueueConsumers
 from bus.stream_guard import StreamGuard
+from bus.streams import MAX_QUEUES_OF_STREAM
 from gateway.durable.backlog import Backlog
 from gateway.durable.counters import DurableCounters
 from schemas.errors import WeirError
@@ -212,6 +214,27 @@ async def test_limits_follow_the_options(embedded: EmbeddedNats) -> None:
         assert (result.max_age, result.max_bytes, result.max_msgs_per_subject) == (60.0, 1 << 21, 1)
         await StreamGuard(bus, LIMITS).start(background)
         assert (await bus.jetstream.stream_info("RESULT")).config.max_age == 300.0
+
+
+async def test_a_queue_of_an_earlier_version_takes_as_many_consumers(embedded: EmbeddedNats) -> None:
+    async with connected(embedded.url) as (bus, background):
+        await StreamGuard(bus, LIMITS).start(background)
+        queue = (await bus.jetstream.stream_info("QUEUE")).config
+        assert queue.max_consumers == MAX_QUEUES_OF_STREAM
+        await bus.jetstream.update_stream(queue.evolve(max_consumers=1000))
+        await StreamGuard(bus, LIMITS).start(background)
+        assert (await bus.jetstream.stream_info("QUEUE")).config.max_consumers == MAX_QUEUES_OF_STREAM
+
+
+async def test_more_models_than_nats_server_gives_consumers_by_itself(unsynced: GivenNats) -> None:
+    async with connected(unsynced.url) as (bus, _):
+        await ensure_durable_streams(bus, LIMITS)
+        consumers = QueueConsumers(bus)
+        for first in range(0, 1020, 102):
+            await asyncio.gather(*(consumers.ensure("event", f"m{number}") for number in range(first, first + 102)))
+        assert (await bus.jetstream.stream_info("QUEUE")).state.consumer_count >= 1020
+        assert (await consumers.take("event", "m1019", "owner")).previous_owner == ""
+        await bus.jetstream.delete_stream("QUEUE")
 
 
 async def test_a_stream_that_is_deleted_is_made_anew_and_told(
