@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
+
 from benchmarks.faults.http_caller import Answer, HttpCaller
-from benchmarks.faults.line import Line
+from benchmarks.faults.line import Line, Skipped
+from benchmarks.faults.memory_group import MemoryGroup, memory_group
 from benchmarks.faults.models import DIGEST, FRAIL, bytes_request, write_models
 from benchmarks.faults.producer import produce
 from benchmarks.faults.scene import Scene, Task, scene
@@ -17,6 +21,9 @@ from benchmarks.faults.scene import Scene, Task, scene
 _MATES = 32
 _HUNG_MS = 1500
 _MEMORY_BYTES = 120 << 20
+_CONTAINER_BYTES = 400 << 20
+"""What the model eats is more, and what worker and processes start with anew is less."""
+
 _CONFIG = """
 backend: "python" max_batch_size: 1
 input { name: "IN" data_type: TYPE_INT64 dims: [ 1 ] }
@@ -90,20 +97,46 @@ async def hung(task: Task) -> Line:
 
 
 async def out_of_memory(task: Task) -> Line:
-    """F-15: a model that eats memory is ended, with a named error, and begun anew; nobody else sees an error."""
+    """F-15: a model that eats memory is ended, with a named error, and begun anew; nobody else sees an error.
+
+    By Weir, where it has a limit; then by the kernel, where the container of its worker has one.
+    """
     line = Line("F-15", f"a model that eats memory (limit {_MEMORY_BYTES >> 20} MiB)", seed=task.seed)
     async with _with_frail(task, line, {"weir_memory_limit_bytes": str(_MEMORY_BYTES)}) as on:
-        for _ in range(task.times(3)):
-            began_s = time.monotonic()
-            answer = await _say(on, b"eat")
-            line.faults["eat"] += 1
-            line.expect(answer.status in (500, 503), f"it was answered {answer.status}")
-            good = await _say(on, b"fine")
-            line.expect(b"fine" in good.body, f"a good request was answered {good.status}")
-            line.requests += 2
-            line.recoveries_s.append(time.monotonic() - began_s)
-        line.notes.append(f"told: {json.loads(answer.body)['error'][:90]}")
+        await _eat(on, "ended by Weir")
+    try:
+        with memory_group(_CONTAINER_BYTES) as container:
+            await _out_of_container(replace(task, folder=task.folder / "container"), line, container)
+    except Skipped as reason:
+        line.notes.append(f"nothing was ended by the kernel: {reason}")
     return line
+
+
+async def _out_of_container(task: Task, line: Line, container: MemoryGroup) -> None:
+    task.folder.mkdir()
+    async with _with_frail(task, line) as on:
+        for member in on.cluster.of("worker"):
+            process = psutil.Process(member.pid)
+            container.add([member.pid, *(child.pid for child in process.children(recursive=True))])
+        await _eat(on, "ended by the kernel")
+        line.expect(container.kills >= line.faults["ended by the kernel"], f"the kernel ended {container.kills}")
+        line.notes.append(f"processes that the kernel killed {container.kills}")
+        lives = {member.name: member.lives for member in on.cluster.members.values()}
+        line.expect(set(lives.values()) == {1}, f"a role has died: {lives}")
+
+
+async def _eat(on: Scene, how: str) -> None:
+    line = on.line
+    for _ in range(on.task.times(3)):
+        began_s = time.monotonic()
+        answer = await _say(on, b"eat")
+        line.faults[how] += 1
+        line.expect(answer.status in (500, 503), f"it was answered {answer.status}")
+        good = await _say(on, b"fine")
+        line.expect(b"fine" in good.body, f"a good request was answered {good.status}")
+        line.requests += 2
+        line.recoveries_s.append(time.monotonic() - began_s)
+    line.notes.append(f"{how}, told: {json.loads(answer.body).get('error', '')[:90]}")
 
 
 async def bad_loads(task: Task) -> Line:

@@ -17,6 +17,7 @@ from benchmarks.faults.account import Findings
 from bus.durable_subjects import QUEUE_STREAM
 
 _LOOK_S = 0.1
+_BEGINS_S = 60.0
 _MOST = 10_000_000
 
 
@@ -32,9 +33,14 @@ class DurableLoad:
         self.verdict = Verdict()
         self.told = Told()
 
-    def start(self) -> None:
-        """Begins to send."""
+    async def start(self) -> None:
+        """Returns when it has begun to send. Raises RuntimeError where it does not."""
         self._process, self._pipe = start(self._share)
+        deadline_s = time.monotonic() + _BEGINS_S
+        while not (self._ledger.exists() and self._ledger.stat().st_size):
+            if time.monotonic() > deadline_s or not self._process.is_alive():
+                raise RuntimeError("the producer of durable requests has not begun")
+            await asyncio.sleep(_LOOK_S)
 
     async def end(self, others: int = 0, patience_s: float = 120.0) -> Findings:
         """Sends no more; what became of all that was sent, once the queue is empty, or after `patience_s`.

@@ -19,6 +19,7 @@ from benchmarks.faults.steps import DURABLE, LIVE
 _FAULTS = 30
 _EVERY_S = 2.0
 _SHORT_EVERY_S = 0.7
+_MOST_PARTITIONS = 2
 _AT_STEP_S = 3.0
 """Where no request comes to a step within this time, the kill happens all the same."""
 
@@ -52,7 +53,8 @@ async def short(task: Task, kills: Sequence[tuple[str, str]], count: int) -> Lin
 @contextlib.asynccontextmanager
 async def _loaded(task: Task, line: Line, clients: int = 8, rate: float = 40.0) -> AsyncIterator[Scene]:
     """A cluster under load of all kinds."""
-    models = partial(write_models, names=(DIGEST, TOTAL))
+    # Where there are several schedulers they share each model, and not only the models.
+    models = partial(write_models, names=(DIGEST, TOTAL), partitions=min(task.schedulers, _MOST_PARTITIONS))
     allowed = f"{BUSY}|{MODEL_AWAY}" if task.workers == 1 else BUSY
     async with scene(task, line, clients=clients, rate=rate, allowed=allowed, models=models) as on:
         sequences = SequenceLoad(task.seed, [on.cluster.http(number) for number in range(task.gateways)], clients // 2)

@@ -103,23 +103,38 @@ dynamic_batching { max_queue_delay_microseconds: 20000 } instance_group { kind: 
 
 
 def write_models(
-    repository: Path, names: Sequence[str] = (DIGEST,), frail_parameters: Mapping[str, str] | None = None
+    repository: Path,
+    names: Sequence[str] = (DIGEST,),
+    frail_parameters: Mapping[str, str] | None = None,
+    partitions: int = 1,
 ) -> None:
-    """These models; `frail_parameters` are parameters of the configuration of FRAIL."""
-    more = "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-        for key, value in (frail_parameters or {}).items()
-    )
+    """These models; `frail_parameters` are parameters of the configuration of FRAIL.
+
+    DIGEST and TOTAL have so many partitions, and an instance on each worker for each of them.
+    """
     known = {
-        DIGEST: (_DIGEST, _DIGEST_CODE),
-        TOTAL: (_TOTAL, _TOTAL_CODE),
-        FRAIL: (_FRAIL + more, _FRAIL_CODE),
+        DIGEST: (_divided(_DIGEST, partitions), _DIGEST_CODE),
+        TOTAL: (_divided(_TOTAL, partitions), _TOTAL_CODE),
+        FRAIL: (_FRAIL + _parameters(frail_parameters or {}), _FRAIL_CODE),
     }
     for name in names:
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         (folder / "model.py").write_text(known[name][1])
         (folder.parent / "config.pbtxt").write_text(known[name][0])
+
+
+def _divided(config: str, partitions: int) -> str:
+    if partitions == 1:
+        return config
+    instances = config.replace("count: 1 }", f"count: {partitions} }}")
+    return instances + _parameters({"weir_partitions": str(partitions)})
+
+
+def _parameters(values: Mapping[str, str]) -> str:
+    return "".join(
+        f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n' for name, value in values.items()
+    )
 
 
 def bytes_request(data: bytes, id: str = "") -> tuple[bytes, dict[str, str]]:

@@ -18,11 +18,16 @@ _LASTS_S = 4.0
 _LONGER_S = 12.0
 """Longer than it takes until a silent worker is given up, and than its frames are waited for."""
 
+_LATE_S = 8.0
+"""Later than a silent worker is given up (5 s), sooner than one gives up nats-server, which owes it two pongs (10 s)."""
+
 _CUT_S = 0.05
 """Until what is cut is cut: what is on its way there is as good as sent."""
 
 _FLAPS = 6
 _FLAP_S = 0.4
+
+_DROPPED = "weir_gateway_duplicate_answers"
 
 Case = Callable[[Hosts], Awaitable[None]]
 
@@ -43,26 +48,45 @@ async def network(task: Task) -> Line:
 
 
 async def long_partition(task: Task) -> Line:
-    """F-22: the worker is cut off in the midst of a batch, until it is given up; what it sends then is dropped."""
-    line = Line("F-22", f"a worker cut off for {_LONGER_S:.0f} s in the midst of a batch", seed=task.seed)
+    """F-22: a worker is cut off, or heard too late, in the midst of a batch, until it is given up.
+
+    Where it is cut off its connection ends, and what it had to say goes with that. What is only late does come, after
+    another worker has answered: it is dropped.
+    """
+    line = Line("F-22", f"a worker cut off for {_LONGER_S:.0f} s, or heard {_LATE_S:.0f} s late", seed=task.seed)
     async with _apart(task, line, workers=max(2, task.workers)) as (on, net):
         for _ in range(task.times(2)):
-            await on.cluster.whole()
-            worker = await on.busy("worker")
-            on.cluster.steps.order(worker.pid, "executing", "stop")
-            await on.cluster.steps.told_any([worker.pid], "executing", 20)
-            moment_s = time.monotonic()
-            net.cut(worker.name, "nats")
-            await asyncio.sleep(_CUT_S)
-            on.cluster.kill(worker.name, signal.SIGCONT)
-            line.faults["cut off"] += 1
-            await on.recovered(moment_s)
-            await asyncio.sleep(max(0.0, _LONGER_S - (time.monotonic() - moment_s)))
-            net.cut(worker.name, "nats", 0.0)
-            await asyncio.sleep(1.0)
-            await on.recovered(time.monotonic())
-        line.notes.append(f"second answers dropped {on.counter('weir_gateway_duplicate_answers')}")
+            await _in_the_midst(on, net, "cut off")
+            dropped = on.counter(_DROPPED)
+            await _in_the_midst(on, net, "heard late")
+            line.expect(on.counter(_DROPPED) > dropped, "no late answer came, so none was dropped")
+        line.notes.append(f"second answers dropped {on.counter(_DROPPED)}")
     return line
+
+
+async def _in_the_midst(on: Scene, net: Hosts, what: str) -> None:
+    """Of a batch, which the worker runs, but of which nobody hears."""
+    await on.cluster.whole()
+    worker = await on.busy("worker")
+    pid = worker.pid
+    await on.cluster.until(lambda: on.cluster.steps.order(pid, "executing", "stop"), 5, "an order is taken")
+    if await on.cluster.steps.told_any([pid], "executing", 20) is None:
+        on.line.failures.append("no request came to executing")
+        return
+    moment_s = time.monotonic()
+    if what == "cut off":
+        net.cut(worker.name, "nats")
+    else:
+        net.link(worker.name, "nats", 0.0, _LATE_S)
+    await asyncio.sleep(_CUT_S)
+    on.cluster.kill(worker.name, signal.SIGCONT)
+    on.line.faults[what] += 1
+    await on.recovered(moment_s)
+    await asyncio.sleep(max(0.0, _LONGER_S - (time.monotonic() - moment_s)))
+    net.cut(worker.name, "nats", 0.0)
+    await asyncio.sleep(1.0)
+    await on.recovered(time.monotonic())
+    on.note_progress(what)
 
 
 def _cases() -> dict[str, Case]:

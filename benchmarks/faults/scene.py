@@ -164,7 +164,7 @@ async def scene(
         durable = DurableLoad(task.folder, task.seed, cluster.nats_url, rate) if rate else None
         on = Scene(task, line, cluster, live, durable)
         if durable is not None:
-            durable.start()
+            await durable.start()
         if live is not None:
             live.start()
             await live.answered_after(time.monotonic())
