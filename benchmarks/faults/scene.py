@@ -71,6 +71,7 @@ class Scene:
         cluster, line = self.cluster, self.line
         await cluster.whole()
         victim = await self.busy(victim_role)
+        process = victim.process
         role = cluster.steps.role_of(step)
         others = [victim] if role == victim_role else cluster.of(role)
         action = "kill" if role == victim_role else "stop"
@@ -93,6 +94,8 @@ class Scene:
                 await asyncio.sleep(_STOPPED_S)
                 await self.kill([member.name for member in asked.values()], signal.SIGCONT)
         line.faults[f"{victim_role} at {step}"] += 1
+        # Where it is still dying, the next kill would find all there, and take the other one away as well.
+        await cluster.until(lambda: process is None or process.poll() is not None, 10, f"{victim.name} has ended")
         await self.recovered(moment_s)
 
     async def busy(self, role: str) -> Member:
