@@ -11,9 +11,9 @@ from scheduler.admission import Pace
 from scheduler.desired_workers import DesiredWorkers, Load
 from scheduler.model_scheduler import AnyVersion, ModelScheduler
 from schemas.lanes import Lane
+from telemetry.utilization import Utilization
 
 _ACTIVE_US = 60_000_000
-_SMOOTHING = 0.3
 
 
 class LoadSignals:
@@ -26,9 +26,7 @@ class LoadSignals:
         self._active_us: dict[int, int] = {}  # when each version had something to do last
         self._served: dict[int, int] = {}
         self._paces: dict[int, Pace] = {}
-        self._last_us = 0
-        self._last_busy_us = 0
-        self._utilization = 0.0
+        self._utilization = Utilization()
         self._instances = 0
         self.arrived = 0
         self._turned_away = 0
@@ -56,7 +54,7 @@ class LoadSignals:
         workers = {worker for version in active for worker in version.workers()}
         busy = sum(version.busy_instances for version in active)
         busy_us = sum(version.busy_us for version in every)
-        self._measure(now_us, busy_us, busy, instances)
+        self._utilization.look(now_us, busy_us, busy, instances)
         load = Load(
             self.arrived,
             sum(version.served for version in every),
@@ -78,7 +76,7 @@ class LoadSignals:
             desired = 1.0
         return {
             "instances": self._instances,
-            "utilization": self._utilization,
+            "utilization": self._utilization.value,
             "desired_workers": desired,
             "expected_wait_us": max(map(self._expected_wait_us, versions), default=0),
             "refused": refused,
@@ -102,13 +100,3 @@ class LoadSignals:
         active = [v for n, v in versions.items() if v.instance_count and self._active_us.get(n, late_us) > late_us]
         served = [number for number, version in versions.items() if version.instance_count]
         return active or [versions[number] for number in sorted(served)[-1:]]
-
-    def _measure(self, now_us: int, busy_us: int, busy: int, instances: int) -> None:
-        elapsed_us, self._last_us = now_us - self._last_us, now_us
-        spent_us, self._last_busy_us = busy_us - self._last_busy_us, busy_us
-        if not instances:
-            self._utilization = 0.0
-            return
-        # Batches are told of when they end: where one lasts for longer than from look to look, what is busy now tells more.
-        share = spent_us / (elapsed_us * instances) if spent_us > 0 and elapsed_us > 0 else busy / instances
-        self._utilization += _SMOOTHING * (min(1.0, share) - self._utilization)
