@@ -182,7 +182,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
     if listeners.has("metrics"):
         ports["metrics_port"] = listeners.port("metrics")
-        endpoint = MetricsEndpoint(statistics, catalog, inference, payloads, durable, metrics_config)
+        endpoint = MetricsEndpoint(gateway_id, statistics, catalog, inference, payloads, durable, metrics_config)
         listeners.serve("metrics", endpoint.app(), "httptools", background)
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -28,6 +29,7 @@ from schemas.model_identity import plain_name
 from schemas.statistics import (
     FamilyCounters,
     GatewayCounters,
+    ProcessReading,
     SchedulerCounters,
     VersionCounters,
     WorkerCounters,
@@ -128,6 +130,15 @@ class Statistics:
     def live_workers(self) -> list[WorkerCounters]:
         """What live workers tell."""
         return list(self._workers.current.values())
+
+    def processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
+        """Role, name and reading of each live scheduler and worker that tells what it takes of its host."""
+        for scheduler in self._schedulers.current.values():
+            if scheduler.process is not None:
+                yield "scheduler", scheduler.scheduler, scheduler.process
+        for worker in self._workers.current.values():
+            if worker.process is not None:
+                yield "worker", worker.worker, worker.process
 
     def schedulers(self) -> list[SchedulerCounters]:
         """What schedulers tell, and those that have gone told last: in their queues there is nothing any more."""

@@ -10,6 +10,7 @@ from schemas.lanes import Lane
 from schemas.registry import ModelRecord, ModelState
 from schemas.statistics import pack_counters
 from telemetry.histogram import SizeHistogram
+from telemetry.process_usage import process_usage
 
 
 class DispatchCounters:
@@ -67,6 +68,7 @@ def pack_scheduler(
             "models": models,
             "malformed_messages": malformed_messages,
             "leaving": leaving,
+            "process": process_usage(),
         }
     )
 

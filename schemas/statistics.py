@@ -146,6 +146,25 @@ class HostReading(Counters):
     memory_used_bytes: Count
 
 
+class ProcessReading(Counters):
+    """What a process has taken of its host: processor time since it started, and the memory that it has now; a worker's
+    with those that run its models.
+    """
+
+    cpu_s: Reading
+    resident_bytes: Count
+
+
+class WorkerLoadCounters(Counters):
+    """How a worker is loaded: its instances, how many of them hold a batch, and the share of the last seconds in which they
+    were busy.
+    """
+
+    instances: Count = 0
+    busy: Count = 0
+    utilization: Annotated[Reading, Field(le=1)] = 0.0
+
+
 class WorkerCounters(Counters):
     """The answer of a worker; `gpus` by UUID, `payload_slots` are those its instances hold now.
 
@@ -165,6 +184,8 @@ class WorkerCounters(Counters):
     pinned_total_bytes: Count = 0
     pinned_used_bytes: Count = 0
     families: Annotated[list[FamilyCounters], Field(max_length=1 << 16)] = []
+    load: WorkerLoadCounters | None = None
+    process: ProcessReading | None = None
 
 
 class GatewayCounters(Counters):
@@ -231,6 +252,7 @@ class SchedulerCounters(Counters):
     models: list[QueueCounters]
     malformed_messages: Count = 0
     leaving: bool = False
+    process: ProcessReading | None = None
 
 
 def pack_counters(counters: dict[str, Any]) -> bytes:

@@ -17,13 +17,15 @@ from typing import Any
 
 import psutil
 
+from telemetry.process_usage import process_usage
+
 logger = logging.getLogger("weir.worker")
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class DevicePoller:
-    """Reads when it is polled; `host` and `gpus` are the last readings, in the forms of `schemas.statistics`.
+    """Reads when it is polled; `host`, `gpus` and `process` are the last readings, in the forms of `schemas.statistics`.
 
     `nvml` is the module `pynvml` (or what stands in for it), None for no GPU metrics. Blocking, so polled in a thread.
     """
@@ -31,6 +33,7 @@ class DevicePoller:
     def __init__(self, has_cpu: bool, nvml: Any | None) -> None:
         self.host: dict[str, Any] | None = None
         self.gpus: dict[str, dict[str, Any]] = {}
+        self.process: dict[str, float] | None = None
         self._has_cpu = has_cpu
         self._nvml = nvml
         self._handles: dict[str, Any] = {}
@@ -56,6 +59,7 @@ class DevicePoller:
                 # As Triton: what is neither free nor available again at once.
                 "memory_used_bytes": memory.total - memory.available,
             }
+            self.process = process_usage(with_children=True)
         self.gpus = {uuid: self._read(uuid, handle) for uuid, handle in self._handles.items()}
 
     def close(self) -> None:

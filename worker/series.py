@@ -41,7 +41,7 @@ class Series:
         before: RunningBatch | None = None,
     ) -> None:
         self.instance = instance
-        self._message = message
+        self.message = message
         self._publish = publish
         self.parts = [
             RunningBatch(message._replace(batch_id=next(ids), entries=[entry], acks=[], is_series=False))
@@ -105,7 +105,7 @@ class Series:
             self._running.difference_update(withdrawn)
             self._handed_back += back
             if back and self._open:
-                self._leave(Done(self._message.batch_id, BatchOutcome.HANDED_BACK, 0, back))
+                self._leave(Done(self.message.batch_id, BatchOutcome.HANDED_BACK, 0, back))
             if back or self._answers:
                 self._leave_if_due()
         return withdrawn
@@ -134,7 +134,7 @@ class Series:
         elif not self._running and not self._is_released:
             # The instance takes the next batch, while models have answers still to give.
             self._is_released = self._is_hasty = True
-            self._leave(Done(self._message.batch_id, BatchOutcome.RELEASED, self._busy_us))
+            self._leave(Done(self.message.batch_id, BatchOutcome.RELEASED, self._busy_us))
         elif self._answers and (self._is_hasty or self._unanswered):
             self._leave(None)
 
@@ -142,20 +142,20 @@ class Series:
         busy_us = 0 if self._is_released else self._busy_us
         lost = self._unanswered
         if not lost:
-            return Done(self._message.batch_id, BatchOutcome.ANSWERED, busy_us, self._handed_back)
+            return Done(self.message.batch_id, BatchOutcome.ANSWERED, busy_us, self._handed_back)
         was_begun = BatchOutcome.UNANSWERED in lost.values()
         outcome = BatchOutcome.UNANSWERED if was_begun else BatchOutcome.NOT_RUN
         positions = sorted([*lost, *self._handed_back])
-        return Done(self._message.batch_id, outcome, busy_us, positions)
+        return Done(self.message.batch_id, outcome, busy_us, positions)
 
     def _leave(self, done: Done | None) -> None:
         """With the lock held, so that no answer leaves after the end."""
         answers = [(gateway, self._joined(messages)) for gateway, messages in self._answers.items()]
         # A frame is acknowledged when all of its requests have answers.
         has_answered_all = done is not None and done.outcome == BatchOutcome.ANSWERED and not done.rescheduled
-        acks: Sequence[str] = self._message.acks if has_answered_all else ()
+        acks: Sequence[str] = self.message.acks if has_answered_all else ()
         first, self._first, self._answers = self._first, [], {}
-        self._publish(FinishedBatch(self._message.scheduler, done, answers, acks, first))
+        self._publish(FinishedBatch(self.message.scheduler, done, answers, acks, first))
 
     def _joined(self, messages: list[bytes]) -> bytes:
-        return messages[0] if len(messages) == 1 else join_answers(self._message.version, messages)
+        return messages[0] if len(messages) == 1 else join_answers(self.message.version, messages)

@@ -51,6 +51,7 @@ from worker.remote_payloads import RemotePayloads
 from worker.running_batch import RunningBatch
 from worker.series import MAX_HELD_S, Series
 from worker.served_version import AnyInstance, ServedVersion
+from worker.worker_load import WorkerLoad
 
 logger = logging.getLogger("weir.worker")
 
@@ -102,6 +103,7 @@ class WorkerService:
         self._publisher = publisher
         self._remote = None if fetcher is None else RemotePayloads(fetcher)
         self._payload_server = PayloadServer(bus, worker_id)
+        self._load = WorkerLoad()
         self._draining = False
         self._beats: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -348,6 +350,8 @@ class WorkerService:
                 "pinned_total_bytes": PINNED.total_bytes if PINNED.is_available else 0,
                 "pinned_used_bytes": PINNED.used_bytes,
                 "families": self._model_metrics(),
+                "load": self._load.told(self.models, self._held.values()),
+                "process": None if devices is None else devices.process,
             }
         )
 
@@ -365,4 +369,5 @@ class WorkerService:
             for scheduler, batch_id in list(self._held):
                 batches[scheduler].append(batch_id)
             self._registry.beat(Heartbeat(self.worker_id, dict(batches)))
+            self._load.look(time.monotonic_ns() // 1000, self.models, self._held.values())
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)

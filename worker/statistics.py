@@ -37,7 +37,7 @@ class Durations:
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Thread-safe: instances of a version record, the event loop takes snapshots."""
+    """Thread-safe: instances of a version record, the event loop takes snapshots. `busy_ns` is what all executions took."""
 
     success: Durations = field(default_factory=Durations)
     fail: Durations = field(default_factory=Durations)
@@ -49,6 +49,7 @@ class ModelStatistics:
     inference_count: int = 0
     execution_count: int = 0
     last_inference_ms: int = 0
+    busy_ns: int = 0
     failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAILURE_REASONS, 0))
     batches: dict[int, list[int]] = field(default_factory=dict)
     responses: dict[int, dict[str, Durations]] = field(default_factory=dict)
@@ -148,6 +149,7 @@ class ModelStatistics:
     def _add_execution(self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int) -> None:
         self.execution_count += 1
         self.last_inference_ms = now_ms
+        self.busy_ns += sum(phases_ns)
         row = self.batches.get(executed_rows)
         if row is None:
             row = self.batches[executed_rows] = [0, 0, 0, 0]

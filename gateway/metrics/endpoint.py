@@ -20,9 +20,11 @@ from gateway.metrics.durable_families import durable_families
 from gateway.metrics.load_families import load_families, refusal_family
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.text import CONTENT_TYPE, Family, render
-from gateway.metrics.weir_families import cluster_families, gateway_families
+from gateway.metrics.weir_families import cluster_families, gateway_families, process_families
 from gateway.statistics import Statistics
+from schemas.statistics import ProcessReading
 from telemetry.metrics_config import MetricsConfig
+from telemetry.process_usage import process_usage
 
 
 class MetricsEndpoint:
@@ -30,6 +32,7 @@ class MetricsEndpoint:
 
     def __init__(
         self,
+        gateway_id: str,
         statistics: Statistics,
         catalog: Catalog,
         inference: Inference,
@@ -37,6 +40,7 @@ class MetricsEndpoint:
         durable: DurableStore,
         config: MetricsConfig,
     ) -> None:
+        self._gateway_id = gateway_id
         self._statistics = statistics
         self._catalog = catalog
         self._inference = inference
@@ -83,3 +87,10 @@ class MetricsEndpoint:
         yield from gateway_families(self._inference, self._payloads)
         yield refusal_family(self._inference)
         yield from durable_families(self._durable)
+        yield from process_families(self._processes())
+
+    def _processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
+        own = process_usage()
+        if own is not None:
+            yield "gateway", self._gateway_id, ProcessReading.model_validate(own)
+        yield from self._statistics.processes()

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from bus.identity import host_of
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from gateway.metrics.text import NO_LABELS, Family, Labels, Sample, counter, gauge, histogram_samples
 from gateway.statistics import Statistics
 from gateway.version_totals import VersionTotals
-from schemas.statistics import HistogramCounters, QueueCounters
+from schemas.statistics import HistogramCounters, ProcessReading, QueueCounters
 
 
 def gateway_families(inference: Inference, payloads: PayloadStore) -> Iterator[Family]:
@@ -84,6 +85,24 @@ def cluster_families(
         "weir_worker_payload_slots",
         "Slots of shared memory that hold answers which no gateway has given back yet",
         [Sample(NO_LABELS, sum(known.payload_slots for known in statistics.live_workers()))],
+    )
+
+
+def process_families(readings: Iterable[tuple[str, str, ProcessReading]]) -> Iterator[Family]:
+    """What processes take of their hosts, each with its role and its name on the bus."""
+    rows = sorted(
+        (({"role": role, "process": name, "host": host_of(name)}, reading) for role, name, reading in readings),
+        key=lambda row: (row[0]["role"], row[0]["process"]),
+    )
+    yield counter(
+        "weir_process_cpu_seconds",
+        "Processor time of a process since it started in seconds; a worker's with that of its models' processes",
+        (Sample(labels, reading.cpu_s) for labels, reading in rows),
+    )
+    yield gauge(
+        "weir_process_resident_memory_bytes",
+        "Memory of a process in bytes, what it shares with others included; a worker's with that of its models' processes",
+        (Sample(labels, reading.resident_bytes) for labels, reading in rows),
     )
 
 
