@@ -19,6 +19,9 @@ from role_starter import Start
 from serving import wait_until
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from weir.named_broker import NamedBroker
+from weir.status.watching import exit_status, look_once
+
 MODEL = "away"
 ONE_WAITS = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
 ARRAYS = {"IN": np.array([[5]], np.int64)}
@@ -46,6 +49,10 @@ def test_requests_wait_for_the_first_worker_to_come_back(start: Start, tmp_path:
             client.infer("other", http_inputs(ARRAYS))
         metrics = served.metrics()
         assert metrics["weir_workers", MODEL] == metrics["weir_desired_workers", MODEL] == 0
+    status = asyncio.run(look_once(NamedBroker(start.nats.url)))
+    assert {model.name for model in status.models if model.scaled_to_zero} == {MODEL, "full"}
+    assert {problem.kind for problem in status.problems} <= {"no worker", "scaled to zero", "sync unknown"}
+    assert exit_status(status) == 0
     with ThreadPoolExecutor(14) as pool:
         first = pool.submit(_ask_http, gateways[0], "full")
         wait_until(lambda: gateways[0].metrics()["weir_queue_depth", "full"] == 1)

@@ -18,11 +18,12 @@ from nats.js.errors import NotFoundError
 from bus import durable_subjects, subjects
 from bus.connection import Bus, Message
 from bus.jetstream_api import JetStreamApi
+from bus.known_models import KnownModels
 from bus.presence import MAX_PROCESSES
 from bus.registry import RegistryView
 from schemas.presence import RoleRecord, unpack_role
 from schemas.registry import Heartbeat
-from schemas.statistics import SchedulerCounters, unpack_counters
+from schemas.statistics import SchedulerCounters, WorkerCounters, WorkerLoadCounters, unpack_counters
 from schemas.wire import MalformedMessage
 from weir.status.facts import Facts
 
@@ -48,12 +49,14 @@ class Collector:
         self._answers = subjects.counters(name)
         self._api = JetStreamApi(bus, durable_subjects.found(name))
         self._registry = RegistryView(bus)
+        self._known = KnownModels(bus)
         self._rounds = count(1)
         self._round = 0
         self._heard: dict[str, RoleRecord] = {}
         self._heard_s: dict[str, float] = {}
         self._missed: set[str] = set()
         self._counters: dict[str, tuple[int, SchedulerCounters]] = {}
+        self._loads: dict[str, tuple[int, WorkerLoadCounters | None]] = {}
         self._heartbeats: dict[str, Heartbeat] = {}
         self.malformed = 0
 
@@ -68,6 +71,7 @@ class Collector:
             await self._registry.start(background)
         except NotFoundError:
             pass
+        await self._known.start(background)
 
     async def look(self) -> Facts:
         """One look. Raises NatsError, OSError or TimeoutError where the broker does not answer."""
@@ -80,6 +84,7 @@ class Collector:
         self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._answers}.{self._round}")
         self._heartbeats = {id: told for id, told in self._heartbeats.items() if id in self._registry.workers}
         self._counters = {id: told for id, told in self._counters.items() if id in self._heard}
+        self._loads = {id: told for id, told in self._loads.items() if id in self._registry.workers}
         streams, _ = await asyncio.gather(self._streams(), self._wait_for_answers(began_s))
         self._miss_workers(began_s)
         # Nobody is waited for again who did not answer.
@@ -99,6 +104,8 @@ class Collector:
             workers=dict(self._registry.workers),
             heartbeats=dict(self._heartbeats),
             counters={id: told for id, (number, told) in self._counters.items() if number == self._round},
+            loads={id: told for id, (number, told) in self._loads.items() if number == self._round and told},
+            known=frozenset(self._known.names()),
             streams=streams,
             consumers=consumers,
             dead=dead,
@@ -123,11 +130,16 @@ class Collector:
     def _have_all_answered(self, began_s: float) -> bool:
         heard = {id for id, heard_s in self._heard_s.items() if heard_s >= began_s}
         owners = {id for id in heard if self._heard[id].role == "scheduler"}
+        workers = self._registry.workers.keys() & heard
         asked = {
             *self._registry.workers,
             *(id for id, record in self._heard.items() if not record.leaving),
         } - self._missed
-        return asked <= heard and all(self._counters.get(id, (0,))[0] == self._round for id in owners)
+        return (
+            asked <= heard
+            and all(self._counters.get(id, (0,))[0] == self._round for id in owners)
+            and all(self._loads.get(id, (0,))[0] == self._round for id in workers)
+        )
 
     def _on_presence(self, message: Message) -> None:
         try:
@@ -149,7 +161,13 @@ class Collector:
         except MalformedMessage:
             self.malformed += 1
             return
-        if not isinstance(counters, SchedulerCounters) or not (number.isascii() and number.isdigit()):
+        if not (number.isascii() and number.isdigit()):
+            return
+        if isinstance(counters, WorkerCounters):
+            if counters.worker in self._registry.workers:
+                self._loads[counters.worker] = int(number), counters.load
+            return
+        if not isinstance(counters, SchedulerCounters):
             return
         if counters.scheduler in self._counters or len(self._counters) < MAX_PROCESSES:
             self._counters[counters.scheduler] = int(number), counters

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weir.status.snapshot import Broker, ClusterStatus, ModelStatus, Problem, QueueStatus, RoleStatus
+from weir.status.problems import BUSY
+from weir.status.snapshot import Broker, ClusterStatus, Host, ModelStatus, Problem, QueueStatus, RoleStatus
 
 WIDTH = 100
 """Columns of what is not shown on a terminal."""
@@ -24,6 +25,9 @@ ALIKE = 3
 
 ROWS = 40
 """Rows of models, queues and processes that are shown without `--all`: those with most to do."""
+
+_FIRST_EPOCH_MS = 1_000_000_000_000
+"""What is below is no time: the epochs of a clock that is not set."""
 
 _STYLES = {
     "healthy": "bold green",
@@ -73,11 +77,14 @@ def _parts(status: ClusterStatus, rows: int | None) -> Iterator[RenderableType]:
     yield from _broker(status.broker, rows is None)
     if status.roles:
         yield Text()
-        yield from _cut(_roles(status.roles[:rows], status.taken_ms), len(status.roles), rows)
+        hosts = {host.id: host for host in status.hosts}
+        yield from _cut(_roles(status.roles[:rows], hosts, status.taken_ms), len(status.roles), rows)
     if status.models:
         yield Text()
         # Those that are in trouble or busy first, where not all are shown.
-        models = sorted(status.models, key=lambda model: (bool(model.workers), -_busy(model), model.name))[:rows]
+        models = sorted(
+            status.models, key=lambda model: (bool(model.workers or model.scaled_to_zero), -_busy(model), model.name)
+        )[:rows]
         chosen = sorted(models, key=lambda model: (model.name, model.namespace))
         yield from _cut(_models(chosen), len(status.models), rows)
     if status.queues or status.durable:
@@ -99,8 +106,15 @@ def _headline(status: ClusterStatus) -> Text:
     ]
     line = Text(status.state, style=_STYLES[status.state])
     if status.broker is not None:
-        line.append(": " + ", ".join(counts), style="not bold default")
+        line.append(": " + ", ".join(counts) + _used(status.hosts), style="not bold default")
     return line
+
+
+def _used(hosts: Sequence[Host]) -> str:
+    """How busy the instances of all hosts are."""
+    instances = sum(host.instances for host in hosts)
+    told = sum((host.utilization or 0.0) * host.instances for host in hosts)
+    return f"; instances {told / instances:.0%} busy" if instances else ""
 
 
 def _problems(problems: Sequence[Problem], alike: int) -> Iterator[RenderableType]:
@@ -140,7 +154,7 @@ def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
     yield table
 
 
-def _roles(roles: Sequence[RoleStatus], now_ms: int) -> Table:
+def _roles(roles: Sequence[RoleStatus], hosts: Mapping[str, Host], now_ms: int) -> Table:
     """A line for each host, and below it one for each of its processes."""
     releases = {role.release for role in roles if role.state != "silent"}
     table = _table("ROLE", "ID", "-PID", "-UP", "STATE", "LOAD", *(("RELEASE",) if len(releases) > 1 else ()))
@@ -148,7 +162,8 @@ def _roles(roles: Sequence[RoleStatus], now_ms: int) -> Table:
         processes = list(of_host)
         name = next((role.host_name for role in processes if role.host_name), "")
         # Those of one name, as containers may be, are told apart by their ids.
-        table.add_row("host", Text(_plain(f"{name} ({host})" if name else host), style="bold"))
+        title = Text(_plain(f"{name} ({host})" if name else host), style="bold")
+        table.add_row("host", title, "", "", "", _host_load(hosts.get(host)))
         for role in processes:
             since = _age((now_ms - role.since_ms) / 1000) if role.since_ms else ""
             state = Text(role.state, style=_STYLES.get(role.state, "yellow"))
@@ -165,21 +180,39 @@ def _role_load(role: RoleStatus) -> str:
     if role.role == "scheduler":
         return _count(role.queues, "queue")
     told = f"{_count(role.models, 'model')}, {_count(role.instances, 'instance')}"
-    return f"{told}, {_count(role.batches, 'batch', 'batches')}" if role.batches else told
+    if role.state == "silent" or role.utilization is None:
+        return told
+    return f"{told}, {role.busy} busy, {role.utilization:.0%}"
+
+
+def _host_load(host: Host | None) -> Text:
+    if host is None or host.utilization is None:
+        return Text()
+    told = f"{host.busy} of {_count(host.instances, 'instance')} busy, {host.utilization:.0%}"
+    return Text(told, style="yellow" if host.utilization >= BUSY else "")
 
 
 def _models(models: Sequence[ModelStatus]) -> Table:
-    table = _table("MODEL", "VERSION", "STATE", "-BUSY", "-INSTANCES", "-WORKERS", "REASON")
+    """A line for each version; the utilization of its instances and the workers it needs are those of the model."""
+    table = _table("MODEL", "VERSION", "STATE", "-INSTANCES", "-BUSY", "-USED", "-WORKERS", "-NEEDS", "REASON")
     for model in models:
         name = _name(model.name, model.namespace)
+        used = Text("" if model.utilization is None else f"{model.utilization:.0%}")
+        needs = Text("" if model.desired_workers is None else str(model.desired_workers))
+        if (model.utilization or 0.0) >= BUSY:
+            used.stylize("yellow")
+        if (model.desired_workers or 0) > len(model.workers):
+            needs.stylize("yellow")
         if not model.versions:
             state = Text("no worker" if not model.reasons else "UNAVAILABLE", style="red")
-            table.add_row(name, "", state, "", "", "0", _plain("; ".join(model.reasons)))
+            if model.scaled_to_zero:
+                state = Text("scaled to zero", style="dim")
+            table.add_row(name, "", state, "", "", "", "0", needs, _plain("; ".join(model.reasons)))
         for version in model.versions:
             state = Text(version.state, style=_STYLES.get(version.state, "yellow"))
-            counts = (str(version.busy), str(version.instances), str(version.workers))
+            counts = str(version.instances), str(version.busy), used, str(version.workers), needs
             table.add_row(name, str(version.version), state, *counts, _plain("; ".join(version.reasons)))
-            name = ""
+            name, used, needs = "", Text(), Text()
     return table
 
 
@@ -187,7 +220,7 @@ def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
     durable: dict[tuple[str, str], int] = {}
     for one in status.durable:
         durable[one.model, one.namespace] = durable.get((one.model, one.namespace), 0) + one.waiting + one.taken
-    table = _table("QUEUE", "OWNER", "-EPOCH", "-LIVE", "-EVENT", "-BATCH", "-OLDEST", "-FRAMES", "-DURABLE")
+    table = _table("QUEUE", "OWNER", "-SINCE", "-LIVE", "-EVENT", "-BATCH", "-OLDEST", "-FRAMES", "-DURABLE")
     for queue in queues:
         name = _name(queue.model, queue.namespace) + (f" /{queue.partition}" if queue.partition else "")
         owner = Text(_plain(queue.owner)) if queue.owner else Text("nobody", style="red")
@@ -197,8 +230,15 @@ def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
         oldest_s = max((lane.oldest_s for lane in queue.lanes.values()), default=0.0)
         left = durable.get((queue.model, queue.namespace), 0) if not queue.partition else 0
         oldest = _age(oldest_s) if oldest_s else ""
-        table.add_row(name, owner, str(queue.epoch), *depths, oldest, f"{queue.frames:,}", f"{left:,}")
+        table.add_row(
+            name, owner, _owned_for(queue.epoch, status.taken_ms), *depths, oldest, f"{queue.frames:,}", f"{left:,}"
+        )
     return table
+
+
+def _owned_for(epoch: int, now_ms: int) -> str:
+    """How long ago a queue was taken, which its epoch tells (`bus.queue_owners`): it is the unix time, or just above."""
+    return _age(max(0, now_ms - epoch) / 1000) if epoch >= _FIRST_EPOCH_MS else ""
 
 
 def _cut(table: Table, count: int, rows: int | None) -> Iterator[RenderableType]:

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from typing import Literal
 
 from schemas.registry import UNLOADED, ModelState
-from weir.status.snapshot import Broker, ClusterStatus, Kind, ModelStatus, Problem
+from weir.status.snapshot import Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
 
 FULL = 0.8
 """From this share of its bytes on a stream is nearly full, where it refuses what comes then."""
 
 OLD_S = 10.0
 """Live requests that have waited for so long are more than a burst."""
+
+BUSY, PRESSING_S = 0.95, 1.0
+"""From this utilization on, with a live request that has waited for so long, instances can't keep up."""
 
 _REFUSING = ("LIVE", "QUEUE")
 _SHOWN_REASONS = 2
@@ -28,6 +31,7 @@ def problems_of(status: ClusterStatus) -> list[Problem]:
         *_silent(status),
         *_models(status),
         *_queues(status),
+        *_overloaded(status),
         *(_broker(status, status.broker) if status.broker is not None else ()),
         *_releases(status),
         *_dead(status),
@@ -50,7 +54,9 @@ def _missing_roles(status: ClusterStatus) -> Iterator[Problem]:
         yield _warning("no gateway", "", "no gateway is there: clients are not answered")
     if "scheduler" not in there:
         yield _warning("no scheduler", "", "no scheduler is there: requests wait")
-    if "worker" not in there:
+    if "worker" not in there and status.models and all(model.scaled_to_zero for model in status.models):
+        yield _note("no worker", "", "no worker is there: all models are scaled to zero")
+    elif "worker" not in there:
         yield _warning("no worker", "", "no worker is there: no model can be run")
 
 
@@ -90,11 +96,14 @@ def _model(model: ModelStatus, waiting: int) -> Iterator[Problem]:
         more = f" (and {len(bad) - _SHOWN_REASONS} more reasons)" if len(bad) > _SHOWN_REASONS else ""
         where = "" if model.workers else " on any worker"
         yield _warning("model fails", model.name, f"model {name} can't be run as it should{where}: {told}{more}")
+    elif model.scaled_to_zero:
+        what = f": {_requests(waiting)} for a worker" if waiting else ""
+        yield _note("scaled to zero", model.name, f"model {name} is scaled to zero{what}")
     elif not model.workers:
         is_loading = any(version.state == ModelState.LOADING for version in model.versions)
         was_unloaded = reasons == {UNLOADED}
         if not is_loading and (waiting or not was_unloaded):
-            what = f"{waiting} requests wait for it" if waiting else "it was served before"
+            what = f"{_requests(waiting)} for it" if waiting else "it was served before"
             yield _warning("model without worker", model.name, f"model {name} has no worker: {what}")
 
 
@@ -112,6 +121,26 @@ def _queues(status: ClusterStatus) -> Iterator[Problem]:
         if live is not None and live.oldest_s > OLD_S:
             text = f"a live request of {name} has waited for {live.oldest_s:.0f} s, of {live.depth} that wait"
             yield _warning("queue waits", queue.model, text)
+
+
+def _overloaded(status: ClusterStatus) -> Iterator[Problem]:
+    """Models whose instances can't keep up with what is asked of them now."""
+    lanes: dict[tuple[str, str], list[Lane]] = {}
+    for queue in status.queues:
+        if "live" in queue.lanes:
+            lanes.setdefault((queue.model, queue.namespace), []).append(queue.lanes["live"])
+    for model in status.models:
+        of = lanes.get((model.name, model.namespace), [])
+        oldest_s, depth = max((lane.oldest_s for lane in of), default=0.0), sum(lane.depth for lane in of)
+        if (model.utilization or 0.0) < BUSY or oldest_s < PRESSING_S:
+            continue
+        text = (
+            f"model {_named(model.name, model.namespace)} is overloaded: its instances are {model.utilization:.0%} busy, "
+            f"{_requests(depth)}, the oldest for {oldest_s:.1f} s"
+        )
+        if model.desired_workers is not None and model.desired_workers > len(model.workers):
+            text += f"; {len(model.workers)} of the {model.desired_workers} workers that its load needs serve it"
+        yield _warning("overloaded", model.name, text)
 
 
 def _broker(status: ClusterStatus, broker: Broker) -> Iterator[Problem]:
@@ -154,6 +183,10 @@ def _dead(status: ClusterStatus) -> Iterator[Problem]:
         what = f"{dead.letters} dead letter{'s' if dead.letters > 1 else ''}"
         text = f"{what} of {_named(dead.model, dead.namespace)}: look at them with weir dead list"
         yield _warning("dead letters", dead.model, text)
+
+
+def _requests(count: int) -> str:
+    return "1 request waits" if count == 1 else f"{count} requests wait"
 
 
 def _named(model: str, namespace: str) -> str:

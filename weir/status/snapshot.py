@@ -23,6 +23,8 @@ Kind = Literal[
     "silent process",
     "leaving",
     "model without worker",
+    "scaled to zero",
+    "overloaded",
     "model fails",
     "queue without owner",
     "queue with two owners",
@@ -97,6 +99,11 @@ class Host(Part):
     gateways: int = Field(description="gateways there that are heard")
     schedulers: int = Field(description="schedulers there that are heard")
     workers: int = Field(description="workers there that are heard")
+    instances: int = Field(description="instances of those workers, as they tell")
+    busy: int = Field(description="those of them that hold a batch")
+    utilization: float | None = Field(
+        description="share of the last seconds in which they were busy, 0 to 1; null where nobody tells"
+    )
 
 
 class RoleStatus(Part):
@@ -117,6 +124,10 @@ class RoleStatus(Part):
     models: int = Field(description="models that a worker has ready")
     instances: int = Field(description="instances of all its models")
     batches: int = Field(description="batches that a worker holds, as it told last")
+    busy: int = Field(description="instances of a worker that hold a batch")
+    utilization: float | None = Field(
+        description="share of the last seconds in which a worker's instances were busy, 0 to 1; null: it does not tell"
+    )
 
 
 class VersionStatus(Part):
@@ -138,6 +149,15 @@ class ModelStatus(Part):
     versions: list[VersionStatus] = Field(description="its versions, by number")
     workers: list[str] = Field(description="workers that have a version of it ready")
     reasons: list[str] = Field(description="why workers have no version of it at all")
+    scaled_to_zero: bool = Field(
+        description="no worker has it, and it is kept for one that will (`--scale-to-zero`): requests for it wait"
+    )
+    utilization: float | None = Field(
+        description="share of the last seconds in which its instances were busy, 0 to 1; null: no scheduler tells"
+    )
+    desired_workers: int | None = Field(
+        description="workers that it should have for its load; null: no scheduler tells"
+    )
 
 
 class Lane(Part):

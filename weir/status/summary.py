@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from typing import Any, Literal
 
 from bus import subjects
@@ -12,7 +13,7 @@ from bus.durable_subjects import QUEUE_STREAM
 from schemas.model_identity import namespace_of, plain_name
 from schemas.presence import RoleRecord
 from schemas.registry import ModelRecord, ModelState
-from schemas.statistics import QueueCounters
+from schemas.statistics import LoadCounters, QueueCounters, WorkerLoadCounters
 from weir.status.facts import Facts
 from weir.status.problems import problems_of
 from weir.status.snapshot import (
@@ -35,6 +36,8 @@ _live_queue = re.compile(r"live\.(.+?)(?:=p(\d+))?").fullmatch
 _STATES = (ModelState.READY, ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE)
 _ROLES = ("gateway", "scheduler", "worker")
 _RANKS: dict[str, int] = {"connected": -1, "current": 0, "behind": 1, "offline": 2}
+
+_ROUNDING = 1e-6
 
 Key = tuple[str, int]
 """A model's identity and a partition."""
@@ -125,20 +128,33 @@ def _state(copy: Mapping[str, Any]) -> Literal["current", "behind", "offline"]:
 
 def _hosts(facts: Facts) -> list[Host]:
     names: dict[str, str] = {}
-    roles: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    loads: dict[str, list[WorkerLoadCounters]] = defaultdict(list)
     for record in facts.heard:
         names.setdefault(record.host, record.host_name)
-        roles[record.host, record.role] += 1
+        counts[record.host, record.role] += 1
+        if record.id in facts.loads:
+            loads[record.host].append(facts.loads[record.id])
     return [
         Host(
             id=id,
             name=name,
-            gateways=roles[id, "gateway"],
-            schedulers=roles[id, "scheduler"],
-            workers=roles[id, "worker"],
+            gateways=counts[id, "gateway"],
+            schedulers=counts[id, "scheduler"],
+            workers=counts[id, "worker"],
+            instances=sum(load.instances for load in loads[id]),
+            busy=sum(load.busy for load in loads[id]),
+            utilization=_utilization(loads[id]),
         )
         for id, name in sorted(names.items(), key=lambda host: host[::-1])
     ]
+
+
+def _utilization(loads: Iterable[LoadCounters | WorkerLoadCounters]) -> float | None:
+    """Of all their instances; None where nobody tells of any."""
+    told = list(loads)
+    instances = sum(load.instances for load in told)
+    return round(sum(load.utilization * load.instances for load in told) / instances, 3) if instances else None
 
 
 def _roles(facts: Facts) -> list[RoleStatus]:
@@ -170,7 +186,8 @@ def _role(facts: Facts, record: RoleRecord, is_heard: bool) -> RoleStatus:
     )
 
 
-def _load(facts: Facts, id: str) -> dict[str, int]:
+def _load(facts: Facts, id: str) -> dict[str, Any]:
+    load = facts.loads.get(id)
     view, heartbeat = facts.workers.get(id), facts.heartbeats.get(id)
     models = () if view is None else view.models.values()
     ready = [[v for v in model.versions.values() if v.state == ModelState.READY] for model in models]
@@ -178,6 +195,8 @@ def _load(facts: Facts, id: str) -> dict[str, int]:
         "models": sum(map(bool, ready)),
         "instances": sum(version.instances for versions in ready for version in versions),
         "batches": 0 if heartbeat is None else sum(map(len, heartbeat.batches.values())),
+        "busy": 0 if load is None else load.busy,
+        "utilization": None if load is None else _utilization([load]),
     }
 
 
@@ -188,15 +207,25 @@ def _models(facts: Facts, silent: set[str], queues: set[Key]) -> list[ModelStatu
             records[name][worker] = record
     for name in {*(model for model, _ in queues), *(model for _, model in _durable_consumers(facts))} - records.keys():
         records[name] = {}
+    for name in facts.known - records.keys():
+        records[name] = {}
     busy: Counter[tuple[str, int]] = Counter()
+    loads: dict[str, list[LoadCounters]] = defaultdict(list)
     for counters in facts.counters.values():
         for queue in counters.models:
             busy.update({(queue.model, version.version): version.busy for version in queue.versions})
-    return [_model(name, records[name], silent, busy) for name in sorted(records)]
+            if queue.load is not None:
+                loads[queue.model].append(queue.load)
+    return [_model(name, records[name], silent, busy, loads[name], name in facts.known) for name in sorted(records)]
 
 
 def _model(
-    name: str, records: Mapping[str, ModelRecord], silent: set[str], busy: Mapping[tuple[str, int], int]
+    name: str,
+    records: Mapping[str, ModelRecord],
+    silent: set[str],
+    busy: Mapping[tuple[str, int], int],
+    loads: Sequence[LoadCounters],
+    is_known: bool,
 ) -> ModelStatus:
     live = {worker: record for worker, record in records.items() if worker not in silent}
     # What it says of failures counts only where it is for nobody.
@@ -226,6 +255,10 @@ def _model(
         versions=versions,
         workers=sorted(having),
         reasons=sorted({record.reason for record in chosen.values()} - {""}),
+        scaled_to_zero=is_known and not records,
+        utilization=_utilization(loads),
+        # Parts of a model's queues are told in fractions, which are sums of floats.
+        desired_workers=ceil(sum(load.desired_workers for load in loads) - _ROUNDING) if loads else None,
     )
 
 

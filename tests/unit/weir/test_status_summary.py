@@ -11,7 +11,7 @@ from rich.console import Console
 from bus.registry import WorkerView
 from schemas.presence import RoleRecord
 from schemas.registry import Heartbeat, ModelRecord, ModelState, VersionRecord, WorkerRecord
-from schemas.statistics import SchedulerCounters
+from schemas.statistics import SchedulerCounters, WorkerLoadCounters
 from weir.status.display import WIDTH, print_status
 from weir.status.facts import Facts
 from weir.status.snapshot import ClusterStatus
@@ -198,6 +198,48 @@ def test_a_draining_worker_is_a_note() -> None:
     status = summarise(replace(HEALTHY, workers={**HEALTHY.workers, WORKERS[0]: draining}))
     assert (status.state, kinds(status)) == ("healthy", ["leaving"])
     assert [role.state for role in status.roles] == ["up", "up", "draining", "up"]
+
+
+def test_how_busy_everything_is_stands_at_a_glance() -> None:
+    told = counters(SCHEDULERS[0], ("a", 9, 2_500_000), ("b", 0, 0))
+    load = {"instances": 4, "utilization": 0.98, "desired_workers": 2.5}
+    told = SchedulerCounters.model_validate(
+        told.model_dump() | {"models": [told.models[0].model_dump() | {"load": load}]}
+    )
+    loads = {
+        WORKERS[0]: WorkerLoadCounters(instances=4, busy=4, utilization=0.9),
+        WORKERS[1]: WorkerLoadCounters(instances=4, busy=1, utilization=0.3),
+    }
+    status = summarise(replace(HEALTHY, counters={SCHEDULERS[0]: told}, loads=loads))
+    assert [(host.instances, host.busy, host.utilization) for host in status.hosts] == [(4, 4, 0.9), (4, 1, 0.3)]
+    assert [role.utilization for role in status.roles] == [None, None, 0.9, 0.3]
+    assert [(model.utilization, model.desired_workers) for model in status.models] == [(0.98, 3), (None, None)]
+    assert [(p.level, p.kind, p.about) for p in status.problems] == [("warning", "overloaded", "a")]
+    assert "2 of the 3 workers" in status.problems[0].text
+    text = shown(status)
+    assert text.splitlines()[0].endswith("; instances 60% busy")
+    assert "4 of 4 instances busy, 90%" in text
+    assert "2 models, 4 instances, 1 busy, 30%" in text
+
+
+def test_who_is_scaled_to_zero_is_a_note_and_who_died_is_not() -> None:
+    workers = {WORKERS[1]: worker(WORKERS[1], b=READY)}
+    heard = [one for one in HEALTHY.heard if one.id != WORKERS[0]]
+    status = summarise(replace(HEALTHY, workers=workers, heard=heard, known=frozenset({"a", "b"})))
+    assert [(p.level, p.kind, p.about) for p in status.problems] == [("note", "scaled to zero", "a")]
+    assert status.state == "healthy"
+    assert "6 requests wait for a worker" in status.problems[0].text
+    assert any(line.startswith("a ") and "scaled to zero" in line for line in shown(status).splitlines()[3:])
+    nobody = summarise(replace(HEALTHY, workers={}, heard=HEALTHY.heard[:2], known=frozenset({"a", "b"})))
+    assert (nobody.state, {p.level for p in nobody.problems}) == ("healthy", {"note"})
+    silent = summarise(replace(HEALTHY, workers=workers, heard=heard[:2], missed=heard[2:], known=frozenset({"b"})))
+    assert ("model without worker", "b") in [(p.kind, p.about) for p in silent.problems]
+
+
+def test_a_queue_that_was_just_taken_over_says_so() -> None:
+    taken = HEALTHY.heard[1].model_copy(update={"queues": [("a", 0, NOW_MS - 12_000), ("b", 0, 5)]})
+    lines = shown(summarise(replace(HEALTHY, heard=[HEALTHY.heard[0], taken, *HEALTHY.heard[2:]]))).splitlines()
+    assert [line.split()[2:4] for line in lines if SCHEDULERS[0] in line][1:] == [["12", "s"], ["0", "0"]]
 
 
 def test_it_is_plain_text_of_100_columns() -> None:
