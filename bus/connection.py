@@ -195,11 +195,17 @@ class Bus:
             raise ConnectionError("the broker is away")
         await self._protocol.ping()
 
-    async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The answer of JetStream's API, which may be an `error`. Raises NatsError or TimeoutError when there is none."""
+    async def ask(
+        self, subject: str, question: Mapping[str, Any] | None = None, once_s: float | None = None
+    ) -> dict[str, Any]:
+        """The answer of JetStream's API, which may be an `error`. Raises NatsError or TimeoutError when there is none.
+
+        While a cluster chooses a leader it is asked again; but with `once_s` once, and waited for so long.
+        """
         data = orjson.dumps(question) if question else b""
-        patience_s = TRY_S if self.is_clustered else _API_TIMEOUT_S
-        message = await patiently(self.is_clustered, lambda: self._admin.request(subject, data, timeout=patience_s))
+        patience_s = once_s or (TRY_S if self.is_clustered else _API_TIMEOUT_S)
+        is_asked_again = self.is_clustered and once_s is None
+        message = await patiently(is_asked_again, lambda: self._admin.request(subject, data, timeout=patience_s))
         answer = orjson.loads(message.data)
         return answer if isinstance(answer, dict) else {}
 

@@ -16,10 +16,11 @@ import hashlib
 from typing import Any, NamedTuple
 
 from nats.js.api import ConsumerInfo
-from nats.js.errors import APIError, BadRequestError, NotFoundError
+from nats.js.errors import BadRequestError, NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus
+from bus.consumer_renewal import create_consumer, delete_consumer, make_anew
 
 MAX_UNACKED = 65_536
 """Messages of one lane of a model that are delivered and not acknowledged; the rest is not delivered."""
@@ -72,10 +73,9 @@ class QueueConsumers:
                 delivered = info.delivered.stream_seq if info.delivered is not None else 0
                 begun = max(begun, delivered or 0, _number(metadata.get(_BEGUN, "")))
                 previous = previous or metadata.get(_OWNER, "")
-                await self._delete(name)
             told = {_BEGUN: str(begun), _OWNER: owner, **({_UNKNOWN: "1"} if is_unknown else {})}
             try:
-                await self._add(lane, model, told, group)
+                await make_anew(self._bus, subjects.QUEUE_STREAM, _config(lane, model, told, group))
                 break
             except BadRequestError:  # another made it in between
                 if not tries_left:
@@ -86,13 +86,13 @@ class QueueConsumers:
         """Makes the consumer unless there is one."""
         if await self._info(subjects.durable_consumer(lane, model)) is None:
             try:
-                await self._add(lane, model, {}, _NOBODY)
+                await create_consumer(self._bus, subjects.QUEUE_STREAM, _config(lane, model, {}, _NOBODY))
             except BadRequestError:  # its owner has just made it
                 await self._bus.jetstream.consumer_info(subjects.QUEUE_STREAM, subjects.durable_consumer(lane, model))
 
     async def drop(self, lane: str, model: str) -> None:
         """Removes the consumer, if it is there."""
-        await self._delete(subjects.durable_consumer(lane, model))
+        await delete_consumer(self._bus, subjects.QUEUE_STREAM, subjects.durable_consumer(lane, model))
 
     async def look_up(self, name: str) -> KnownConsumer | None:
         """What the consumer of this name is for; None where it isn't there or isn't one of ours."""
@@ -112,33 +112,23 @@ class QueueConsumers:
         except NotFoundError:
             return None
 
-    async def _add(self, lane: str, model: str, metadata: dict[str, str], group: str) -> None:
-        # nats-py's ConsumerConfig knows of no groups.
-        name = subjects.durable_consumer(lane, model)
-        config: dict[str, Any] = {
-            "name": name,
-            "durable_name": name,
-            "filter_subjects": list(subjects.durable_filters(lane, model)),
-            "deliver_policy": "all",
-            "replay_policy": "instant",
-            "ack_policy": "explicit",
-            "ack_wait": int(_ACK_WAIT_S * 1e9),
-            "max_ack_pending": MAX_UNACKED,
-            "max_waiting": 64,
-            "priority_policy": "overflow",
-            "priority_groups": [group],
-            "metadata": {_LANE: lane, _MODEL: model, **metadata},
-        }
-        question = {"stream_name": subjects.QUEUE_STREAM, "action": "create", "config": config}
-        answer = await self._bus.ask(f"$JS.API.CONSUMER.CREATE.{subjects.QUEUE_STREAM}.{name}", question)
-        if "error" in answer:
-            APIError.from_error(answer["error"])
 
-    async def _delete(self, name: str) -> None:
-        try:
-            await self._bus.jetstream.delete_consumer(subjects.QUEUE_STREAM, name)
-        except NotFoundError:
-            pass
+def _config(lane: str, model: str, metadata: dict[str, str], group: str) -> dict[str, Any]:
+    name = subjects.durable_consumer(lane, model)
+    return {
+        "name": name,
+        "durable_name": name,
+        "filter_subjects": list(subjects.durable_filters(lane, model)),
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+        "ack_policy": "explicit",
+        "ack_wait": int(_ACK_WAIT_S * 1e9),
+        "max_ack_pending": MAX_UNACKED,
+        "max_waiting": 64,
+        "priority_policy": "overflow",
+        "priority_groups": [group],
+        "metadata": {_LANE: lane, _MODEL: model, **metadata},
+    }
 
 
 def _number(text: str) -> int:

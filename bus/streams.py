@@ -16,10 +16,11 @@ from nats.js.api import (
     StorageType,
     StreamConfig,
 )
-from nats.js.errors import APIError, BadRequestError, NotFoundError, ServerError
+from nats.js.errors import BadRequestError, NotFoundError, ServerError
 
 from bus import subjects
 from bus.connection import Bus
+from bus.consumer_renewal import make_anew
 from bus.live_queues import LiveQueue
 from schemas.errors import WeirError, unavailable
 
@@ -160,11 +161,7 @@ async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
     delivery. It delivers only to who names `epoch` (`live_pull_group`): what an owner before, who was paused, asks for
     would be missing here. Returns the consumer's name. Raises NatsError, OSError or TimeoutError.
     """
-    name, stream = queue.consumer, bus.live_layout.stream(queue)
-    try:
-        await bus.jetstream.delete_consumer(stream, name)
-    except NotFoundError:
-        pass
+    name = queue.consumer
     config: dict[str, Any] = {
         "name": name,
         "durable_name": name,
@@ -177,12 +174,8 @@ async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
         "max_waiting": 64,
     }
     if epoch:
-        # nats-py's ConsumerConfig knows of no groups.
         config |= {"priority_policy": "overflow", "priority_groups": [live_pull_group(epoch)]}
-    question = {"stream_name": stream, "action": "create", "config": config}
-    answer = await bus.ask(f"$JS.API.CONSUMER.CREATE.{stream}.{name}", question)
-    if "error" in answer:
-        APIError.from_error(answer["error"])
+    await make_anew(bus, bus.live_layout.stream(queue), config)
     return name
 
 

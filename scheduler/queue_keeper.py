@@ -370,10 +370,10 @@ class QueueKeeper:
         await ensure_streams(self._bus)
         await self._owners.ensure()
         await self._check()
-        for queue in list(self._records):
-            owned = self._service.find(queue)
-            if owned is not None:
-                await owned.take_again(self._bus)
+        owned = list(filter(None, map(self._service.find, self._records)))
+        for position in range(0, len(owned), AT_A_TIME):
+            part = owned[position : position + AT_A_TIME]
+            await asyncio.gather(*(queue.take_again(self._bus) for queue in part))
 
     async def _try(self, change: Coroutine[Any, Any, Any]) -> None:
         """Does something with the broker, which may be away just now: then it is done again, or recovery sees to it."""

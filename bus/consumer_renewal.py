@@ -1,0 +1,82 @@
+"""Makes a consumer anew: deletes it, and makes one of the same name that knows of no delivery.
+
+In a cluster the server that leads JetStream's API draws which of them is to lead a new consumer, and it may draw one that
+was just killed, or hangs: it learns of that late. Nobody answers for such a consumer until the others have missed that
+leader, for 4 to 9 s. But who asks for another has another drawn: so there is little patience with one that does not answer.
+Source: nats-server's jetstream_cluster.go (`setPreferred`), raft.go (election timeouts); measured with 2.15.1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError, NotFoundError
+
+from bus.connection import Bus
+from bus.patient_jetstream import PATIENCE_S, is_passing
+
+logger = logging.getLogger("weir.bus")
+
+TRY_S = 0.4
+"""How long a new consumer of a cluster is waited for at first, which takes some hundredths of a second."""
+
+LONGEST_TRY_S = 2.0
+
+_GROWTH = 1.2
+_WAIT_S = 0.05
+
+
+async def make_anew(bus: Bus, stream: str, config: Mapping[str, Any]) -> None:
+    """Makes the durable consumer of `config`, as JetStream's API takes it, in place of what there is of that name.
+
+    Raises APIError for what JetStream refuses: BadRequestError where another has made it in between; NatsError, OSError or
+    TimeoutError while the broker is away.
+    """
+    if not bus.is_clustered:
+        await delete_consumer(bus, stream, config["name"])
+        await create_consumer(bus, stream, config)
+        return
+    until_s = time.monotonic() + PATIENCE_S
+    try_s, is_deleted = TRY_S, False
+    while True:
+        try:
+            if not is_deleted:  # else what was asked for would be taken for what there is
+                await delete_consumer(bus, stream, config["name"], try_s)
+                is_deleted = True
+            await create_consumer(bus, stream, config, try_s)
+            return
+        except (NatsError, TimeoutError) as error:
+            if not is_passing(error) or time.monotonic() >= until_s:
+                raise
+            logger.debug("%s: consumer %s is not made yet: %s", stream, config["name"], type(error).__name__)
+        if is_deleted:
+            # Who is asked for one that nobody leads does not say that it has gone, but the next time that it is not there.
+            is_deleted, try_s = False, min(_GROWTH * try_s, LONGEST_TRY_S)
+        await asyncio.sleep(_WAIT_S)
+
+
+async def delete_consumer(bus: Bus, stream: str, name: str, once_s: float | None = None) -> None:
+    """Deletes a consumer, if it is there. Raises as `make_anew`; `once_s` as for `Bus.ask`."""
+    try:
+        _check(await bus.ask(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", None, once_s))
+    except NotFoundError:
+        pass
+
+
+async def create_consumer(bus: Bus, stream: str, config: Mapping[str, Any], once_s: float | None = None) -> None:
+    """Makes a consumer where there is none of that name. Raises as `make_anew`; `once_s` as for `Bus.ask`.
+
+    Not through nats-py, whose ConsumerConfig knows of no groups.
+    """
+    question = {"stream_name": stream, "action": "create", "config": config}
+    _check(await bus.ask(f"$JS.API.CONSUMER.CREATE.{stream}.{config['name']}", question, once_s))
+
+
+def _check(answer: Mapping[str, Any]) -> None:
+    if "error" in answer:
+        APIError.from_error(answer["error"])
