@@ -67,14 +67,29 @@ class KnownModels:
         if record.name not in self._entries and len(self._entries) >= MAX_KNOWN:
             logger.warning("model %s: %d models are known already", record.name, MAX_KNOWN)
             return
-        bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
-        await bucket.put(subjects.token(record.name), pack_record(record))
+        # It is known at once: the broker's echo comes over another connection, perhaps after what is decided next.
+        known, key, data = self._entries.get(record.name), subjects.token(record.name), pack_record(record)
+        self._apply(key, data)
+        applied = self._entries.get(record.name)
+        try:
+            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+            await bucket.put(key, data)
+        except BaseException:
+            if self._entries.get(record.name) is applied:
+                self._put_back(record.name, known)
+            raise
 
     async def forget(self, name: str) -> None:
         """Takes a model's entry away."""
+        known = self._entries.get(name)
         self._drop(name)
-        bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
-        await bucket.delete(subjects.token(name))
+        try:
+            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+            await bucket.delete(subjects.token(name))
+        except BaseException:
+            if name not in self._entries:
+                self._put_back(name, known)
+            raise
 
     async def abolish(self) -> None:
         """Removes the bucket: no model is to be known any more without a worker."""
@@ -159,6 +174,14 @@ class KnownModels:
 
     def _drop(self, name: str) -> None:
         if self._entries.pop(name, None) is not None:
+            self._tell(name)
+
+    def _put_back(self, name: str, known: ModelRecord | None) -> None:
+        """What was tried has failed, and may be tried again by who finds it undone."""
+        if known is None:
+            self._drop(name)
+        else:
+            self._entries[name] = known
             self._tell(name)
 
     def _tell(self, name: str) -> None:

@@ -109,16 +109,19 @@ class ModelMemory:
     async def _run(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._wakeup.wait(), _REFRESH_INTERVAL_S)
+                async with asyncio.timeout(_REFRESH_INTERVAL_S):
+                    await self._wakeup.wait()
             except TimeoutError:
                 self._changed.update(dict.fromkeys(self._served_by))
             self._wakeup.clear()
             while self._changed:
+                # Taken out before it is looked at: what changes meanwhile is a reason to look again.
                 name = next(iter(self._changed))
+                del self._changed[name]
                 try:
                     await self._settle(name)
-                    self._changed.pop(name, None)
                 except (NatsError, OSError, TimeoutError) as error:
+                    self._changed[name] = None
                     logger.warning("model %s could not be kept known: %s", name, error)
                     await asyncio.sleep(_RETRY_S)
 

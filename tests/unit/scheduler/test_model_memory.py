@@ -5,15 +5,20 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.kv import KeyValue
 
 from bus.connection import Bus
 from bus.embedded import EmbeddedNats
 from bus.known_models import KnownModels
-from bus.registry import RegistryView, RegistryWriter
+from bus.registry import RegistryView, RegistryWriter, WorkerView
 from bus.streams import ensure_streams
+from bus.subjects import KNOWN_MODELS_BUCKET
 from calls.catalog import RECOVERY_GRACE_S, Catalog
+from scheduler import model_memory
 from scheduler.model_memory import Fate, ModelMemory, entry_of, fate_of, is_news
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
@@ -121,7 +126,10 @@ async def cluster(nats_url: str) -> AsyncIterator[Cluster]:
             yield opened
         finally:
             for task in opened.memory.tasks:
-                task.cancel()
+                # nats-py may lose a cancellation that comes with the broker's answer (wait_for of Python 3.11).
+                while not task.done():
+                    task.cancel()
+                    await asyncio.wait({task}, timeout=0.1)
             for worker in list(opened.registry.workers):
                 await opened.registry.erase(worker)
             await opened.known.abolish()
@@ -192,3 +200,67 @@ async def test_without_the_option_nothing_stays_known(nats_url: str) -> None:
             late = KnownModels(c.bus)
             await late.start(background)
         assert late.names() == set()
+
+
+@pytest.mark.parametrize("how", ["unloaded", "removed"])
+async def test_what_goes_while_it_is_being_written_is_forgotten(
+    nats_url: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(nats_url) as c:
+        is_written, may_go_on = asyncio.Event(), asyncio.Event()
+        write = KnownModels.write
+
+        async def slow_write(known: KnownModels, entry: ModelRecord) -> None:
+            await write(known, entry)
+            is_written.set()
+            await may_go_on.wait()
+
+        monkeypatch.setattr(KnownModels, "write", slow_write)
+        await c.worker("w")
+        await c.tell("w", READY)
+        await is_written.wait()
+        await (c.tell("w", GONE, UNLOADED) if how == "unloaded" else c.remove("w"))
+        await until(lambda: not any(map(entry_of_worker, c.registry.workers.values())))
+        may_go_on.set()
+        await until(lambda: c.known.get("m") is None and c.memory.get("m") is None)
+
+
+@pytest.mark.parametrize("call", ["put", "delete"])
+async def test_what_the_broker_does_not_take_is_tried_again(
+    nats_url: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_memory, "_RETRY_S", 0.01)
+    refused: list[str] = []
+    takes = getattr(KeyValue, call)
+
+    async def refuse_once(bucket: KeyValue, key: str, *rest: Any) -> Any:
+        if bucket._name == KNOWN_MODELS_BUCKET and not refused:
+            refused.append(key)
+            raise NatsTimeoutError
+        return await takes(bucket, key, *rest)
+
+    monkeypatch.setattr(KeyValue, call, refuse_once)
+    async with cluster(nats_url) as c:
+        await c.worker("w")
+        await c.tell("w", READY)
+        await until(lambda: c.known.get("m") is not None)
+        await c.remove("w")
+        await until(lambda: c.known.get("m") is None and c.memory.get("m") is None)
+        assert refused
+
+
+async def test_what_is_written_is_known_before_the_broker_s_echo_comes(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KnownModels, "_on_write", lambda _known, _message: None)
+    async with cluster(nats_url) as c:
+        await c.worker("w")
+        await c.tell("w", READY)
+        await until(lambda: c.memory.get("m") is not None)
+        await c.remove("w")
+        await until(lambda: c.memory.get("m") is None)
+
+
+def entry_of_worker(view: WorkerView) -> ModelRecord | None:
+    """What is told of the model that makes it known."""
+    return entry_of(view.models)
