@@ -23,6 +23,7 @@ from gateway.access import add_parameters
 from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
+from gateway.http.early_refusal import refusal_at_head
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request
@@ -55,6 +56,7 @@ class InferExchange:
     """
 
     __slots__ = (
+        "_answers_at_end",
         "_doors",
         "_expected",
         "_filled",
@@ -96,6 +98,7 @@ class InferExchange:
         on_response: Callable[[], None],
         raw_headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
+        self._answers_at_end = False
         self._doors = doors
         self._raw_headers = raw_headers
         self._transport = transport
@@ -146,6 +149,11 @@ class InferExchange:
         if length > self._doors.limits.input_size:
             self._refuse_size(length)
             return
+        if self._doors.inference.shut.known:
+            refusal = refusal_at_head(self._doors, self._model, self._version)
+            if refusal is not None:
+                self._turn_away(refusal, expects_continue)
+                return
         if length > INLINE_LIMIT_BYTES:
             self._allocate(length)
         if expects_continue:
@@ -157,6 +165,15 @@ class InferExchange:
             return  # compressed, or all JSON: its tensors are made anew from it
         self._padding = -int(header) % ALIGNMENT_BYTES
         self._slot = self._doors.payloads.slot_for_body(length + self._padding)
+
+    def _turn_away(self, error: WeirError, expects_continue: bool) -> None:
+        """Answers with this error, though the body is still to come: its connection goes on, and passes over it."""
+        self.refusal = error
+        if expects_continue:
+            self.keep_alive = False  # the body will not be sent, or will: nobody could tell what comes next
+        else:
+            # To close it while the client sends would destroy the answer on its way.
+            self._answers_at_end = not self.keep_alive
 
     def _refuse_size(self, length: int) -> None:
         limit = self._doors.limits.input_size
@@ -193,7 +210,8 @@ class InferExchange:
         """It is this request's turn on its connection; its body may be complete or not."""
         self.active = True
         if self.refusal is not None:
-            self.respond_error(self.refusal)
+            if not (self._answers_at_end and self.more_body):
+                self.respond_error(self.refusal)
         elif not self.more_body:
             self._submit()
 
@@ -201,7 +219,10 @@ class InferExchange:
         """The body is complete."""
         self.more_body = False
         if self.active and not self.response_complete:
-            self._submit()
+            if self.refusal is not None:
+                self.respond_error(self.refusal)
+            else:
+                self._submit()
 
     def disconnect(self) -> None:
         """The client has gone."""

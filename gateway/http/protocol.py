@@ -136,6 +136,8 @@ class HttpProtocol(HttpToolsProtocol):
         if type(cycle) is InferExchange:
             if not cycle.response_complete:
                 cycle.receive(body)
+            else:
+                self._pass_over(len(body))
             return
         self._body_bytes += len(body)
         limit = self._doors.limits.input_size
@@ -153,6 +155,13 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             super().on_message_complete()
 
+    def _pass_over(self, size: int) -> None:
+        """More comes of the body of a request that is answered already."""
+        self._body_bytes += size
+        self._idle_since_s = self.loop.time()
+        if self._body_bytes > self._doors.limits.input_size:
+            self.transport.close()
+
     def _refuse(self, error: WeirError) -> None:
         """Answers a request whose body is not read to its end, and ends the connection."""
         if self._is_refused:
@@ -162,6 +171,8 @@ class HttpProtocol(HttpToolsProtocol):
         if type(cycle) is InferExchange:
             if not cycle.response_complete:
                 cycle.refuse(error)
+            else:
+                self.transport.close()
             return
         if not (self.pipeline or cycle.response_started or cycle.response_complete):
             body = error_body(error.message)

@@ -9,6 +9,7 @@ from typing import Any
 
 from calls.catalog import ServedModel
 from calls.pending import OnAnswer
+from calls.shut_queues import ShutQueues
 from calls.tracing import Tracing
 from gateway.doors import Doors
 from gateway.http.app import make_app
@@ -42,12 +43,16 @@ class FakeInference:
 
     def __init__(self) -> None:
         self.tracing = Tracing()
+        self.shut = ShutQueues()
         self.asked: asyncio.Queue[tuple[InferRequest, OnAnswer]] = asyncio.Queue()
         self.abandoned = asyncio.Event()
 
     def submit(self, request: InferRequest, on_answer: OnAnswer, _slot: Any = None, _traced: Any = None) -> object:
         self.asked.put_nowait((request, on_answer))
         return object()
+
+    def caches(self, _model: ServedModel) -> bool:
+        return False
 
     def abandon(self, _pending: object) -> None:
         self.abandoned.set()
