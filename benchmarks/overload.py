@@ -2,35 +2,41 @@
 
 Python models that take a fixed time for each request are asked through a whole `weir serve`, over HTTP. Requests come
 evenly spaced whether or not those before are answered: first at 0.8 of what the models can do, then at twice of it. What
-would wait for longer than `--wait` is refused. The table tells how long answers and refusals took, and the memory of each
-role: resident, less what it shares.
+would wait for longer than `--wait` is refused. The table tells how long answers and refusals took, what processor time
+each role spent on an answer and on a refusal, and its memory: resident less what it shares, and what lies in payload slots
+of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import re
 import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from bus.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY
 from weir import Server
 
-EXECUTION_MS = 10.0
 ROLES = ("gateway", "scheduler", "worker", "nats-server")
+SHARED = "shared memory"
+_SEGMENT = re.compile(rf"{SHARED_MEMORY_DIRECTORY}/{SEGMENT_PREFIX}\S+")
 
-MODEL = f"""
+MODEL = """
 import time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep({EXECUTION_MS / 1000} * len(requests))
+        time.sleep(MILLISECONDS / 1000 * len(requests))
         sizes = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy()[:, :1] for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", size)]) for size in sizes]
 """
@@ -41,12 +47,12 @@ instance_group { kind: KIND_CPU count: 1 }
 """
 
 
-def write_models(folder: Path, models: int) -> None:
-    """So many models, all alike."""
+def write_models(folder: Path, models: int, milliseconds: float) -> None:
+    """So many models, all alike, that take so long for each request."""
     for number in range(models):
         version = folder / f"model{number}" / "1"
         version.mkdir(parents=True)
-        (version / "model.py").write_text(MODEL)
+        (version / "model.py").write_text(MODEL.replace("MILLISECONDS", str(milliseconds)))
         (version.parent / "config.pbtxt").write_text(CONFIG)
 
 
@@ -140,6 +146,41 @@ class Load:
         return f"{len(taken):>9} {p50:>9.1f} {p99:>9.1f} {most:>9.1f}"
 
 
+def processes() -> Iterator[tuple[str, psutil.Process]]:
+    """Those of the server that play a role."""
+    for process in psutil.Process().children(recursive=True):
+        try:
+            words = " ".join(process.cmdline()).split()  # a role that was forked off has one word there
+        except psutil.Error:
+            continue
+        role = next((role for role in ROLES if any(word.endswith(role) for word in words[:6])), "")
+        if role:
+            yield role, process
+
+
+def processor_ms() -> Counter[str]:
+    """Processor time that each role has spent so far."""
+    spent: Counter[str] = Counter()
+    for role, process in processes():
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            spent[role] += int(1000 * (times.user + times.system))
+    return spent
+
+
+def shared_mib() -> int:
+    """What lies in payload slots of all roles."""
+    segments: set[str] = set()
+    for _, process in processes():
+        with contextlib.suppress(OSError):
+            segments.update(_SEGMENT.findall(Path(f"/proc/{process.pid}/maps").read_text()))
+    blocks = 0
+    for segment in segments:
+        with contextlib.suppress(OSError):
+            blocks += Path(segment).stat().st_blocks
+    return blocks * 512 >> 20
+
+
 class Memory:
     """The memory of each role, and the most that it ever was; in MiB."""
 
@@ -160,14 +201,11 @@ class Memory:
     def look(self) -> Counter[str]:
         """What each role has now."""
         sizes: Counter[str] = Counter()
-        for process in psutil.Process().children(recursive=True):
-            try:
-                words, memory = process.cmdline(), process.memory_info()
-            except psutil.Error:
-                continue
-            role = next((role for role in ROLES if any(word.endswith(role) for word in words[:6])), "")
-            if role:
+        for role, process in processes():
+            with contextlib.suppress(psutil.Error):
+                memory = process.memory_info()
                 sizes[role] += (memory.rss - memory.shared) >> 20
+        sizes[SHARED] = shared_mib()
         return sizes
 
     def _watch(self) -> None:
@@ -185,17 +223,24 @@ async def measure(url: str, options: argparse.Namespace, memory: Memory) -> None
     before = memory.look()
     memory.start()
     print(f"{'':34} {'answers':>9} {'p50 ms':>9} {'p99 ms':>9} {'max ms':>9}")
+    spent: list[tuple[Counter[str], int, int]] = []
     for name, share in (("0.8 of the capacity", 0.8), ("twice the capacity", 2.0)):
-        load = Load(host, int(port), *sizes)
+        load, before_ms = Load(host, int(port), *sizes), processor_ms()
         await load.run(share * capacity_per_s, options.seconds)
+        spent.append((processor_ms() - before_ms, len(load.taken_ms[200]), len(load.taken_ms[503])))
         print(f"{name + ', answered':34} {load.line(200)}")
         print(f"{name + ', refused':34} {load.line(503)}   without Retry-After: {load.untold}")
     await asyncio.sleep(2)
     memory.stop()
     after = memory.look()
     print(f"{'MiB resident and not shared':34} {'before':>9} {'worst':>9} {'after':>9}")
-    for role in ROLES:
+    for role in (*ROLES, SHARED):
         print(f"{role:34} {before[role]:>9} {memory.worst[role]:>9} {after[role]:>9}")
+    print(f"{'ms of processor time':34} {'an answer':>9} {'a refusal':>9}")
+    (calm_ms, calm, _), (full_ms, full, refused) = spent
+    for role in ROLES:
+        an_answer = calm_ms[role] / max(calm, 1)
+        print(f"{role:34} {an_answer:>9.2f} {(full_ms[role] - full * an_answer) / max(refused, 1):>9.2f}")
 
 
 def main() -> None:
@@ -206,10 +251,11 @@ def main() -> None:
         "--wait", default="0.1", help="--max-queue-wait-secs of the server; 0: only the queue's size counts"
     )
     parser.add_argument("--kilobytes", type=int, default=1, help="size of a request's tensor")
+    parser.add_argument("--milliseconds", type=float, default=10.0, help="time that a model takes for a request")
     parser.add_argument("--models", type=int, default=1, help="models that are asked, each as often as the others")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_models(Path(folder), options.models)
+        write_models(Path(folder), options.models, options.milliseconds)
         with Server(folder, max_queue_wait_secs=float(options.wait)) as server:
             asyncio.run(measure(server.http_url, options, Memory()))
 
