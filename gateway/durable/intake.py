@@ -89,7 +89,6 @@ class DurableIntake:
         self._background: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self.is_stopping = False
-        self._has_stopped = False
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Takes requests in from now on. The streams must be there."""
@@ -111,7 +110,6 @@ class DurableIntake:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s and self._store.bus.is_connected and self._is_busy():
             await asyncio.sleep(_STOP_POLL_S)
-        self._has_stopped = True
         if self._task is not None:
             self._task.cancel()
         self._recorder.stop()
@@ -147,7 +145,7 @@ class DurableIntake:
 
     async def _run(self) -> None:
         swept_s = 0.0
-        while not self._has_stopped:  # a cancellation may be lost in nats-py (wait_for of Python 3.11)
+        while True:
             now_s = time.monotonic()
             for owned in list(self._models.values()):
                 owned.tick(now_s)

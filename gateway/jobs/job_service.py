@@ -97,8 +97,7 @@ class JobService:
         self._follower = background.create_task(self._follow())
 
     async def _follow(self) -> None:
-        # A cancellation may be lost in nats-py (wait_for of Python 3.11), and this task must end all the same.
-        while not (self._is_open or self._is_stopping):
+        while not self._is_open:
             try:
                 async with asyncio.timeout(_OPEN_TIMEOUT_S):
                     await self._store.start(self._on_change)
@@ -110,8 +109,7 @@ class JobService:
         if self._uploads is not None:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._uploads.sweep, {job.id for job in self._store.all()})
-        if not self._is_stopping:
-            await self._store.follow_hints()
+        await self._store.follow_hints()
 
     async def stop(self) -> None:
         """Leaves the jobs as they stand, for the next gateway: what is done by then is written."""
@@ -279,11 +277,13 @@ class JobService:
         self._turns.pop(id, None)
         if turn is not None:
             self._turns[id] = turn
-        if self._is_open and not self._is_stopping:
+        if self._is_open:
             self._choose()
 
     def _choose(self) -> None:
-        """Wants the leases of the jobs whose turn it is, and no others."""
+        """Wants the leases of the jobs whose turn it is, and no others; none any more at the end."""
+        if self._is_stopping:
+            return
         chosen: set[str] = set()
         of_model: Counter[str] = Counter()
         for job in self._store.all():
@@ -335,8 +335,6 @@ class JobService:
                 run.progress.done,
                 run.progress.failed,
             )
-        if self._is_stopping:
-            return
         self._choose()
         if self._leases.holds(_lease(id)):
             self._begin(id)  # something else is wanted of it since
