@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prepared_weir import WeirProcess, run_weir
 from serving import clean_environment
 
 from bus.identity import HOST_VARIABLE
@@ -18,10 +19,23 @@ from bus.parent_death import dies_with_parent
 from telemetry.readiness import READY_FD
 
 
+def role_started(
+    words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> tuple[WeirProcess, dict[str, Any]]:
+    """`weir` with these words, a role, and what it announced: that it is ready, or why it does not start."""
+    ready, announced = os.pipe()
+    told = {**clean_environment(folder), **(environment or {}), READY_FD: str(announced)}
+    with log.open("wb") as output:
+        process = run_weir(words, told, output.fileno(), output.fileno(), announced)
+    os.close(announced)
+    with os.fdopen(ready) as pipe:
+        return process, json.loads(pipe.readline() or "{}")
+
+
 def started(
     arguments: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
-    """A role that Python runs with these arguments, and what it announced: that it is ready, or why it does not start."""
+    """As `role_started`, of a role that Python runs with these arguments."""
     ready, announced = os.pipe()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -44,7 +58,7 @@ class RoleProcess:
     def __init__(self, folder: Path, role: str, *options: str, host: str = "") -> None:
         self._log = folder / f"{role}-{len(list(folder.iterdir()))}.log"
         environment = {HOST_VARIABLE: host} if host else {}
-        self.process, self.facts = started(["-m", "weir", role, *options], folder, self._log, environment)
+        self.process, self.facts = role_started([role, *options], folder, self._log, environment)
         assert self.facts.get("ready"), self._log.read_text()
 
     def log(self) -> str:

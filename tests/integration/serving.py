@@ -6,8 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +13,10 @@ from typing import Any
 
 import psutil
 from endpoints import Endpoints
-
-from bus.parent_death import dies_with_parent
+from prepared_weir import COMMAND, run_weir
 
 ROLES = ("scheduler", "worker", "gateway")
 
-_COMMAND = (sys.executable, "-P", "-m", "weir")
 _SEGMENT = re.compile(r"/dev/shm/(\.?weir-[^\s]+)")
 
 
@@ -65,15 +61,11 @@ class Server(Endpoints):
         self._out = folder / "stdout"
         ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
         with self._log.open("wb") as errors, self._out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*_COMMAND, "serve", f"--model-repository={repository}", *ports, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-                env=clean_environment(folder),
-                start_new_session=True,
-                # Tests that are killed can't end it; then it, and all it has started, goes with them.
-                preexec_fn=dies_with_parent(),
+            self.process = run_weir(
+                ["serve", f"--model-repository={repository}", *ports, *options],
+                clean_environment(folder),
+                out.fileno(),
+                errors.fileno(),
             )
         try:
             wait_until(lambda: "\n\n" in self.printed().strip() or self.process.poll() is not None, start_timeout_s)
@@ -119,8 +111,8 @@ class Server(Endpoints):
                     continue
                 if command[0].endswith("nats-server"):
                     found["nats"] = child.pid
-                elif len(command) > len(_COMMAND) and command[len(_COMMAND)] in ROLES:
-                    found[command[len(_COMMAND)]] = child.pid
+                elif len(command) > len(COMMAND) and command[len(COMMAND)] in ROLES:
+                    found[command[len(COMMAND)]] = child.pid
         return found
 
     def python_children(self) -> list[int]:

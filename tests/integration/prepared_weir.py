@@ -1,0 +1,210 @@
+"""`run_weir`: `weir` commands that are forked off a process which has imported Weir already.
+
+To import it is most of what a start costs, and tests start hundreds. `PreparedWeir` is that process, one for each of
+pytest's. What it forks is what `weir serve` forks, a `ForkedRole`, with the `main` of the command line. The command as
+users type it is started by the tests of the docs, and by those of the supervisor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from weir.forked_role import ForkedRole, import_roles
+
+COMMAND = (sys.executable, "-P", "-m", "weir")
+_MESSAGE_BYTES = 1 << 20
+_LOOK_S = 0.02
+
+
+class WeirProcess:
+    """One command that runs: of `subprocess.Popen` it has what tests use."""
+
+    def __init__(self, prepared: PreparedWeir, pid: int) -> None:
+        self._prepared = prepared
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its status if it has ended: negative where a signal ended it."""
+        if self.returncode is None:
+            self.returncode = self._prepared.status_of(self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its status once it has ended. Raises subprocess.TimeoutExpired."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(COMMAND, timeout or 0)
+            self._prepared.wait(_LOOK_S)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Sends it a signal, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Tells it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends it."""
+        self.send_signal(signal.SIGKILL)
+
+
+class PreparedWeir:
+    """See the module. It ends, and with it all it has forked, when this process ends."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={name: value for name, value in os.environ.items() if not name.startswith("WEIR_")},
+            )
+        self._lock = threading.Lock()
+        self._statuses: dict[int, int] = {}
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Ends it, and what still runs of what it forked."""
+        self._socket.close()
+        self._process.wait()
+
+    def run(
+        self, words: Sequence[str], environment: Mapping[str, str], out: int, errors: int, told: int
+    ) -> WeirProcess:
+        """Runs `weir` and these words. `told` is where `environment` has a role announce itself, or -1."""
+        files = [out, errors] + [told] * (told >= 0)
+        message = {"words": list(words), "environment": dict(environment), "folder": os.getcwd(), "told": told}
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(message).encode()], files)
+            while "pid" not in (answer := self._receive()):
+                pass
+        return WeirProcess(self, answer["pid"])
+
+    def status_of(self, pid: int) -> int | None:
+        """The status of one that has ended."""
+        with self._lock:
+            self._take_all()
+            return self._statuses.get(pid)
+
+    def wait(self, timeout_s: float) -> None:
+        """Returns when one has ended, or after that time."""
+        with self._lock:
+            self._socket.settimeout(timeout_s)
+            with contextlib.suppress(TimeoutError):
+                self._receive()
+            self._socket.settimeout(None)
+
+    def _take_all(self) -> None:
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._receive()
+        self._socket.setblocking(True)
+
+    def _receive(self) -> dict[str, Any]:
+        content = self._socket.recv(_MESSAGE_BYTES)
+        assert content, "the process that starts weir has ended"
+        answer: dict[str, Any] = json.loads(content)
+        if "ended" in answer:
+            self._statuses[answer["ended"]] = answer["status"]
+        return answer
+
+
+_prepared: dict[int, PreparedWeir] = {}
+
+
+def run_weir(
+    words: Sequence[str], environment: Mapping[str, str], out: int, errors: int, told: int = -1
+) -> WeirProcess:
+    """Runs `weir` and these words, as `PreparedWeir.run` does; what is needed for that is there from the first call on."""
+    pid = os.getpid()
+    if pid not in _prepared:
+        _prepared[pid] = PreparedWeir()
+    return _prepared[pid].run(words, environment, out, errors, told)
+
+
+# The other side
+
+
+def _serve(asked: socket.socket) -> None:
+    import_roles()
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    running: set[int] = set()
+    while True:
+        readable, _, _ = select.select([asked, woken], [], [])
+        if woken in readable:
+            os.read(woken, 4096)
+            _tell_ends(asked, running)
+        if asked in readable:
+            content, files, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, 3)
+            if not content:
+                return
+            running.add(pid := _fork(json.loads(content), files))
+            asked.send(json.dumps({"pid": pid}).encode())
+
+
+def _fork(message: dict[str, Any], files: list[int]) -> int:
+    ours = [os.dup(number) for number in (1, 2)]
+    for number, file in zip((1, 2), files, strict=False):
+        os.dup2(file, number)
+    environment = message["environment"]
+    if message["told"] >= 0:
+        names = [name for name, value in environment.items() if name.endswith("_FD") and value == str(message["told"])]
+        environment.update(dict.fromkeys(names, str(files[2])))
+    os.chdir(message["folder"])
+    forked = ForkedRole(_main, message["words"], environment, files[2:], " ".join((*COMMAND, *message["words"])))
+    for number, our in zip((1, 2), ours, strict=True):
+        os.dup2(our, number)
+    for file in (*ours, *files):
+        os.close(file)
+    return forked.pid
+
+
+def _main(words: Sequence[str]) -> None:
+    from weir.cli import main
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tempfile.tempdir = None  # what the environment of the one before said
+    main(words)
+
+
+def _tell_ends(asked: socket.socket, running: set[int]) -> None:
+    for pid in sorted(running):
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            running.discard(pid)
+            asked.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
+
+
+if __name__ == "__main__":
+    import weir.cli
+
+    sys.argv[0] = str(Path(weir.cli.__file__).with_name("__main__.py"))
+    with socket.socket(fileno=int(sys.argv[1])) as _asked:
+        _serve(_asked)
