@@ -153,6 +153,7 @@ class _CollectingBus:
     """The service's bus, without a broker: what is published is forgotten."""
 
     is_connected = True
+    is_clustered = False
 
     def __init__(self) -> None:
         self.live_layout = LiveLayout()
