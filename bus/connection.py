@@ -162,6 +162,16 @@ class Bus:
         else:
             asyncio.get_running_loop().call_soon(callback)
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` once all that arrives in this turn of the event loop is taken in, on whichever connection.
+
+        What it publishes leaves in one write, without another turn.
+        """
+        if self._protocol is not None:
+            self._protocol.at_turn_end(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
+
     async def subscribe(
         self, subject: str, callback: Callback, queue: str = "", drains: bool = False
     ) -> Callable[[], None]:

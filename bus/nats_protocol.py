@@ -78,9 +78,10 @@ class NatsProtocol(asyncio.Protocol):
         self._have = 0
         self._need = 0
         self._out: list[bytes] = []
-        self._flush_due = False
+        self._end_due = False
         self._dispatching = False
         self._deferred: list[Callable[[], None]] = []
+        self._at_turn_end: list[Callable[[], None]] = []
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
@@ -111,16 +112,23 @@ class NatsProtocol(asyncio.Protocol):
     def send(self, pieces: tuple[bytes, ...]) -> None:
         """Sends protocol lines within this turn of the loop."""
         self._out += pieces
-        if not self._flush_due and not self._dispatching:
-            self._flush_due = True
-            self._loop.call_soon(self._flush)
+        if not self._end_due and not self._dispatching:
+            self._end_due = True
+            self._loop.call_soon(self._end_turn)
 
     def defer(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once all that has arrived by now is dispatched."""
         if self._dispatching:
             self._deferred.append(callback)
         else:
-            self._loop.call_soon(callback)
+            self.at_turn_end(callback)
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` at the end of this turn of the loop, before what was sent in it is written."""
+        self._at_turn_end.append(callback)
+        if not self._end_due:
+            self._end_due = True
+            self._loop.call_soon(self._end_turn)
 
     def ping(self) -> asyncio.Future[None]:
         """Done once the server has seen everything sent before."""
@@ -150,8 +158,25 @@ class NatsProtocol(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _end_turn(self) -> None:
+        self._end_due = False
+        if self._at_turn_end:
+            callbacks, self._at_turn_end = self._at_turn_end, []
+            self._dispatching = True  # what they send leaves in the write below
+            for callback in callbacks:
+                self._guard(callback)
+            self._run_deferred()
+            self._dispatching = False
+        if self._out:
+            self._flush()
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            deferred, self._deferred = self._deferred, []
+            for callback in deferred:
+                self._guard(callback)
+
     def _flush(self) -> None:
-        self._flush_due = False
         out, self._out = self._out, []
         if not out or self._transport is None or self._transport.is_closing():
             return
@@ -191,10 +216,7 @@ class NatsProtocol(asyncio.Protocol):
         # What callbacks publish leaves in one write when all of them have run, without another turn of the loop.
         self._dispatching = True
         rest, self._need = self._parse(data)
-        while self._deferred:
-            deferred, self._deferred = self._deferred, []
-            for callback in deferred:
-                self._guard(callback)
+        self._run_deferred()
         self._dispatching = False
         if self._out:
             self._flush()

@@ -9,7 +9,6 @@ A model may have several queues. What may go to any of them is given one when it
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import defaultdict
@@ -155,7 +154,7 @@ class Outbox:
         if not self._flush_due:
             self._flush_due = True
             # Once everything that arrived in this turn of the loop has been taken in, from whichever door.
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._bus.at_turn_end(self.flush)
 
     def _send(self, to: Destination, parts: list[Part]) -> None:
         # What was given up while it waited for an acknowledgement is not sent: its cancellation would be ahead of it.

@@ -129,6 +129,26 @@ async def test_what_callbacks_publish_leaves_when_all_have_run() -> None:
     assert peer.wire.written == b"PUB answer  1\r\nx\r\nPUB answer  1\r\ny\r\n"
 
 
+async def test_what_is_published_at_the_end_of_a_turn_leaves_in_its_write() -> None:
+    peer = Peer()
+    turns: list[int] = []
+
+    def publish() -> None:
+        peer.protocol.publish("b", b"2", "")
+        peer.protocol.defer(lambda: peer.protocol.publish("c", b"3", ""))
+        peer.protocol.at_turn_end(lambda: turns.append(2))
+
+    peer.protocol.at_turn_end(publish)
+    peer.protocol.publish("a", b"1", "")
+    peer.feed(b"PING\r\n")
+    assert peer.wire.written == b"PUB a  1\r\n1\r\nPONG\r\n", "what is dispatched is not the end of the turn"
+    await asyncio.sleep(0)
+    assert peer.wire.written.endswith(b"PONG\r\nPUB b  1\r\n2\r\nPUB c  1\r\n3\r\n")
+    assert not turns
+    await asyncio.sleep(0)
+    assert turns == [2]
+
+
 async def test_a_callback_that_fails_is_logged_and_the_next_is_called(caplog: pytest.LogCaptureFixture) -> None:
     peer = Peer()
     seen: list[bytes] = []

@@ -75,6 +75,9 @@ class Bench:
         elif subject.startswith("release."):
             self.released += unpack_release(data)
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
     def submit(
         self, name: str, model: str = "ordered", content: bytes = b"x", then: Callable[[], Any] = int
     ) -> Pending:
