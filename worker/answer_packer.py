@@ -53,10 +53,10 @@ class AnswerPacker:
         An output that is a reference stays one.
         """
         inline_bytes = 0
-        limit_bytes = INLINE_LIMIT_BYTES if shares_memory(gateway) else REMOTE_INLINE_LIMIT_BYTES
         for tensor in outputs:
             size = tensor.size_bytes
-            if size > limit_bytes and self._lend(tensor):
+            # Most outputs are small for anybody, and then nobody asks where the gateway is.
+            if size > INLINE_LIMIT_BYTES and self._is_large_for(gateway, size) and self._lend(tensor):
                 continue
             inline_bytes += size
         if inline_bytes > MAX_INLINE_ANSWER_BYTES:
@@ -84,6 +84,9 @@ class AnswerPacker:
                 self._lock.wait_for(lambda: not self._leases, READERS_PATIENCE_S)
             self._is_closed = True
             self._arena.close()
+
+    def _is_large_for(self, gateway: str, size_bytes: int) -> bool:
+        return size_bytes > REMOTE_INLINE_LIMIT_BYTES or shares_memory(gateway)
 
     def _lend(self, tensor: Tensor) -> bool:
         if isinstance(tensor.data, PayloadRef):
