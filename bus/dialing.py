@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,10 @@ async def dial(
 def dial_from_thread(
     server: BrokerServer, first: BrokerServer, access: BrokerAccess, name: str, timeout_s: float
 ) -> socket.socket | TlsSocket:
-    """The same for a thread that may block: a socket that the server has taken. Raises OSError."""
+    """The same for a thread that may block: a socket that the server has taken. Raises OSError.
+
+    `timeout_s` bounds each step, and later how long a write waits for a server that takes nothing.
+    """
     connection = socket.create_connection((server.host, server.port), timeout_s)
     spoken: socket.socket | TlsSocket = connection
     try:
@@ -76,6 +80,11 @@ def dial_from_thread(
             text = answer.decode(errors="replace").strip()
             kind = BrokerRefused if is_refusal(text) else OSError
             raise kind(f"nats-server refused the connection: {text}")
+        # From now on left to the kernel: with a timeout of Python's own, each write would be preceded by a poll. What is
+        # taken in part is waited for once more.
+        seconds, us = divmod(int(timeout_s / 2 * 1e6), 1_000_000)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, us))
+        connection.settimeout(None)
     except ssl.SSLError as error:
         connection.close()
         raise refused_by_tls(server.place, error) from error

@@ -47,7 +47,7 @@ class TlsSocket:
                 self._flush()
                 return data
             except ssl.SSLWantReadError as error:
-                # A socket with a timeout waits in spite of the flag, unless there is something: so it is read once.
+                # What has come may be less than can be decrypted; and a socket with a timeout waits in spite of the flag.
                 if has_read and flags & socket.MSG_DONTWAIT:
                     raise BlockingIOError from error
                 self._fill(flags)
