@@ -14,6 +14,7 @@ from weir import __version__, backends_command, role_commands, serve_command
 from weir.batch_commands import batch
 from weir.commands import command, with_implied_values
 from weir.dead_commands import dead
+from weir.hidden_secrets import hide_secrets
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.permissions_command import nats_permissions
 from weir.push_command import push
@@ -51,6 +52,7 @@ def _weir(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, then exit: 0 done, 1 not started or stopped by force, 2 wrong usage, 3 died too often."""
+    hide_secrets()
     typed = list(sys.argv[1:] if arguments is None else arguments)
     try:
         # The options of `weir batch` are not those of the table, though one is called the same.

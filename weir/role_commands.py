@@ -20,6 +20,7 @@ import typer
 from bus.broker_access import BrokerAccess
 from schemas.errors import WeirError
 from telemetry.readiness import announce_failure, watch_parent
+from weir.hidden_secrets import forget_secrets
 from weir.options import options_of
 from weir.options.broker_options import ACCESS_FIELDS
 from weir.preflight import check_backend_directories, check_repositories
@@ -36,6 +37,7 @@ HELP = {
 def run_role(role: str, values: Mapping[str, Any]) -> None:
     """Run `role` with the values of its options, by key, until it ends."""
     settings = settings_of(role, values)
+    forget_secrets()
     watch_parent()
     main = _imported(role)
     if "WEIR_PAUSE_POINTS" in os.environ:  # a test has the role stop, or die, at steps of a request's life
