@@ -49,7 +49,7 @@ class Traffic:
 
     async def pull(self, queue: LiveQueue) -> None:
         """Takes what comes in the queue, as a scheduler does."""
-        consumer = await take_live_consumer(self._bus, queue)
+        consumer = (await take_live_consumer(self._bus, queue)).consumer
         inbox = queue.inbox("bench")
         stream = self._bus.live_layout.stream(queue)
         pull = FramePull(self._bus, stream, consumer, inbox, lambda _, ack: self._came(queue, pull, ack))

@@ -58,6 +58,7 @@ class Bus:
         self._next_sid = 0
         self._kept: list[tuple[str, bytes, str, bytes]] = []
         self._kept_bytes = 0
+        self.connections = 0  # how often it was connected
         self.losses = 0  # how often the connection was lost, or what lies behind it may have been
         self._closing = False
         self._lost = asyncio.Event()
@@ -274,6 +275,7 @@ class Bus:
                     logger.debug("%s: %s", server.place, error)
                     continue
                 self.servers.current = server
+                self.connections += 1
                 self.servers.learn(self._protocol.info)
                 self._lost.clear()
                 for sid, (subject, queue) in self._subjects.items():

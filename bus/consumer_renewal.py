@@ -22,25 +22,26 @@ from bus.patient_jetstream import PATIENCE_S, is_passing
 
 logger = logging.getLogger("weir.bus")
 
-TRY_S = 0.4
+TRY_S = 0.6
 """How long a new consumer of a cluster is waited for at first, which takes some hundredths of a second."""
 
 LONGEST_TRY_S = 2.0
 
-_GROWTH = 1.2
+_GROWTH = 1.3
 _WAIT_S = 0.05
 
 
-async def make_anew(bus: Bus, stream: str, config: Mapping[str, Any]) -> None:
+async def make_anew(bus: Bus, stream: str, config: Mapping[str, Any]) -> str:
     """Makes the durable consumer of `config`, as JetStream's API takes it, in place of what there is of that name.
+
+    Returns the server of a cluster that leads it, "" where there is no cluster.
 
     Raises APIError for what JetStream refuses: BadRequestError where another has made it in between; NatsError, OSError or
     TimeoutError while the broker is away.
     """
     if not bus.is_clustered:
         await delete_consumer(bus, stream, config["name"])
-        await create_consumer(bus, stream, config)
-        return
+        return await create_consumer(bus, stream, config)
     until_s = time.monotonic() + PATIENCE_S
     try_s, is_deleted = TRY_S, False
     while True:
@@ -48,8 +49,7 @@ async def make_anew(bus: Bus, stream: str, config: Mapping[str, Any]) -> None:
             if not is_deleted:  # else what was asked for would be taken for what there is
                 await delete_consumer(bus, stream, config["name"], try_s)
                 is_deleted = True
-            await create_consumer(bus, stream, config, try_s)
-            return
+            return await create_consumer(bus, stream, config, try_s)
         except (NatsError, TimeoutError) as error:
             if not is_passing(error) or time.monotonic() >= until_s:
                 raise
@@ -68,13 +68,28 @@ async def delete_consumer(bus: Bus, stream: str, name: str, once_s: float | None
         pass
 
 
-async def create_consumer(bus: Bus, stream: str, config: Mapping[str, Any], once_s: float | None = None) -> None:
-    """Makes a consumer where there is none of that name. Raises as `make_anew`; `once_s` as for `Bus.ask`.
+async def create_consumer(bus: Bus, stream: str, config: Mapping[str, Any], once_s: float | None = None) -> str:
+    """Makes a consumer where there is none of that name. Returns and raises as `make_anew`; `once_s` as for `Bus.ask`.
 
     Not through nats-py, whose ConsumerConfig knows of no groups.
     """
     question = {"stream_name": stream, "action": "create", "config": config}
-    _check(await bus.ask(f"$JS.API.CONSUMER.CREATE.{stream}.{config['name']}", question, once_s))
+    answer = await bus.ask(f"$JS.API.CONSUMER.CREATE.{stream}.{config['name']}", question, once_s)
+    _check(answer)
+    return _leader(answer)
+
+
+async def leader_of_consumer(bus: Bus, stream: str, name: str) -> str:
+    """The server of a cluster that leads a consumer and answers for it just now; "" for none. Asks once."""
+    try:
+        return _leader(await bus.ask(f"$JS.API.CONSUMER.INFO.{stream}.{name}", None, TRY_S))
+    except (NatsError, OSError, TimeoutError):
+        return ""
+
+
+def _leader(answer: Mapping[str, Any]) -> str:
+    cluster = answer.get("cluster")
+    return str(cluster.get("leader", "")) if isinstance(cluster, dict) else ""
 
 
 def _check(answer: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ consumer) and discard policy "new" (a full stream refuses publishes with an erro
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.js.api import (
     DiscardPolicy,
@@ -39,19 +39,31 @@ MAX_UNACKED_FRAMES = 8192
 _ACK_WAIT_S = 600.0
 
 
+class TakenQueue(NamedTuple):
+    """The consumer of a queue that was taken, and the server of a cluster that leads it; "" where there is no cluster."""
+
+    consumer: str
+    leader: str
+
+
 async def ensure_streams(bus: Bus) -> None:
     """Makes the streams of live requests and the buckets that all roles know unless they exist.
 
     Takes the layout of the streams that is recorded (`bus.live_layout`). Safe to call from several at once.
     """
+    await ensure_live_streams(bus)
+    for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
+        await ensure_bucket(bus, bucket)
+
+
+async def ensure_live_streams(bus: Bus) -> None:
+    """The streams of live requests alone: of a cluster without one of its servers a bucket may have no leader for long."""
     layout = bus.live_layout
     await ensure_stream(bus, _live_stream(0, layout.to_make, bus.replicas, layout.to_record()))
     # Another may have made it, with another layout.
     layout.learn((await bus.jetstream.stream_info(subjects.LIVE_STREAM)).config.metadata)
     for number in range(1, layout.streams):
         await ensure_stream(bus, _live_stream(number, layout.streams, bus.replicas))
-    for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
-        await ensure_bucket(bus, bucket)
 
 
 def _live_stream(number: int, streams: int, replicas: int, metadata: dict[str, str] | None = None) -> StreamConfig:
@@ -154,12 +166,12 @@ async def ensure_stream(bus: Bus, config: StreamConfig) -> bool:
     return False
 
 
-async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
+async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> TakenQueue:
     """Takes over a queue: every frame not yet acknowledged is delivered again, to the caller.
 
     A frame that a previous owner had pulled would otherwise wait for `ack_wait`; a consumer made anew knows of no
     delivery. It delivers only to who names `epoch` (`live_pull_group`): what an owner before, who was paused, asks for
-    would be missing here. Returns the consumer's name. Raises NatsError, OSError or TimeoutError.
+    would be missing here. Raises NatsError, OSError or TimeoutError.
     """
     name = queue.consumer
     config: dict[str, Any] = {
@@ -175,8 +187,7 @@ async def take_live_consumer(bus: Bus, queue: LiveQueue, epoch: int = 0) -> str:
     }
     if epoch:
         config |= {"priority_policy": "overflow", "priority_groups": [live_pull_group(epoch)]}
-    await make_anew(bus, bus.live_layout.stream(queue), config)
-    return name
+    return TakenQueue(name, await make_anew(bus, bus.live_layout.stream(queue), config))
 
 
 def live_pull_group(epoch: int) -> str:

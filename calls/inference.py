@@ -110,7 +110,7 @@ class Inference:
 
         Raises NatsError, OSError or TimeoutError where the broker goes away meanwhile; then it may be called again.
         """
-        await self._streams.ensure()
+        await self._streams.start()
         await self._bus.subscribe(subjects.reply(self._id), self._on_answers)
         await self._outbox.start()
         self._bus.on_reconnect(self._resend_all)

@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 
 from bus import subjects
 from bus.connection import Bus
-from bus.streams import ensure_streams
+from bus.streams import ensure_live_streams, ensure_streams
 from calls.in_flight import InFlight
 
 logger = logging.getLogger("weir.calls")
@@ -27,9 +27,17 @@ class LiveStreamWatch:
         self._made: list[object] = []
         self._oldest = -1
 
-    async def ensure(self) -> None:
-        """Makes what is missing: this is what requests are sent to. Raises NatsError, OSError or TimeoutError."""
+    async def start(self) -> None:
+        """Makes all that roles rely on. Raises as `ensure`."""
         await ensure_streams(self._bus)
+        await self.ensure()
+
+    async def ensure(self) -> None:
+        """Makes the streams that are missing: these are what requests are sent to.
+
+        Raises NatsError, OSError or TimeoutError.
+        """
+        await ensure_live_streams(self._bus)
         self._made = await self._look_up()
 
     async def look(self) -> None:

@@ -11,9 +11,10 @@ from typing import Any, Protocol
 from nats.errors import Error as NatsError
 
 from bus.connection import Bus
+from bus.consumer_renewal import leader_of_consumer
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
-from bus.streams import ensure_streams, live_pull_group, take_live_consumer
+from bus.streams import TakenQueue, ensure_live_streams, live_pull_group, take_live_consumer
 from scheduler.alarm import Alarm
 from scheduler.counters import DispatchCounters, model_counters
 from scheduler.held_frames import HeldFrames
@@ -113,6 +114,8 @@ class OwnedModel:
         self._closed = False
         self._retaking: asyncio.Task[None] | None = None
         self._taking = asyncio.Lock()
+        self._taken: TakenQueue | None = None
+        self._connections = 0
 
     async def take_again(self, bus: Bus, with_streams: bool = False) -> None:
         """Pulls from a consumer that is made anew: the broker has forgotten it, and perhaps its stream too.
@@ -121,10 +124,24 @@ class OwnedModel:
         """
         async with self._taking:  # two at once would take it from each other
             if with_streams:  # somebody may have deleted them
-                await ensure_streams(bus)
-            await take_live_consumer(bus, self.queue, self.epoch)
+                await ensure_live_streams(bus)
+            self.took_consumer(await take_live_consumer(bus, self.queue, self.epoch), bus.connections)
             if not self._closed:
                 self.pull.start(live_pull_group(self.epoch), bus.live_layout.stream(self.queue))
+
+    def took_consumer(self, taken: TakenQueue, connections: int) -> None:
+        """The consumer was made anew; `connections` is how often the bus had been connected by then."""
+        self._taken, self._connections = taken, connections
+
+    async def has_heard_all(self, bus: Bus) -> bool:
+        """Whether all that was delivered since the consumer was made has come, though a server of the cluster has gone.
+
+        That is so where it was neither the server we are connected to nor the one that leads the consumer.
+        """
+        taken = self._taken
+        if taken is None or not taken.leader or self._connections != bus.connections or self.has_lost_consumer:
+            return False
+        return await leader_of_consumer(bus, bus.live_layout.stream(self.queue), taken.consumer) == taken.leader
 
     def also_ends(self, unsubscribe: Callable[[], None]) -> None:
         """A subscription of the queue's, which `forget` ends."""

@@ -24,7 +24,7 @@ from bus.connection import Bus, Message
 from bus.live_queues import LiveQueue
 from bus.presence import Presence, PresenceView
 from bus.queue_owners import OwnerRecord, QueueOwners
-from bus.streams import ensure_streams, take_live_consumer
+from bus.streams import ensure_live_streams, ensure_streams, take_live_consumer
 from scheduler.owned_model import OwnedModel
 from scheduler.ownership import SILENCE_S, Action, HandOver, Look, Ownership, Take
 from scheduler.service import RECONNECT_GRACE_S, SchedulerService
@@ -69,6 +69,7 @@ class QueueKeeper:
         self._wakes: asyncio.Handle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._alone_until_s = 0.0
+        self._connections = bus.connections
         self._signed_s = time.monotonic()
         self._checks = asyncio.Lock()
         self._seen_epochs: dict[LiveQueue, int] = {}  # by workers that refused us
@@ -215,9 +216,13 @@ class QueueKeeper:
             self._policy.failed(time.monotonic(), queue)
             return
         self._tell_of(queue, written)
-        consumer = await take_live_consumer(self._bus, queue, written.epoch)
+        connections = self._bus.connections
+        taken = await take_live_consumer(self._bus, queue, written.epoch)
         self._records[queue] = written
-        await self._service.own(queue, consumer, written.epoch, is_heir=bool(record.epoch))
+        await self._service.own(queue, taken.consumer, written.epoch, is_heir=bool(record.epoch))
+        owned = self._service.find(queue)
+        if owned is not None:
+            owned.took_consumer(taken, connections)
         self._policy.took(time.monotonic(), queue, written.epoch)
         if losses != self._bus.losses:  # the broker that had the record may have gone, and it with it
             await self._confirm(queue)
@@ -289,7 +294,8 @@ class QueueKeeper:
         """It is not sure any more what this scheduler owns: reads it, and opens the fence."""
         async with self._checks:
             queues = list(self._records)
-            logger.warning("could not tell of itself for a while: looks up whose its %d queues are", len(queues))
+            if not self._service.fence.is_open:
+                logger.warning("could not tell of itself for a while: looks up whose its %d queues are", len(queues))
             for position in range(0, len(queues), AT_A_TIME):
                 part = queues[position : position + AT_A_TIME]
                 await asyncio.gather(*(self._confirm(queue) for queue in part))
@@ -362,18 +368,28 @@ class QueueKeeper:
                 owned.look_after(self._bus, self._background)
 
     async def _recover(self) -> None:
-        """The broker came back, perhaps without streams, consumers and pulls."""
+        """The broker came back, perhaps without streams, consumers and pulls; or another server of its cluster has gone.
+
+        In that case what is owned stays so, for others have heard of it all the time; and what that server had no part in
+        goes on meanwhile: it may have led JetStream's API, or the records, which then answer nobody for seconds.
+        """
+        is_ours_gone, self._connections = self._connections != self._bus.connections, self._bus.connections
         self._alone_until_s = time.monotonic() + RECONNECT_GRACE_S
         self._service.told_nobody_is_gone()
-        self._service.fence.shut()
+        if is_ours_gone:
+            self._service.fence.shut()
         self._view.hear_all()
-        await ensure_streams(self._bus)
+        await ensure_live_streams(self._bus)
         await self._owners.ensure()
         await self._check()
         owned = list(filter(None, map(self._service.find, self._records)))
         for position in range(0, len(owned), AT_A_TIME):
-            part = owned[position : position + AT_A_TIME]
-            await asyncio.gather(*(queue.take_again(self._bus) for queue in part))
+            await asyncio.gather(*map(self._hear_again, owned[position : position + AT_A_TIME]))
+        await ensure_streams(self._bus)
+
+    async def _hear_again(self, owned: OwnedModel) -> None:
+        if not await owned.has_heard_all(self._bus):
+            await owned.take_again(self._bus)
 
     async def _try(self, change: Coroutine[Any, Any, Any]) -> None:
         """Does something with the broker, which may be away just now: then it is done again, or recovery sees to it."""
