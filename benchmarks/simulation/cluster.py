@@ -8,11 +8,11 @@ next event is the earliest of a heap.
 from __future__ import annotations
 
 from collections import Counter
-from heapq import heappop, heappush
 from itertools import count
 
 from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.scenario import RECORDED, Scenario
+from benchmarks.simulation.virtual_clock import NEVER, Stuck, VirtualClock
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
@@ -22,16 +22,11 @@ from scheduler.version_scheduler import Ended
 from schemas.messages import BatchOutcome
 
 _GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1
-_NEVER = 1 << 62
 _TICK_US = 1_000_000
 _PATIENCE_US = 3_600_000_000
 """After the last arrival; what has not ended then never will."""
 
 _DONE, _WAKE, _TICK, _LOSE, _BACK = range(5)
-
-
-class Stuck(Exception):
-    """Requests that never end: what is simulated has a bug."""
 
 
 def simulate(scenario: Scenario) -> Outcome:
@@ -45,7 +40,7 @@ class _Model:
     def __init__(self, number: int, scheduler: ModelScheduler) -> None:
         self.number = number
         self.scheduler = scheduler
-        self.wake_at_us = _NEVER
+        self.wake_at_us = NEVER
 
 
 class Cluster:
@@ -56,8 +51,7 @@ class Cluster:
             raise ValueError("no configuration was recorded: give --trace an event log")
         self._scenario = scenario
         self._workload = workload
-        self._heap: list[tuple[int, int, int, object]] = []
-        self._numbers = count()
+        self._clock = VirtualClock(workload.times_us, _PATIENCE_US)
         self._batch_ids = count(1)
         self._factors = service_factors(scenario)
         self._running: dict[int, tuple[_Model, Batch, int, int]] = {}  # with begin and end
@@ -72,26 +66,18 @@ class Cluster:
 
     def run(self) -> Outcome:
         """Plays everything that comes, until all of it has ended."""
-        times, heap, outcome = [*self._workload.times_us, _NEVER], self._heap, self.outcome
-        coming, number, now_us = len(times) - 1, 0, 0
+        outcome, then_us = self.outcome, 0
         self._begin()
         for model in self._models if self._scenario.job_window else ():
             self._feed_job(model, self._scenario.job_window, 0)
-        while number < coming or self._in_system:
-            then_us, now_us = now_us, min(times[number], heap[0][0])
-            outcome.in_system_us += self._in_system * (now_us - then_us)
-            while heap[0][0] == now_us:
-                _, _, kind, what = heappop(heap)
-                self._handle(kind, what, now_us)
-            while times[number] == now_us:
-                self._arrive(number, now_us)
-                number += 1
+        there = self._in_system
+        for now_us in self._clock.moments(lambda: self._in_system, self._handle, self._arrive):
+            outcome.in_system_us += there * (now_us - then_us)
             for model in self._dirty:
                 self._dispatch(model, now_us)
             self._dirty.clear()
-            if now_us > times[coming - 1] + _PATIENCE_US:
-                raise Stuck(f"{self._in_system} requests never end")
-        outcome.end_us = now_us
+            there, then_us = self._in_system, now_us
+        outcome.end_us = then_us
         return outcome
 
     def _begin(self) -> None:
@@ -99,9 +85,9 @@ class Cluster:
         for model in self._models:
             for worker in self._workers:
                 model.scheduler.set_instances(worker, {_VERSION: scenario.instances})
-        self._push(_TICK_US, _TICK, None)
+        self._clock.set(_TICK_US, _TICK, None)
         if scenario.lose_worker_every_s:
-            self._push(int(scenario.lose_worker_every_s * 1e6), _LOSE, 0)
+            self._clock.set(int(scenario.lose_worker_every_s * 1e6), _LOSE, 0)
 
     def _model(self, number: int) -> _Model:
         name = f"model-{number}"
@@ -111,21 +97,18 @@ class Cluster:
         scheduler.configure(_VERSION, config)
         return _Model(number, scheduler)
 
-    def _push(self, at_us: int, kind: int, what: object) -> None:
-        heappush(self._heap, (at_us, next(self._numbers), kind, what))
-
     def _handle(self, kind: int, what: object, now_us: int) -> None:
         if kind == _DONE:
             self._done(what, now_us)
         elif kind == _WAKE:
             if what.wake_at_us == now_us:
-                what.wake_at_us = _NEVER
+                what.wake_at_us = NEVER
                 self._dirty[what] = None
         elif kind == _TICK:
             for model in self._models:
                 self._ended(model.scheduler.expire(now_us), now_us)
                 self._dirty[model] = None
-            self._push(now_us + _TICK_US, _TICK, None)
+            self._clock.set(now_us + _TICK_US, _TICK, None)
         elif kind == _LOSE:
             self._lose(what, now_us)
         else:
@@ -169,11 +152,11 @@ class Cluster:
         batches, wake_at_us = model.scheduler.dispatch(now_us)
         for batch in batches:
             self._send(model, batch, now_us)
-        wake_at_us = _NEVER if wake_at_us is None else max(wake_at_us, now_us + 1)
+        wake_at_us = NEVER if wake_at_us is None else max(wake_at_us, now_us + 1)
         if wake_at_us != model.wake_at_us:
             model.wake_at_us = wake_at_us
-            if wake_at_us != _NEVER:
-                self._push(wake_at_us, _WAKE, model)
+            if wake_at_us != NEVER:
+                self._clock.set(wake_at_us, _WAKE, model)
 
     def _send(self, model: _Model, batch: Batch, now_us: int) -> None:
         scenario, instance = self._scenario, batch.instance
@@ -191,7 +174,7 @@ class Cluster:
         if scenario.shared_devices:
             self._device_free_at[device] = end_us
         self._running[batch.id] = model, batch, begin_us, end_us
-        self._push(end_us + scenario.hop_us, _DONE, batch.id)
+        self._clock.set(end_us + scenario.hop_us, _DONE, batch.id)
         self.outcome.sent(batch.requests, rows)
 
     def _done(self, batch_id: object, now_us: int) -> None:
@@ -223,8 +206,8 @@ class Cluster:
             self._dirty[model] = None
         for device in range(self._scenario.shared_devices):
             self._device_free_at[worker, device] = 0
-        self._push(now_us + int(self._scenario.worker_back_after_s * 1e6), _BACK, worker)
-        self._push(now_us + int(self._scenario.lose_worker_every_s * 1e6), _LOSE, number + 1)
+        self._clock.set(now_us + int(self._scenario.worker_back_after_s * 1e6), _BACK, worker)
+        self._clock.set(now_us + int(self._scenario.lose_worker_every_s * 1e6), _LOSE, number + 1)
 
     def _ended(self, ended: Ended, now_us: int) -> None:
         answered, failures = ended

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from benchmarks.simulation.owners import TICK_US, Move, Owners, owners_of
 from benchmarks.simulation.traffic import Fleet, FleetScenario
+from benchmarks.simulation.virtual_clock import NEVER, VirtualClock
 from scheduler.batch import Batch
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.queued_request import NO_FRAME, requests_of
@@ -26,7 +26,7 @@ from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
 
 _VERSION, _LATEST, _GATEWAY, _BODY = 1, -1, "gateway", b""
-_NEVER = 1 << 62
+_PATIENCE_US = 600_000_000
 _HANDOVER_US = 20_000
 _EXPIRE_TICKS = 4
 _DONE, _WAKE, _TICK, _EVENT, _NOTICED = range(5)
@@ -49,7 +49,7 @@ class _Queue:
         self.kept: list[int] = []
         self.open: dict[int, None] = {}  # requests without an answer
         self.batches: dict[int, Batch] = {}
-        self.wake_at_us = _NEVER
+        self.wake_at_us = NEVER
         self.without_since_us = 0
 
 
@@ -59,8 +59,7 @@ class FleetRun:
     def __init__(self, scenario: FleetScenario, fleet: Fleet, happenings: Iterable[Happening]) -> None:
         self._scenario = scenario
         self._fleet = fleet
-        self._heap: list[tuple[int, int, int, Any]] = []
-        self._numbers = count()
+        self._clock = VirtualClock(fleet.times_us, _PATIENCE_US)
         self._batch_ids = count(1)
         self._dice = np.random.default_rng([scenario.seed, 2])
         self._factors: list[float] = []
@@ -94,41 +93,26 @@ class FleetRun:
         for queue in self._queues:
             self._begin(queue, 0)
         for number, happening in enumerate(self._happenings):
-            self._push(happening.at_us, _EVENT, number)
-        self._push(TICK_US, _TICK, 1)
-        times, models, heap = [*self._fleet.times_us, _NEVER], self._fleet.models, self._heap
-        coming, number, now_us, left = len(models), 0, 0, len(models)
-        self._left = left
-        while number < coming or self._left:
-            now_us = min(times[number], heap[0][0])
-            while heap[0][0] == now_us:
-                _, _, kind, what = heappop(heap)
-                self.events += 1
-                self._handle(kind, what, now_us)
-            while times[number] == now_us:
-                self.events += 1
-                self._arrive(self._queues[models[number]], (number,), now_us)
-                number += 1
+            self._clock.set(happening.at_us, _EVENT, number)
+        self._clock.set(TICK_US, _TICK, 1)
+        self._left = len(self._fleet.models)
+        for now_us in self._clock.moments(lambda: self._left, self._handle, self._arrive_first):
             for queue in self._dirty:
                 self._dispatch(queue, now_us)
             self._dirty.clear()
-            if now_us > times[coming - 1] + 600_000_000:
-                raise RuntimeError(f"{self._left} requests never end")
-        self.end_us = now_us
+        self.end_us = self._clock.now_us
 
     def _config_of(self, name: str) -> ModelConfig:
         described = {"name": name, "max_batch_size": self._scenario.max_batch, "dynamic_batching": {}}
         return ModelConfig.model_validate(described)
 
-    def _push(self, at_us: int, kind: int, what: Any) -> None:
-        heappush(self._heap, (at_us, next(self._numbers), kind, what))
-
     def _handle(self, kind: int, what: Any, now_us: int) -> None:
+        self.events += 1
         if kind == _DONE:
             self._done(what, now_us)
         elif kind == _WAKE:
             if what.wake_at_us == now_us:
-                what.wake_at_us = _NEVER
+                what.wake_at_us = NEVER
                 self._dirty[what] = None
         elif kind == _TICK:
             self._tick(what, now_us)
@@ -138,6 +122,10 @@ class FleetRun:
             self._happen(what, now_us)
 
     # Requests
+
+    def _arrive_first(self, number: int, now_us: int) -> None:
+        self.events += 1
+        self._arrive(self._queues[self._fleet.models[number]], (number,), now_us)
 
     def _arrive(self, queue: _Queue, numbers: Iterable[int], now_us: int) -> None:
         numbers = list(numbers)
@@ -156,11 +144,11 @@ class FleetRun:
         batches, wake_at_us = queue.policy.dispatch(now_us)
         for batch in batches:
             self._send(queue, batch, now_us)
-        wake_at_us = _NEVER if wake_at_us is None else max(wake_at_us, now_us + 1)
+        wake_at_us = NEVER if wake_at_us is None else max(wake_at_us, now_us + 1)
         if wake_at_us != queue.wake_at_us:
             queue.wake_at_us = wake_at_us
-            if wake_at_us != _NEVER:
-                self._push(wake_at_us, _WAKE, queue)
+            if wake_at_us != NEVER:
+                self._clock.set(wake_at_us, _WAKE, queue)
 
     def _send(self, queue: _Queue, batch: Batch, now_us: int) -> None:
         scenario, worker = self._scenario, batch.instance.worker
@@ -173,7 +161,7 @@ class FleetRun:
         end_us = begin_us + max(1, round(mean_us * self._factor()))
         self._device_free_at[worker] = end_us
         self._running[batch.id] = queue, batch, begin_us, end_us
-        self._push(end_us + scenario.hop_us, _DONE, batch.id)
+        self._clock.set(end_us + scenario.hop_us, _DONE, batch.id)
 
     def _factor(self) -> float:
         if not self._factors:
@@ -217,7 +205,7 @@ class FleetRun:
                 queue.policy.set_instances(worker, {_VERSION: 1})
         queue.batches.clear()
         queue.kept.clear()
-        queue.wake_at_us = _NEVER
+        queue.wake_at_us = NEVER
         if queue.open:
             self._arrive(queue, sorted(queue.open), now_us)
 
@@ -229,7 +217,7 @@ class FleetRun:
                 if queue.policy is not None:
                     self._ended(queue, queue.policy.expire(now_us), now_us)
                     self._dirty[queue] = None
-        self._push(now_us + TICK_US, _TICK, number + 1)
+        self._clock.set(now_us + TICK_US, _TICK, number + 1)
 
     def _moved(self, move: Move, now_us: int) -> None:
         queue, figures = self._by_name[move.queue], self._current
@@ -238,7 +226,7 @@ class FleetRun:
             ends = [self._running[batch_id][3] for batch_id in queue.batches if batch_id in self._running]
             begin_us = max([now_us, *ends]) + _HANDOVER_US
             queue.policy, queue.without_since_us = None, now_us
-            self._push(begin_us, _NOTICED, ("", queue))
+            self._clock.set(begin_us, _NOTICED, ("", queue))
             return
         figures["run again"] += sum(len(batch.requests) for batch in queue.batches.values())
         self._owned_again(queue, now_us)
@@ -268,7 +256,7 @@ class FleetRun:
             for batch_id in [id for id, known in self._running.items() if known[1].instance.worker == victim]:
                 _, _, begin_us, _ = self._running.pop(batch_id)
                 self.busy_us[now_us // 1_000_000] += max(0, now_us - begin_us)
-            self._push(now_us + TICK_US, _NOTICED, (victim, None))
+            self._clock.set(now_us + TICK_US, _NOTICED, (victim, None))
         else:
             added = f"x{number:03}"
             self._workers.add(added)
