@@ -64,4 +64,4 @@ def _told(kind: typing.Any) -> str:
         return " or ".join(map(_told, inner))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return f"`{kind.__name__}`"
-    return {int: "integer", float: "number", str: "string", type(None): "null"}[kind]
+    return {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}[kind]

@@ -182,7 +182,7 @@ def _role_load(role: RoleStatus) -> str:
     told = f"{_count(role.models, 'model')}, {_count(role.instances, 'instance')}"
     if role.state == "silent" or role.utilization is None:
         return told
-    return f"{told}, {role.busy} busy, {role.utilization:.0%}"
+    return f"{_count(role.models, 'model')}; {role.busy} of {role.instances} busy, {role.utilization:.0%}"
 
 
 def _host_load(host: Host | None) -> Text:

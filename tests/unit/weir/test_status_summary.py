@@ -219,7 +219,7 @@ def test_how_busy_everything_is_stands_at_a_glance() -> None:
     text = shown(status)
     assert text.splitlines()[0].endswith("; instances 60% busy")
     assert "4 of 4 instances busy, 90%" in text
-    assert "2 models, 4 instances, 1 busy, 30%" in text
+    assert "2 models; 1 of 4 busy, 30%" in text
 
 
 def test_who_is_scaled_to_zero_is_a_note_and_who_died_is_not() -> None:
