@@ -100,7 +100,7 @@ def test_text_is_plain_and_fits(cluster: Cluster) -> None:
     out = io.StringIO()
     print_status(cluster.status(), Console(file=out, width=WIDTH))
     lines = out.getvalue().splitlines()
-    assert lines[0] == "healthy: 1 host, 1 gateway, 1 scheduler, 2 workers, 1 model, 1 queue"
+    assert lines[0] == "healthy: 1 host, 1 gateway, 1 scheduler, 2 workers, 1 model, 1 queue; instances 0% busy"
     assert all(line.isprintable() and len(line) <= WIDTH for line in lines)
     assert any("ack = fsync" in line for line in lines)
 
