@@ -18,7 +18,7 @@ from bus.acked_publisher import AckedPublisher
 from bus.dead_letters import DeadLetter, DeadLetters
 from bus.identity import new_id
 from schemas.errors import WeirError
-from weir.named_broker import NamedBroker, first_of
+from weir.named_broker import NamedBroker, out_of_groups
 from weir.options import UsageError
 from weir.start_error import StartError
 
@@ -218,7 +218,7 @@ def _run(broker: NamedBroker, act: Callable[[DeadLetters], Awaitable[_Result]]) 
 
 @asynccontextmanager
 async def _dead_letters(broker: NamedBroker) -> AsyncIterator[DeadLetters]:
-    try:
+    with out_of_groups(WeirError, NatsError, OSError, TimeoutError, UsageError, typer.Abort):
         name = new_id("dead")
         async with asyncio.TaskGroup() as background, broker.connected(name) as bus:
             publisher = AckedPublisher(bus, name)
@@ -227,5 +227,3 @@ async def _dead_letters(broker: NamedBroker) -> AsyncIterator[DeadLetters]:
                 yield DeadLetters(bus, publisher)
             finally:
                 publisher.stop()
-    except* (WeirError, NatsError, OSError, TimeoutError, UsageError, typer.Abort) as errors:
-        raise first_of(errors) from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
@@ -37,12 +37,21 @@ class NamedBroker(NamedTuple):
                 await bus.close()
 
 
-def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """The first error of a group, however deep."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+@contextmanager
+def out_of_groups(*kinds: type[BaseException]) -> Iterator[None]:
+    """Raises the first of these errors as itself where task groups have put it into a group of its like.
+
+    Not by `except*`, which some releases of Python 3.11 let put what is raised there into a group again.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as errors:
+        if errors.split(kinds)[1] is not None:
+            raise
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
 
 
 def asks_broker(command: Callable[..., None]) -> Callable[..., None]:

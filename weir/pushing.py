@@ -21,7 +21,7 @@ from repository.paths import check_model_name, path_inside
 from schemas.errors import WeirError
 from schemas.pushed_model import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside
 from schemas.repository_address import check_repository_name
-from weir.named_broker import NamedBroker, first_of
+from weir.named_broker import NamedBroker, out_of_groups
 from weir.options import UsageError
 from weir.start_error import StartError
 
@@ -64,11 +64,9 @@ async def _push(
 
 @asynccontextmanager
 async def _connected(broker: NamedBroker) -> AsyncIterator[Bus]:
-    try:
+    with out_of_groups(WeirError, NatsError, OSError):
         async with broker.connected(new_id("push")) as bus:
             yield bus
-    except* (WeirError, NatsError, OSError) as errors:
-        raise first_of(errors) from None
 
 
 async def _push_model(pushed: PushedModels, folder: Path, model: PushedModel) -> None:

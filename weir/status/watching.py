@@ -12,7 +12,7 @@ from nats.errors import Error as NatsError
 from rich.live import Live
 
 from bus.identity import new_id
-from weir.named_broker import NamedBroker, first_of
+from weir.named_broker import NamedBroker, out_of_groups
 from weir.status.collector import Collector
 from weir.status.display import own_console, print_status, rendered
 from weir.status.snapshot import ClusterStatus
@@ -117,14 +117,12 @@ def unreachable(error: Exception) -> ClusterStatus:
 
 @asynccontextmanager
 async def _collector(broker: NamedBroker) -> AsyncIterator[Collector]:
-    try:
+    with out_of_groups(NatsError, OSError, TimeoutError):
         name = new_id("status")
         async with asyncio.TaskGroup() as background, broker.connected(name, _CONNECT_TIMEOUT_S) as bus:
             collector = Collector(bus, name, broker.url)
             await collector.start(background)
             yield collector
-    except* (NatsError, OSError, TimeoutError) as errors:
-        raise first_of(errors) from None
 
 
 def _be_quiet() -> None:
