@@ -2,8 +2,8 @@
 
 The first is of whole requests to the identity, by HTTP: its content inside messages, through stream and scheduler
 (*inline*), or fetched from process to process (*fetched*); and, with the worker on the gateway's host, read in place
-(*shared*). The second is of the way between two processes alone: pieces through nats-server, as they are fetched, and a TCP
-connection straight from one to the other, read into its place, which is the least that can be had. CPU is that of all
+(*shared*). The second is of the way between two processes alone: pieces through nats-server, and a TCP
+connection straight from one to the other. CPU is that of all
 processes but the client's. All processes are on this machine, so times say nothing of a network.
 """
 
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
@@ -35,13 +35,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bus.broker_access import NO_ACCESS
 from bus.connection import Bus
+from bus.direct_listener import DirectListener
 from bus.embedded import EmbeddedNats
 from bus.fetch_plan import Outcome
 from bus.identity import HOST_VARIABLE, new_id
 from bus.payload_fetcher import PayloadFetcher
 from bus.payload_server import PayloadServer
 from bus.payloads import PayloadArena
+from schemas.listen_address import ListenAddress
 from schemas.tensors import PayloadRef
 from telemetry.readiness import READY_FD
 
@@ -182,36 +185,31 @@ def _ask_until(url: str, content: np.ndarray, until_s: float) -> list[float]:
 
 def _of_ways(seconds: float) -> Table:
     table = _table("way", "bytes", "p50, ms", "MB/s", "CPU, ms")
-    for way in (_nats_owner, _tcp_owner):
+    for way in ("nats", "tcp"):
         for size in SIZES:
             with ExitStack() as stack:
-                table.add_row(
-                    way.__name__.strip("_").partition("_")[0], str(size), *_carried(stack, way, size, seconds)
-                )
+                table.add_row(way, str(size), *_carried(stack, way == "tcp", size, seconds))
     return table
 
 
-def _carried(
-    stack: ExitStack, owner: Callable[[str, int, Connection], None], size: int, seconds: float
-) -> Iterable[str]:
+def _carried(stack: ExitStack, is_direct: bool, size: int, seconds: float) -> Iterable[str]:
     nats = EmbeddedNats(Path(stack.enter_context(tempfile.TemporaryDirectory())))
     nats.start()
     stack.callback(nats.stop)
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
     os.environ[HOST_VARIABLE] = "owner"
-    process = spawning.Process(target=owner, args=(nats.url, size, there), daemon=True)
+    process = spawning.Process(target=_own, args=(nats.url, size, is_direct, there), daemon=True)
     process.start()
     del os.environ[HOST_VARIABLE]
     stack.callback(process.join)
     stack.callback(process.terminate)
     place = here.recv()
-    reader = _nats_reader if owner is _nats_owner else _tcp_reader
     assert nats.process is not None
     assert process.pid is not None
     pids = [nats.process.pid, process.pid, os.getpid()]
     before_s = _cpu_s(pids)
-    took = uvloop.run(reader(nats.url, place, size, seconds))
+    took = uvloop.run(_read(nats.url, place, size, seconds, is_direct))
     cpu_s = _cpu_s(pids) - before_s
     return (
         f"{statistics.median(took) * 1000:.2f}",
@@ -220,12 +218,16 @@ def _carried(
     )
 
 
-def _nats_owner(nats_url: str, size: int, pipe: Connection) -> None:
+def _own(nats_url: str, size: int, is_direct: bool, pipe: Connection) -> None:
     async def serve() -> None:
         async with asyncio.TaskGroup() as background:
             name = new_id("gateway")
             bus = await Bus.connect(nats_url, name, background)
-            await PayloadServer(bus, name).start()
+            listener = None
+            if is_direct:
+                listener = DirectListener(name, ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
+                await listener.start()
+            await PayloadServer(bus, name, listener).start()
             await bus.flush()
             slot = PayloadArena(name).allocate(size)
             assert slot is not None
@@ -235,13 +237,13 @@ def _nats_owner(nats_url: str, size: int, pipe: Connection) -> None:
     uvloop.run(serve())
 
 
-async def _nats_reader(nats_url: str, place: Any, size: int, seconds: float) -> list[float]:
+async def _read(nats_url: str, place: Any, size: int, seconds: float, is_direct: bool) -> list[float]:
     took: list[float] = []
     async with asyncio.TaskGroup() as background:
         name = new_id("worker")
         bus = await Bus.connect(nats_url, name, background)
         fetcher = PayloadFetcher(bus, name)
-        await fetcher.start()
+        await fetcher.start(background)
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -251,54 +253,10 @@ async def _nats_reader(nats_url: str, place: Any, size: int, seconds: float) -> 
             took.append(time.perf_counter() - began_s)
             if not isinstance(outcome, (bytes, memoryview)) or len(outcome) != size:
                 raise SystemExit(f"not fetched: {type(outcome).__name__}")
+        if bool(fetcher.direct_bytes) != is_direct:
+            raise SystemExit("fetched by the other way")
+        fetcher.close()
         await bus.close()
-    return took
-
-
-def _tcp_owner(_nats_url: str, size: int, pipe: Connection) -> None:
-    class Owner(asyncio.Protocol):
-        def connection_made(self, transport: Any) -> None:
-            self._transport = transport
-
-        def data_received(self, _data: bytes) -> None:
-            self._transport.write(content)
-
-    async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(Owner, "127.0.0.1", 0)
-        pipe.send(server.sockets[0].getsockname()[1])
-        await asyncio.sleep(3600)
-
-    content = memoryview(bytearray(size))
-    uvloop.run(serve())
-
-
-async def _tcp_reader(_nats_url: str, place: Any, size: int, seconds: float) -> list[float]:
-    class Reader(asyncio.BufferedProtocol):
-        def __init__(self) -> None:
-            self.buffer, self.have = memoryview(b""), 0
-            self.came: asyncio.Future[None] | None = None
-
-        def get_buffer(self, _sizehint: int) -> memoryview:
-            return self.buffer[self.have :] or memoryview(bytearray(1))
-
-        def buffer_updated(self, received: int) -> None:
-            self.have += received
-            if self.have == size and self.came is not None:
-                self.came.set_result(None)
-
-    loop = asyncio.get_running_loop()
-    transport, reader = await loop.create_connection(Reader, "127.0.0.1", place)
-    took: list[float] = []
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        came: asyncio.Future[None] = loop.create_future()
-        reader.came, reader.have = came, 0
-        began_s = time.perf_counter()
-        reader.buffer = np.empty(size, np.uint8).data
-        transport.write(b"?")
-        await came
-        took.append(time.perf_counter() - began_s)
-    transport.close()
     return took
 
 

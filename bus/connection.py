@@ -142,6 +142,11 @@ class Bus:
         """About how much of what was published the broker has not taken yet."""
         return self._kept_bytes if self._protocol is None else self._protocol.unsent_bytes
 
+    @property
+    def local_host(self) -> str:
+        """The address of this host from which the broker is reached, "" while it is away."""
+        return "" if self._protocol is None else self._protocol.local_host
+
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         """Sends `data` within this turn of the event loop; while the broker is away it is kept, up to a limit.
 

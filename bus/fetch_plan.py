@@ -86,7 +86,6 @@ class FetchPlan:
         self._fetches: dict[int, _Fetch] = {}
         self._line: deque[int] = deque()
         self._outstanding = 0
-        self._last = 0
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -96,17 +95,15 @@ class FetchPlan:
         """Pieces that were asked for and have not come."""
         return self._outstanding
 
-    def begin(self, ref: PayloadRef, now_s: float) -> tuple[int, list[Ask | Ended]]:
-        """A payload is to be fetched: the number of its fetch, and what is to be done."""
-        self._last += 1
-        number = self._last
+    def begin(self, number: int, ref: PayloadRef, now_s: float) -> list[Ask | Ended]:
+        """A payload is to be fetched, under a number that no other fetch has had."""
         if not 0 <= ref.size <= MAX_FETCHED_BYTES:
-            return number, [Ended(number, Loss.STALE)]
+            return [Ended(number, Loss.STALE)]
         if ref.size == 0:
-            return number, [Ended(number, b"")]
+            return [Ended(number, b"")]
         fetch = self._fetches[number] = _Fetch(ref, -(-ref.size // self._piece_bytes), now_s)
         self._join(number, fetch)
-        return number, self._asks()
+        return self._asks()
 
     def received(self, number: int, piece: int, data: bytes, now_s: float) -> list[Ask | Ended]:
         """A piece has come; none of its length is the owner's word that it has gone."""

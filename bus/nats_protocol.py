@@ -143,6 +143,12 @@ class NatsProtocol(asyncio.Protocol):
         return len(self._pongs)
 
     @property
+    def local_host(self) -> str:
+        """The address at this end of the connection, "" where it has none."""
+        name = None if self._transport is None else self._transport.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
     def unsent_bytes(self) -> int:
         """What waits for the server to take it, but for what this turn of the loop has added."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()

@@ -13,9 +13,10 @@ from collections import deque
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.direct_listener import DirectListener
 from bus.identity import owner_of
 from bus.payloads import PayloadReader, StalePayload
-from schemas.fetches import unpack_fetch
+from schemas.fetches import ADDRESS_QUESTION, OwnerAddress, pack_address, unpack_fetch
 from schemas.tensors import PayloadRef
 from schemas.wire import MalformedMessage
 
@@ -35,10 +36,14 @@ _WAIT_S = 0.002
 
 
 class PayloadServer:
-    """See the module. `owner` is this process; all of it is in the event loop."""
+    """See the module. `owner` is this process, `listener` where it gives payloads on connections to itself, if it does.
 
-    def __init__(self, bus: Bus, owner: str) -> None:
+    All of it is in the event loop.
+    """
+
+    def __init__(self, bus: Bus, owner: str, listener: DirectListener | None = None) -> None:
         self._bus = bus
+        self._listener = listener
         self._owner = owner
         self._reader = PayloadReader()
         self._questions: deque[tuple[PayloadRef, str]] = deque()
@@ -50,7 +55,23 @@ class PayloadServer:
         """Listens for readers."""
         await self._bus.subscribe(subjects.fetch(self._owner), self._on_question)
 
+    @property
+    def refused_readers(self) -> int:
+        """Connections that were not taken, or whose readers did not prove that they may read."""
+        return 0 if self._listener is None else self._listener.refused
+
+    def close(self) -> None:
+        """Takes readers on connections no more."""
+        if self._listener is not None:
+            self._listener.close()
+
     def _on_question(self, message: Message) -> None:
+        if message.data == ADDRESS_QUESTION:
+            if message.reply:
+                listener = self._listener
+                address = OwnerAddress() if listener is None else listener.address(self._bus.local_host)
+                self._bus.publish(message.reply, pack_address(address))
+            return
         try:
             piece = unpack_fetch(message.data)
         except MalformedMessage as error:

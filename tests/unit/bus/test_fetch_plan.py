@@ -37,9 +37,12 @@ class World:
         self.away: set[int] = set()
         self.late: set[int] = set()
         self.events = 0
+        self.begun = 0
 
     def begin(self, size: int) -> int:
-        number, actions = self.plan.begin(ref(size), self.now_s)
+        self.begun += 1
+        number = self.begun
+        actions = self.plan.begin(number, ref(size), self.now_s)
         self.take(actions)
         return number
 
@@ -114,7 +117,8 @@ def test_each_fetch_ends_once_with_what_is_there(seed: int, sizes: list[int], lo
 
 def test_one_piece_is_taken_as_it_came() -> None:
     plan = FetchPlan(PIECE)
-    number, (ask,) = plan.begin(ref(PIECE), 0.0)
+    number = 1
+    (ask,) = plan.begin(number, ref(PIECE), 0.0)
     assert isinstance(ask, Ask)
     data = content_of(ask.piece)
     (end,) = plan.received(number, 0, data, 0.0)
@@ -124,14 +128,15 @@ def test_one_piece_is_taken_as_it_came() -> None:
 
 def test_payloads_take_turns() -> None:
     plan = FetchPlan(PIECE)
-    plan.begin(ref(1000), 0.0)
-    _, actions = plan.begin(ref(PIECE), 0.0)
+    plan.begin(1, ref(1000), 0.0)
+    actions = plan.begin(2, ref(PIECE), 0.0)
     assert [action.fetch for action in actions] == [2], "a large one leaves room for others"
 
 
 def test_what_does_not_come_is_asked_for_again_and_then_given_up() -> None:
     plan = FetchPlan(PIECE)
-    number, _ = plan.begin(ref(PIECE), 0.0)
+    number = 1
+    plan.begin(number, ref(PIECE), 0.0)
     assert plan.tick(RETRY_S / 2, True) == []
     (again,) = plan.tick(RETRY_S, True)
     assert isinstance(again, Ask)
@@ -141,7 +146,8 @@ def test_what_does_not_come_is_asked_for_again_and_then_given_up() -> None:
 
 def test_an_owner_that_is_not_there_is_waited_for_a_moment() -> None:
     plan = FetchPlan(PIECE)
-    number, _ = plan.begin(ref(PIECE), 1.0)
+    number = 1
+    plan.begin(number, ref(PIECE), 1.0)
     assert plan.nobody(number, 1.0) == []
     assert len(plan.tick(1.1, True)) == 1
     assert plan.nobody(number, 1.0 + NOBODY_PATIENCE_S) == [Ended(number, Loss.UNREACHABLE)]
