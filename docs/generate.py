@@ -89,7 +89,7 @@ def message_fields() -> str:
         (
             "fetch",
             "gateway, worker → the owner of a payload",
-            "(segment, slot, generation, offset, size) of a piece; answered with it",
+            "(segment, slot, generation, offset, size) of a piece, or nothing for the owner's address; answered with it",
         ),
         ("readiness", "gateway, worker → worker", "model, version; answered with whether it is ready"),
         ("repository view", "worker → gateway", "worker, what is wrong with each model by name (empty: nothing)"),

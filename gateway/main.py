@@ -11,6 +11,7 @@ import uvloop
 
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
+from bus.direct_listener import DirectListener
 from bus.identity import own_id
 from bus.known_models import KnownModels
 from bus.model_files import ModelFiles
@@ -101,6 +102,13 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         logger.error("%s", error)
         announce_failure(str(error))
         return 1
+    try:
+        listener = await DirectListener.opened(bus, gateway_id, settings.payload_listen)
+    except (OSError, ValueError) as error:
+        logger.error("%s", error)
+        announce_failure(str(error))
+        await bus.close()
+        return 1
     registry = RegistryView(bus)
     catalog = Catalog(registry, settings.strict_readiness)
     payloads = PayloadStore(PayloadArena(gateway_id), registry.model_shares_memory)
@@ -109,7 +117,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     if cache_config is not None:
         cache = ResponseCache(bus, gateway_id, catalog, registry, cache_config, metrics_config.summary_latencies)
         own_counters = OwnCounters(bus, gateway_id, cache.counters)
-    fetcher, payload_server = PayloadFetcher(bus, gateway_id), PayloadServer(bus, gateway_id)
+    fetcher, payload_server = PayloadFetcher(bus, gateway_id), PayloadServer(bus, gateway_id, listener)
     inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing, cache=cache, fetcher=fetcher)
     statistics = Statistics(bus, gateway_id, registry, catalog)
     desired = DesiredModels(bus)
@@ -149,7 +157,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         announce_failure(error.message)
         await bus.close()
         return 1
-    await fetcher.start()
+    await fetcher.start(background)
     await payload_server.start()
     await inference.start(background)
     await live_settings.start()
@@ -182,7 +190,9 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
     if listeners.has("metrics"):
         ports["metrics_port"] = listeners.port("metrics")
-        endpoint = MetricsEndpoint(gateway_id, statistics, catalog, inference, payloads, durable, metrics_config)
+        endpoint = MetricsEndpoint(
+            gateway_id, statistics, catalog, inference, payloads, durable, metrics_config, fetcher, payload_server
+        )
         listeners.serve("metrics", endpoint.app(), "httptools", background)
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)
@@ -220,6 +230,8 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     if own_counters is not None:
         own_counters.stop()
     await listeners.wait_closed()
+    fetcher.close()
+    payload_server.close()
     payloads.close()
     await bus.close()
     return 0

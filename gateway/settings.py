@@ -18,12 +18,13 @@ class GatewaySettings:
     ready (`http_port`, `grpc_port`, `metrics_port`). `server_id` is the server's name in its metadata, as Triton's
     `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With `strict_readiness`
     the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests after SIGTERM.
-    `live_streams` None takes as many as there are.
+    `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
     Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
     nats_url: str
     nats_access: BrokerAccess = NO_ACCESS
+    payload_listen: str | None = None
     gateway_id: str | None = None
     server_id: str = "triton"
     strict_readiness: bool = True

@@ -168,6 +168,8 @@ class WorkerLoadCounters(Counters):
 class WorkerCounters(Counters):
     """The answer of a worker; `gpus` by UUID, `payload_slots` are those its instances hold now.
 
+    `payload_bytes` were fetched from other hosts, by the way on which they came; `payload_readers_refused` are connections
+    by which others tried in vain to fetch from it.
     `pinned_total_bytes` of host memory may be pinned for its instances on GPUs, and `pinned_used_bytes` are; 0 without any.
     `families` are the metrics that its models make themselves.
 
@@ -179,6 +181,8 @@ class WorkerCounters(Counters):
     models: list[VersionCounters]
     malformed_messages: Count = 0
     payload_slots: Count = 0
+    payload_bytes: Annotated[dict[str, Count], Field(max_length=16)] = {}
+    payload_readers_refused: Count = 0
     host: HostReading | None = None
     gpus: Annotated[dict[str, GpuReading], Field(max_length=1024)] = {}
     pinned_total_bytes: Count = 0

@@ -14,9 +14,11 @@ import uvloop
 
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
+from bus.direct_listener import DirectListener
 from bus.identity import own_id
 from bus.model_files import ModelFiles
 from bus.payload_fetcher import PayloadFetcher
+from bus.payload_server import PayloadServer
 from bus.payloads import remove_dead_segments
 from bus.presence import Presence
 from bus.sequence_states import SequenceStates
@@ -118,18 +120,25 @@ async def _work(
         logger.error("%s", error)
         announce_failure(str(error))
         return 1
+    try:
+        listener = await DirectListener.opened(bus, worker_id, settings.payload_listen)
+    except (OSError, ValueError) as error:
+        logger.error("%s", error)
+        announce_failure(str(error))
+        await bus.close()
+        return 1
     publisher = ThreadPublisher(bus, worker_id)
     publisher.start(background)
     devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
     gpus = gpu_uuids() if settings.allow_client_shm else []
     client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
-    fetcher = PayloadFetcher(bus, worker_id)
+    fetcher, payload_server = PayloadFetcher(bus, worker_id), PayloadServer(bus, worker_id, listener)
     inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies, fetcher)
     model_metrics = ModelMetrics()
     capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
     mode = settings.model_control_mode
     counts = (inner_calls.cache_counters, model_metrics.snapshot)
-    service = WorkerService(bus, publisher, worker_id, devices, gpus, *counts, capacity, fetcher, mode)
+    service = WorkerService(bus, publisher, worker_id, devices, gpus, *counts, capacity, fetcher, payload_server, mode)
     paths, mirrors = open_mirrors(bus, settings, background)
     repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
     readiness_answers = ReadinessAnswers(bus, worker_id, service.models)
@@ -174,7 +183,7 @@ async def _work(
     health.listener = control.tell_health
     if client_memory.cuda is not None:
         await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
-    await fetcher.start()
+    await fetcher.start(background)
     await service.start(background)
     presence = Presence(bus, "worker", worker_id)
     presence_task = await presence.start(background)
@@ -211,6 +220,8 @@ async def _work(
     presence_task.cancel()
     presence.tell(leaving=True)
     await inner_calls.close()
+    fetcher.close()
+    payload_server.close()
     control.remove_folders()
     mirrors.remove_folders()
     await publisher.close()

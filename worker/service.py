@@ -18,7 +18,7 @@ from typing import Any
 
 from bus import subjects
 from bus.connection import Bus, Message
-from bus.payload_fetcher import PayloadFetcher
+from bus.payload_fetcher import PayloadFetcher, fetched_bytes
 from bus.payload_server import PayloadServer
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.streams import ensure_streams
@@ -65,7 +65,8 @@ class WorkerService:
     `devices` is what it tells of its host, None for nothing; `gpus` are those that clients' memory may lie on.
     `cache_counters` tells what models asked of others and had from a cache, `model_metrics` what they count themselves.
     `capacity` is what it has for models that declare what they need. `fetcher` brings payloads of other hosts; without it
-    they are lost. `control_mode` is its model control mode, which it tells all.
+    they are lost. `payload_server` gives readers there those of this process. `control_mode` is its model control mode,
+    which it tells all.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class WorkerService:
         model_metrics: Callable[[], list[dict[str, Any]]] = list,
         capacity: Amounts | None = None,
         fetcher: PayloadFetcher | None = None,
+        payload_server: PayloadServer | None = None,
         control_mode: str = "none",
     ) -> None:
         self._model_metrics = model_metrics
@@ -102,7 +104,8 @@ class WorkerService:
         self._epochs = QueueEpochs()
         self._publisher = publisher
         self._remote = None if fetcher is None else RemotePayloads(fetcher)
-        self._payload_server = PayloadServer(bus, worker_id)
+        self._fetcher = fetcher
+        self._payload_server = payload_server or PayloadServer(bus, worker_id)
         self._load = WorkerLoad()
         self._draining = False
         self._beats: asyncio.Task[None] | None = None
@@ -344,6 +347,8 @@ class WorkerService:
                 "malformed_messages": self.malformed_messages
                 + self._epochs.malformed_messages
                 + self._payload_server.malformed_messages,
+                "payload_bytes": fetched_bytes(self._fetcher),
+                "payload_readers_refused": self._payload_server.refused_readers,
                 "payload_slots": sum(instance.slots_held for instance in list(self._arenas.values())),
                 "host": None if devices is None else devices.host,
                 "gpus": {} if devices is None else devices.gpus,

@@ -22,15 +22,16 @@ class WorkerSettings:
     (`announce_failure`); without it the others serve. `backend_config` holds values of the form
     `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own.
     `exit_timeout_secs` is the time for running batches after SIGTERM.
-    `live_streams` None takes as many as there are. `cache_config` is for what its models ask of
-    others. `model_memory_bytes` (0: nobody counts) and `worker_resource` (`NAME=COUNT`) are what there is for models that
-    declare what they need. `gpu` is the one GPU whose instances it runs, None for all of the host's; `cpu_instances` says
-    that it runs those that need none. `model_load_gpu_limit` holds values of the form `<gpu>:<fraction>`. `host_policy`
-    holds values of the form `<policy>,<setting>=<value>`.
+    `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
+    `cache_config` is for what its models ask of others. `model_memory_bytes` (0: nobody counts) and `worker_resource`
+    (`NAME=COUNT`) are what there is for models that declare what they need. `gpu` is the one GPU whose instances it runs,
+    None for all of the host's; `cpu_instances` says that it runs those that need none. `model_load_gpu_limit` holds values
+    of the form `<gpu>:<fraction>`. `host_policy` holds values of the form `<policy>,<setting>=<value>`.
     """
 
     nats_url: str
     nats_access: BrokerAccess = NO_ACCESS
+    payload_listen: str | None = None
     model_repositories: tuple[Path | str, ...]
     worker_id: str | None = None
     model_config_name: str | None = None

@@ -10,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from bus.payload_fetcher import PayloadFetcher
+from bus.payload_server import PayloadServer
 from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.payload_store import PayloadStore
@@ -19,6 +21,7 @@ from gateway.metrics.device_families import device_families
 from gateway.metrics.durable_families import durable_families
 from gateway.metrics.load_families import load_families, refusal_family
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
+from gateway.metrics.payload_families import payload_families
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families, process_families
 from gateway.statistics import Statistics
@@ -39,6 +42,8 @@ class MetricsEndpoint:
         payloads: PayloadStore,
         durable: DurableStore,
         config: MetricsConfig,
+        fetcher: PayloadFetcher,
+        payload_server: PayloadServer,
     ) -> None:
         self._gateway_id = gateway_id
         self._statistics = statistics
@@ -47,6 +52,8 @@ class MetricsEndpoint:
         self._payloads = payloads
         self._durable = durable
         self._config = config
+        self._fetcher = fetcher
+        self._payload_server = payload_server
 
     def app(self) -> Starlette:
         """The application: `/metrics`, and an empty page for any other path, as in Triton."""
@@ -85,6 +92,7 @@ class MetricsEndpoint:
             {name: len(self._catalog.workers_of(name)) for name in names},
         )
         yield from gateway_families(self._inference, self._payloads)
+        yield from payload_families(self._statistics, self._fetcher, self._payload_server)
         yield refusal_family(self._inference)
         yield from durable_families(self._durable)
         yield from process_families(self._processes())

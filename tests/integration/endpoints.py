@@ -45,12 +45,16 @@ class Endpoints:
             return self.get(f"/v2/models/{model}/ready" if model else "/v2/health/ready")[0] == 200
         return False
 
+    def metrics_page(self) -> str:
+        """What Prometheus would read."""
+        status, page = _get(f"http://{self.metrics_place}/metrics")
+        assert status == 200
+        return page.decode()
+
     def metrics(self) -> Counter[tuple[str, str]]:
         """The value of each metric by (name, model), summed over its other labels; model "" where it has none."""
         values: Counter[tuple[str, str]] = Counter()
-        status, page = _get(f"http://{self.metrics_place}/metrics")
-        assert status == 200
-        for line in page.decode().splitlines():
+        for line in self.metrics_page().splitlines():
             if not line.startswith("#"):
                 name, _, rest = line.partition("{")
                 labels, _, value = rest.rpartition("} ") if rest else ("", "", line)

@@ -6,8 +6,9 @@ from typing import Any
 
 from bus.live_layout import MAX_LIVE_STREAMS
 from weir import NATS_URL_VARIABLE
-from weir.options.option import ROLES, SERVE, Option
-from weir.options.values import Integer, Text
+from weir.options.forms import listen_address
+from weir.options.option import GATEWAY, ROLES, SERVE, WORKER, Option
+from weir.options.values import Checked, Integer, Text
 
 TOOLS = "tools"
 """The commands that look at a running cluster, `weir dead` and the like, take the options that name it too."""
@@ -66,6 +67,16 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         default=0,
         help="How many servers of a NATS cluster keep what is stored; 0: three where there are as many, else one.",
         commands=_EVERYWHERE,
+        **_PANEL,
+    ),
+    Option(
+        names=("--payload-listen",),
+        value=Checked("HOST[:PORT]", listen_address),
+        shown_default="nowhere",
+        help="Where readers on other hosts fetch large tensors from this process itself, instead of through NATS; without "
+        "a port, or with 0, at a free one. 0.0.0.0 or :: are all addresses: readers are told the one that reaches NATS.",
+        environment="WEIR_PAYLOAD_LISTEN",
+        commands=(GATEWAY, WORKER),
         **_PANEL,
     ),
     Option(

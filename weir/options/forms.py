@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from schemas.listen_address import ListenAddress
 from schemas.placement import read_resource
 from weir.options.values import BadValue, Integer, Number
 
@@ -52,6 +53,14 @@ def cache_setting(text: str) -> None:
             f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got {text}"
         )
     setting_of("cache-config", "cache name")(text)
+
+
+def listen_address(text: str) -> None:
+    """`<host>` or `<host>:<port>`."""
+    try:
+        ListenAddress.of(text)
+    except ValueError as error:
+        raise BadValue(str(error)) from error
 
 
 def device_pair(text: str) -> None:

@@ -103,8 +103,8 @@ def test_each_field_of_a_role_s_settings_is_an_option_with_the_same_default(role
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_takes_serve_takes_too(role: str) -> None:
-    # `weir serve` itself says which worker has which GPU.
-    alone = {"gpu", "cpu_instances"} if role == "worker" else set()
+    # `weir serve` itself says which worker has which GPU, and has no readers on other hosts.
+    alone = {"gateway": {"payload_listen"}, "worker": {"payload_listen", "gpu", "cpu_instances"}}.get(role, set())
     assert options_of(role).keys() - options_of(SERVE).keys() == {f"{role}_id", *alone}
 
 
