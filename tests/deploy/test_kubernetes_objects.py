@@ -16,6 +16,8 @@ from kubernetes_schemas import problems
 from kustomization import CLUSTER_WIDE, Object, documents, rendered
 from weir_commands import refusal
 
+from schemas.listen_address import ListenAddress
+
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
 WORKLOADS = {"Deployment", "StatefulSet"}
@@ -192,6 +194,27 @@ def test_nobody_talks_to_anybody_but_for_what_is_named() -> None:
         for name in ("broker", "clients-to-gateways")
     }
     assert opened == {"nats": [4222, 6222], "gateway": [8000, 8001, 8002]}
+
+
+def test_who_may_read_payloads_listens_for_its_like() -> None:
+    policy = named("production", "NetworkPolicy", "payloads")["spec"]
+    likes = policy["podSelector"]
+    pods = selected("production", likes["matchLabels"])
+    assert {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in pods} == {
+        "gateway",
+        "worker-cpu",
+        "worker-gpu",
+    }
+    (ingress,), (egress,) = policy["ingress"], policy["egress"]
+    assert [peer["podSelector"] for peer in (*ingress["from"], *egress["to"])] == [likes, likes]
+    assert ingress["ports"] == egress["ports"] == [{"port": 7422, "protocol": "TCP"}]
+    for pod in pods:
+        (container,) = pod["spec"]["containers"]
+        assert {"name": "payloads", "containerPort": 7422} in container["ports"]
+        (option,) = [word for word in container["args"] if word.startswith("--payload-listen=")]
+        assert ListenAddress.of(option.partition("=")[2].replace("$(POD_IP)", "fd00::7")) == ("fd00::7", 7422)
+        names = [one["name"] for one in container["env"]]
+        assert "POD_IP" in names
 
 
 def test_a_gpu_worker_has_a_gpu() -> None:
