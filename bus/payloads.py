@@ -20,10 +20,12 @@ import os
 import re
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from bus.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY, lies_elsewhere
+from bus.payload_budget import PayloadBudget, process_budget
 from schemas.tensors import PayloadRef
 
 INLINE_LIMIT_BYTES = 64 * 1024
@@ -32,6 +34,10 @@ INLINE_LIMIT_BYTES = 64 * 1024
 REMOTE_INLINE_LIMIT_BYTES = 128 * 1024
 """The same between two hosts. Measured, a tensor of 64 KiB costs a quarter less CPU inside a message than fetched, one of
 200 KB as much, one of 4 MB a third more; and what is fetched spares the stream and the scheduler."""
+
+RECLAIM_AFTER_S = 10.0
+"""A slot that was given back so long ago may lose its memory, when there is not enough for slots of another size. Until
+then a reader that has looked at the generation before may still be reading, and its read would ask for memory anew."""
 
 ALIGNMENT_BYTES = 64
 _NAME = re.compile(r"weir-[A-Za-z0-9_-]+\.[0-9]+")
@@ -78,12 +84,15 @@ class Slot:
 class _Segment:
     """One sparse file of equal slots; pages exist only from the first use of a slot on."""
 
-    def __init__(self, name: str, slot_bytes: int, slots: int) -> None:
+    def __init__(self, name: str, slot_bytes: int, slots: int, budget: PayloadBudget) -> None:
         self.name = name
+        self._budget = budget
+        self._held_bytes = 0
         self.slot_bytes = slot_bytes
         self.stride = -(-(slot_bytes + _HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         self.slots = slots
-        self._free: list[int] = []
+        self._free: deque[tuple[int, float]] = deque()  # with when it was given back, the last one at the end
+        self._emptied: list[int] = []  # that have no memory any more, but for the page of the generation
         self._used = 0  # slots that have ever been given out: the others have no memory yet
         self._path = SHARED_MEMORY_DIRECTORY / name
         # The file gets its name only once it is locked: a sweep by another process must not take it for a dead one's.
@@ -92,23 +101,50 @@ class _Segment:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         os.ftruncate(self._fd, self.stride * slots)
         os.rename(unnamed, self._path)
-        self.memory = memoryview(mmap.mmap(self._fd, self.stride * slots))
+        self._map = mmap.mmap(self._fd, self.stride * slots)
+        self.memory = memoryview(self._map)
 
     def allocate(self, size: int) -> Slot | None:
         if self._free:
-            return Slot(self, self._free.pop(), size)
-        if self._used == self.slots:
+            return Slot(self, self._free.pop()[0], size)
+        if self.is_full:
+            return None
+        is_new = not self._emptied
+        index = self._used if is_new else self._emptied[-1]
+        needed = self.stride if is_new else self.stride - _PAGE_BYTES
+        if not self._budget.take(needed):
             return None
         try:
-            os.posix_fallocate(self._fd, self._used * self.stride, self.stride)
+            os.posix_fallocate(self._fd, index * self.stride, self.stride)
         except OSError:  # /dev/shm is full
+            self._budget.give_back(needed)
             return None
-        self._used += 1
-        return Slot(self, self._used - 1, size)
+        self._held_bytes += needed
+        if is_new:
+            self._used += 1
+        else:
+            self._emptied.pop()
+        return Slot(self, index, size)
+
+    @property
+    def is_full(self) -> bool:
+        return self._used == self.slots and not self._emptied and not self._free
 
     @property
     def in_use(self) -> int:
-        return self._used - len(self._free)
+        return self._used - len(self._free) - len(self._emptied)
+
+    def reclaim(self, needed: int, before_s: float) -> int:
+        """Gives the memory of slots back that nobody has used since `before_s`: how much, at most `needed` and one slot."""
+        reclaimed, each = 0, self.stride - _PAGE_BYTES
+        while reclaimed < needed and self._free and self._free[0][1] <= before_s:
+            index, _ = self._free.popleft()
+            self._map.madvise(mmap.MADV_REMOVE, index * self.stride + _PAGE_BYTES, each)
+            self._emptied.append(index)
+            reclaimed += each
+        self._held_bytes -= reclaimed
+        self._budget.give_back(reclaimed)
+        return reclaimed
 
     def generation(self, index: int) -> int:
         return int(_GENERATION.unpack_from(self.memory, index * self.stride)[0])
@@ -117,9 +153,11 @@ class _Segment:
         if self.generation(slot.index) != slot.generation:
             return  # already given back
         _GENERATION.pack_into(self.memory, slot.offset, slot.generation + 1)
-        self._free.append(slot.index)
+        self._free.append((slot.index, time.monotonic()))
 
     def close(self) -> None:
+        self._budget.give_back(self._held_bytes)
+        self._held_bytes = 0
         self._path.unlink(missing_ok=True)
         os.close(self._fd)
 
@@ -127,11 +165,13 @@ class _Segment:
 class PayloadArena:
     """The slots of one owner process. Not thread-safe: each thread that allocates has its own arena.
 
-    `capacity_bytes` bounds the memory in use; `name` is unique to the owner, as from `bus.identity.new_id`.
+    `capacity_bytes` bounds the memory of slots of one size, and `budget` all of it, together with that of other arenas: of
+    those of this process, where none is given. `name` is unique to the owner, as from `bus.identity.new_id`.
     """
 
-    def __init__(self, name: str, capacity_bytes: int = 1 << 30) -> None:
+    def __init__(self, name: str, capacity_bytes: int = 1 << 30, budget: PayloadBudget | None = None) -> None:
         self._name = name
+        self._budget = process_budget() if budget is None else budget
         self._capacity_bytes = capacity_bytes
         self._segments: dict[int, _Segment] = {}
 
@@ -141,16 +181,27 @@ class PayloadArena:
         return sum(segment.in_use for segment in self._segments.values())
 
     def allocate(self, size: int) -> Slot | None:
-        """A slot of at least `size` bytes, or None when the arena or `/dev/shm` is full."""
+        """A slot of at least `size` bytes, or None when the arena, the budget or `/dev/shm` is full."""
         slot_bytes = max(_SMALLEST_CLASS_BYTES, 1 << (size - 1).bit_length())
         segment = self._segments.get(slot_bytes)
         if segment is None:
             slots = self._capacity_bytes // (slot_bytes + _PAGE_BYTES)
             if slots == 0 or not SHARED_MEMORY_DIRECTORY.is_dir():
                 return None
-            segment = _Segment(f"{SEGMENT_PREFIX}{self._name}.{slot_bytes}", slot_bytes, slots)
+            segment = _Segment(f"{SEGMENT_PREFIX}{self._name}.{slot_bytes}", slot_bytes, slots, self._budget)
             self._segments[slot_bytes] = segment
-        return segment.allocate(size)
+        slot = segment.allocate(size)
+        if slot is None and not segment.is_full and self._reclaim(segment):
+            slot = segment.allocate(size)
+        return slot
+
+    def _reclaim(self, wanting: _Segment) -> bool:
+        """Takes memory from slots of other sizes that are not used, as much as a slot of this size needs."""
+        before_s, needed = time.monotonic() - RECLAIM_AFTER_S, wanting.stride
+        for segment in self._segments.values():
+            if segment is not wanting and needed > 0:
+                needed -= segment.reclaim(needed, before_s)
+        return needed <= 0
 
     def close(self) -> None:
         """Removes the segments; references to them are stale from now on."""

@@ -34,6 +34,12 @@ BOUNDS = [
     ("bus.model_files", "MODEL_FILES_MAX_BYTES", "files that load requests brought", "503"),
     ("bus.payloads", "INLINE_LIMIT_BYTES", "a tensor inside a message, where memory is shared", "by reference"),
     ("bus.payloads", "REMOTE_INLINE_LIMIT_BYTES", "the same between two hosts", "fetched by reference"),
+    (
+        "bus.payload_budget",
+        "DEFAULT_BUDGET_BYTES",
+        "shared memory that a process holds for payloads, unless it is told otherwise",
+        "inside messages",
+    ),
     ("bus.fetch_plan", "MAX_OUTSTANDING", "pieces that a process has asked for and not got", "the next wait"),
     ("bus.fetch_plan", "PATIENCE_S", "wait for the next piece of a payload", "it is lost"),
     ("bus.direct_stream", "MAX_ASKED_PIECES", "pieces on their way on a connection to an owner", "the next ones wait"),

@@ -15,6 +15,7 @@ from bus.direct_listener import DirectListener
 from bus.identity import own_id
 from bus.known_models import KnownModels
 from bus.model_files import ModelFiles
+from bus.payload_budget import limit_payloads
 from bus.payload_fetcher import PayloadFetcher
 from bus.payload_server import PayloadServer
 from bus.payloads import PayloadArena, remove_dead_segments
@@ -84,6 +85,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
+    limit_payloads(settings.payload_memory_byte_size)
     gateway_id = own_id("gateway", settings.gateway_id)
     listeners = Listeners()
     try:

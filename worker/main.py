@@ -17,6 +17,7 @@ from bus.desired_models import DesiredModels
 from bus.direct_listener import DirectListener
 from bus.identity import own_id
 from bus.model_files import ModelFiles
+from bus.payload_budget import limit_payloads
 from bus.payload_fetcher import PayloadFetcher
 from bus.payload_server import PayloadServer
 from bus.payloads import remove_dead_segments
@@ -107,6 +108,7 @@ async def _work(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
+    limit_payloads(settings.payload_memory_byte_size)
     for prefix in (override_folder.PREFIX, mirror_folder.PREFIX):
         remove_left_folders(prefix)
     worker_id = own_id("worker", settings.worker_id)

@@ -23,6 +23,7 @@ class WorkerSettings:
     `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own.
     `exit_timeout_secs` is the time for running batches after SIGTERM.
     `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
+    `payload_memory_byte_size` 0 takes what follows from the host.
     `cache_config` is for what its models ask of others. `model_memory_bytes` (0: nobody counts) and `worker_resource`
     (`NAME=COUNT`) are what there is for models that declare what they need. `gpu` is the one GPU whose instances it runs,
     None for all of the host's; `cpu_instances` says that it runs those that need none. `model_load_gpu_limit` holds values
@@ -32,6 +33,7 @@ class WorkerSettings:
     nats_url: str
     nats_access: BrokerAccess = NO_ACCESS
     payload_listen: str | None = None
+    payload_memory_byte_size: int = 0
     model_repositories: tuple[Path | str, ...]
     worker_id: str | None = None
     model_config_name: str | None = None

