@@ -26,8 +26,11 @@ DIRECT_PIECE_BYTES = 1 << 20
 MAX_ASKED_PIECES = 4
 """Pieces that are on their way on one connection."""
 
-DIRECT_PATIENCE_S = 5.0
+DIRECT_PATIENCE_S = 10.0
 """How long a piece may take, beyond which the connection counts as broken."""
+
+SILENCE_PATIENCE_S = 2.0
+"""How long nothing at all may come of what was asked for, likewise."""
 
 QUESTION_LENGTH = struct.Struct("<H")
 CONTENT_LENGTH = struct.Struct("<q")
@@ -79,7 +82,7 @@ class DirectStream:
         self._fetches: dict[int, _Fetch] = {}
         self._line: deque[_Fetch] = deque()
         self._asked: deque[_Piece] = deque()
-        self._progress_s = 0.0
+        self._progress_s = self._heard_s = 0.0
         self._spare = memoryview(bytearray(PROOF_BYTES))
         self._part = _Part.GREETING
         self._place = self._spare[:NONCE_BYTES]
@@ -125,14 +128,17 @@ class DirectStream:
     def received(self, count: int, now_s: float) -> list[Ended]:
         """So many bytes have been put there: what has ended by them."""
         self._place = self._place[count:]
+        self._heard_s = now_s
         ended: list[Ended] = []
         if not len(self._place):
             self._complete(now_s, ended)
         return ended
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether a piece has been awaited for too long."""
-        return bool(self._asked) and now_s - self._progress_s >= DIRECT_PATIENCE_S
+        """Whether what was asked for has been awaited for too long."""
+        return bool(self._asked) and (
+            now_s - self._heard_s >= SILENCE_PATIENCE_S or now_s - self._progress_s >= DIRECT_PATIENCE_S
+        )
 
     def _complete(self, now_s: float, ended: list[Ended]) -> None:
         said = self._spare
@@ -197,7 +203,7 @@ class DirectStream:
             if fetch.has_ended:
                 continue
             if not self._asked:
-                self._progress_s = now_s
+                self._progress_s = self._heard_s = now_s
             offset, ref = fetch.next_offset, fetch.ref
             size = min(self._piece_bytes, ref.size - offset)
             question = pack_fetch(ref._replace(offset=ref.offset + offset, size=size))

@@ -45,6 +45,7 @@ BOUNDS = [
     ("bus.direct_stream", "MAX_ASKED_PIECES", "pieces on their way on a connection to an owner", "the next ones wait"),
     ("bus.direct_stream", "DIRECT_PIECE_BYTES", "one of them", "the next piece takes the rest"),
     ("bus.direct_stream", "DIRECT_PATIENCE_S", "wait for the next of them", "fetched through the broker"),
+    ("bus.direct_stream", "SILENCE_PATIENCE_S", "wait for any of its bytes", "fetched through the broker"),
     ("bus.direct_ways", "MAX_CONNECTIONS", "owners that a process is connected to", "fetched through the broker"),
     ("bus.direct_ways", "MAX_OWNERS", "owners whose failed connections are remembered", "fetched through the broker"),
     ("bus.direct_ways", "MAX_PAUSE_S", "pause after a connection that failed", "it is tried again"),

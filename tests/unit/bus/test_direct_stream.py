@@ -15,6 +15,7 @@ from bus.direct_stream import (
     GONE,
     MAX_ASKED_PIECES,
     QUESTION_LENGTH,
+    SILENCE_PATIENCE_S,
     DirectBroken,
     DirectStream,
 )
@@ -170,7 +171,13 @@ def test_a_piece_that_does_not_come_in_time_is_noticed() -> None:
     assert not stream.is_overdue(1e6)
     stream.begin(1, ref(3 * PIECE), 100.0)
     (first, *_) = questions(stream.to_send())
-    assert not stream.is_overdue(99.9 + DIRECT_PATIENCE_S)
-    tell(stream, answer(first), 103.0)
-    assert not stream.is_overdue(102.9 + DIRECT_PATIENCE_S)
-    assert stream.is_overdue(103.0 + DIRECT_PATIENCE_S)
+    assert not stream.is_overdue(99.9 + SILENCE_PATIENCE_S)
+    tell(stream, answer(first), 101.0)
+    assert not stream.is_overdue(100.9 + SILENCE_PATIENCE_S)
+    assert stream.is_overdue(101.0 + SILENCE_PATIENCE_S)
+    now_s = 101.0
+    while now_s < 101.0 + DIRECT_PATIENCE_S:  # a byte now and then
+        assert not stream.is_overdue(now_s)
+        tell(stream, b"\x0a" if now_s == 101.0 else b"\x00", now_s)
+        now_s += 1.9
+    assert stream.is_overdue(now_s)
