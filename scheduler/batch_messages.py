@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 
 from scheduler.batch import Batch
 from scheduler.batch_rows import rows_of
 from scheduler.owned_model import OwnedModel
-from scheduler.queued_request import frame_of
+from scheduler.queued_request import by_frame
 from scheduler.version_scheduler import Failure
 from schemas.abandoned import AbandonedRequests, pack_abandoned
 from schemas.frames import pack_batch_rows
@@ -19,7 +18,7 @@ from schemas.messages import pack_error
 def batch_message(scheduler: str, owned: OwnedModel, batch: Batch, now_us: int) -> bytes:
     """The message that hands a batch to its worker; frames that end with it are its to acknowledge. It is counted."""
     requests, rows = batch.requests, rows_of(batch, now_us)
-    acks = [ack for frame, of in groupby(requests, frame_of) if (ack := frame.delegate(batch.id, len(list(of))))]
+    acks = [ack for frame, number in by_frame(requests) if (ack := frame.delegate(batch.id, number))]
     for executed in (1,) * len(requests) if batch.is_series else (len(requests),):
         owned.counters.batch_requests.add(executed)
     return pack_batch_rows(

@@ -16,19 +16,25 @@ from telemetry.process_usage import process_usage
 class DispatchCounters:
     """Of one model: batches by the requests they were sent with, batches done again, and frames delivered again."""
 
-    __slots__ = ("batch_requests", "redelivered_frames", "redone_batches")
+    __slots__ = ("_first_delivery", "batch_requests", "redelivered_frames", "redone_batches")
 
     def __init__(self) -> None:
         self.batch_requests = SizeHistogram()
         self.redone_batches = 0
         self.redelivered_frames = 0
+        self._first_delivery = " "  # how the ack subjects of frames begin that the queue's consumer delivers first
 
     def frame_came(self, ack_subject: str) -> None:
         """A frame was pulled; its ack subject tells how often it has been delivered."""
+        if ack_subject.startswith(self._first_delivery):
+            return
         # $JS.ACK.<stream>.<consumer>.<delivered>.…, with <domain>.<account> before the stream since protocol 2.
         tokens = ack_subject.split(".")
-        if len(tokens) >= 9 and tokens[4 if len(tokens) < 11 else 6] != "1":
+        delivered = 4 if len(tokens) < 11 else 6
+        if len(tokens) >= 9 and tokens[delivered] != "1":
             self.redelivered_frames += 1
+        elif len(tokens) >= 9:
+            self._first_delivery = ".".join(tokens[: delivered + 1]) + "."
 
 
 def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us: int) -> dict[str, Any]:

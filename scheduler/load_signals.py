@@ -9,8 +9,8 @@ from typing import Any
 
 from scheduler.admission import Pace
 from scheduler.desired_workers import DesiredWorkers, Load
+from scheduler.lanes import BATCH, LIVE
 from scheduler.model_scheduler import AnyVersion, ModelScheduler
-from schemas.lanes import Lane
 from telemetry.utilization import Utilization
 
 _ACTIVE_US = 60_000_000
@@ -38,7 +38,7 @@ class LoadSignals:
 
     def came(self, lane: int, requests: int) -> None:
         """So many requests have come."""
-        if lane != Lane.BATCH.value:
+        if lane != BATCH:
             self.arrived += requests
 
     def turned_away(self, requests: int) -> None:
@@ -86,7 +86,7 @@ class LoadSignals:
         pace = self._paces.get(version.version)
         if pace is None or not version.instance_count:
             return 0
-        return int(version.waiting_in(Lane.LIVE.value) * pace.us_per_request / version.instance_count)
+        return int(version.waiting_in(LIVE) * pace.us_per_request / version.instance_count)
 
     def _active(self, now_us: int) -> list[AnyVersion]:
         """The versions that have something to do, or else the latest: others have instances too, but for nothing."""

@@ -288,8 +288,9 @@ class ModelScheduler:
             ended = version.complete(now_us, batch_id, outcome, busy_us, rescheduled)
             if ended is not None:
                 self._forget(ended)
-                is_back = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.RELEASED) or bool(rescheduled)
-                is_stranded = is_back and _is_stranded(version)
+                if outcome == BatchOutcome.ANSWERED and not rescheduled:  # as nearly all do
+                    return ended
+                is_stranded = (outcome != BatchOutcome.RELEASED or bool(rescheduled)) and _is_stranded(version)
                 return joined([ended, self._route()]) if is_stranded else ended
         return NOTHING_ENDED
 

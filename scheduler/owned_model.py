@@ -23,6 +23,7 @@ from scheduler.lost_attempts import LostAttempts
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import Ended
+from schemas.messages import BatchOutcome
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -199,12 +200,19 @@ class OwnedModel:
         lose = partial(self.scheduler.batches_missing, now_us, batch_ids)
         return self._lose(batch_ids, "its batch was lost on the way", lose)
 
-    def unanswered(
+    def complete(
         self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
     ) -> Ended:
-        """As the policy's `complete`, of a batch whose process has died."""
-        lose = partial(self.scheduler.complete, now_us, batch_id, outcome, busy_us, rescheduled)
-        return self._lose((batch_id,), "its process died", lose)
+        """As that of the policy; the batch may be one whose process has died."""
+        complete = partial(self.scheduler.complete, now_us, batch_id, outcome, busy_us, rescheduled)
+        if outcome != BatchOutcome.UNANSWERED:
+            return complete()
+        return self._lose((batch_id,), "its process died", complete)
+
+    def refuse(self, batch_id: int) -> None:
+        """A worker has refused the batch: nothing is sent until it is known who owns the queue."""
+        self.stopped = True
+        self.refused.append(batch_id)
 
     def _lose(self, batch_ids: Collection[int], reason: str, lose: Callable[[], Ended]) -> Ended:
         self.counters.redone_batches += len(batch_ids)

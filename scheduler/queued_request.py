@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
@@ -250,7 +251,14 @@ def _terms(
 arrival = attrgetter("enqueued_us", "key")
 """Orders requests as they came: those of one frame came at once, in the order of their keys."""
 
-frame_of = attrgetter("frame")
+_frame_of = attrgetter("frame")
+
+
+def by_frame(requests: Sequence[QueuedRequest]) -> Iterable[tuple[Frame, int]]:
+    """The frames that brought these requests, in their order, each with how many of it stand together."""
+    if len(requests) == 1:
+        return ((requests[0].frame, 1),)
+    return [(frame, len(list(of))) for frame, of in groupby(requests, _frame_of)]
 
 
 def rows_of(requests: Iterable[QueuedRequest]) -> int:

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import count, groupby
+from itertools import count
 from pathlib import Path
 
 from bus import subjects
@@ -34,7 +34,7 @@ from scheduler.missing_batches import MissingBatches
 from scheduler.model_memory import ModelMemory
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel, new_policy
 from scheduler.queue_release import let_run, wait_until
-from scheduler.queued_request import frame_of, requests_of
+from scheduler.queued_request import by_frame, requests_of
 from scheduler.record_follower import RecordFollower
 from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
@@ -232,20 +232,20 @@ class SchedulerService:
             return
         now_us = clock.now_us()
         for batch_id, outcome, busy_us, rescheduled in dones:
-            owned = self._batches.get(batch_id)
-            if owned is not None and outcome == BatchOutcome.REFUSED:
-                owned.stopped = True
-                owned.refused.append(batch_id)
+            if (owned := self._batches.get(batch_id)) is None:
+                continue
+            if outcome == BatchOutcome.ANSWERED and not rescheduled:  # as nearly all: it has acknowledged what it ends
+                del self._batches[batch_id]
+                self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled), batch_id)
+            elif outcome == BatchOutcome.REFUSED:
+                owned.refuse(batch_id)
                 self.on_refused(owned, busy_us)
-            elif owned is not None:
+            else:
                 if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
                     del self._batches[batch_id]
-                complete = owned.unanswered if outcome == BatchOutcome.UNANSWERED else owned.scheduler.complete
-                ended = complete(now_us, batch_id, outcome, busy_us, rescheduled)
-                # Its worker has acknowledged frames where it has answered all.
-                self._finish(ended, batch_id if outcome == BatchOutcome.ANSWERED and not rescheduled else 0)
-                if owned.scheduler.waiting:
-                    self._touch(owned)
+                self._finish(owned.complete(now_us, batch_id, outcome, busy_us, rescheduled))
+            if owned.scheduler.waiting:
+                self._touch(owned)
 
     def _on_cancel(self, owned: OwnedModel, message: Message) -> None:
         if owned.stopped:
@@ -370,8 +370,8 @@ class SchedulerService:
 
     def _finish(self, ended: Ended, batch_id: int = 0) -> None:
         answered, failures = ended
-        for frame, requests in groupby(answered, frame_of):
-            frame.requests_ended(len(list(requests)), batch_id)
+        for frame, requests in by_frame(answered):
+            frame.requests_ended(requests, batch_id)
         if failures:
             self._answer_failures(failures)
 
