@@ -178,13 +178,19 @@ def unpack_batch(data: bytes) -> BatchMessage:
             raise TypeError("names that can't be part of a subject")
         if not type(batch_id) is type(version) is type(instance) is int:
             raise TypeError("expected integers")
-        if batch_id < 0 or (more and type(more[0]) is not bool):
-            raise TypeError("not the number of a batch, or not whether it is a series")
-        if not all(type(number) is int and 0 <= number < MAX_EPOCH for number in more[1:]):
-            raise TypeError("not an epoch, or not a partition")
-        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks, *more)
+        if batch_id < 0:
+            raise TypeError("not the number of a batch")
+        return BatchMessage(scheduler, batch_id, text(model), version, instance, entries, acks, *_batch_ending(*more))
     except TypeError as error:
         raise MalformedMessage(f"not a batch: {error}") from error
+
+
+def _batch_ending(is_series: bool = False, epoch: int = 0, partition: int = 0) -> tuple[bool, int, int]:
+    if not (type(is_series) is bool and type(epoch) is type(partition) is int):
+        raise TypeError("not whether it is a series, or not an epoch, or not a partition")
+    if not (0 <= epoch < MAX_EPOCH and 0 <= partition < MAX_EPOCH):
+        raise TypeError("an epoch, or a partition, that can't be")
+    return is_series, epoch, partition
 
 
 def _entry(
