@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bus.parent_death import dies_with_parent
 from weir.forked_role import ForkedRole, import_roles
 
 COMMAND = (sys.executable, "-P", "-m", "weir")
@@ -131,17 +132,32 @@ class PreparedWeir:
         return answer
 
 
-_prepared: dict[int, PreparedWeir] = {}
+_module_path = os.environ.get("PYTHONPATH")
+_prepared: list[PreparedWeir] = []
 
 
 def run_weir(
     words: Sequence[str], environment: Mapping[str, str], out: int, errors: int, told: int = -1
-) -> WeirProcess:
-    """Runs `weir` and these words, as `PreparedWeir.run` does; what is needed for that is there from the first call on."""
-    pid = os.getpid()
-    if pid not in _prepared:
-        _prepared[pid] = PreparedWeir()
-    return _prepared[pid].run(words, environment, out, errors, told)
+) -> WeirProcess | subprocess.Popen[bytes]:
+    """Runs `weir` and these words, as `PreparedWeir.run` does; that one is there from the first call on.
+
+    Where a `PYTHONPATH` of its own makes it import something else than others, it is run as users do.
+    """
+    if environment.get("PYTHONPATH") != _module_path:
+        return subprocess.Popen(
+            [*COMMAND, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=errors,
+            env=environment,
+            pass_fds=[told] * (told >= 0),
+            start_new_session=True,
+            # Tests that are killed can't end it; then it, and all it has started, goes with them.
+            preexec_fn=dies_with_parent(),
+        )
+    if not _prepared:
+        _prepared.append(PreparedWeir())
+    return _prepared[0].run(words, environment, out, errors, told)
 
 
 # The other side

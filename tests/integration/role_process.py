@@ -21,7 +21,7 @@ from telemetry.readiness import READY_FD
 
 def role_started(
     words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
-) -> tuple[WeirProcess, dict[str, Any]]:
+) -> tuple[WeirProcess | subprocess.Popen[bytes], dict[str, Any]]:
     """`weir` with these words, a role, and what it announced: that it is ready, or why it does not start."""
     ready, announced = os.pipe()
     told = {**clean_environment(folder), **(environment or {}), READY_FD: str(announced)}
