@@ -13,9 +13,10 @@ from typing import Any
 
 from bus.known_models import KnownModels
 from bus.registry import RegistryView
+from calls.acquaintance import Acquaintance
 from calls.partition_choice import destination_of
 from calls.prepared import PreparedRequests
-from schemas.errors import WeirError, invalid, not_found, unavailable
+from schemas.errors import WeirError, invalid, not_found, overloaded, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import namespace_of, plain_name
 from schemas.normalizer import RequestNormalizer
@@ -86,6 +87,7 @@ class Catalog:
         self._known: KnownModels | None = None
         self._away: set[str] = set()  # models without a live worker, accepted for as long as they are known
         self._is_unwanted: Callable[[str], bool] = lambda _name: False
+        self._acquaintance: Acquaintance | None = None
         registry.on_model_change(self._refresh)
 
     def ask_whether_unwanted(self, is_unwanted: Callable[[str], bool]) -> None:
@@ -97,11 +99,21 @@ class Catalog:
         self._known = known
         known.on_change(self._refresh)
 
+    def get_acquainted(self) -> None:
+        """From now on what no worker tells of is unknown only once workers have told; called when the registry is read."""
+        self._acquaintance = Acquaintance()
+
+    def not_known_yet(self, name: str) -> WeirError | None:
+        """How who asks for this model, which nobody tells of, is put off (UNAVAILABLE) where that may yet change."""
+        if self._is_acquainted():
+            return None
+        return overloaded(f"Request for unknown model: '{name}' is not found yet, the server is not ready")
+
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model, if requests for this version of it ("" for the latest) are accepted.
 
         Raises WeirError with Triton's texts: NOT_FOUND, UNAVAILABLE for a version that exists but is not ready, or
-        INVALID_ARG for a name that models in several namespaces have.
+        INVALID_ARG for a name that models in several namespaces have; and UNAVAILABLE with ours for `not_known_yet`.
         """
         served = self._served.get(name)
         if served is not None and version in served.version_texts and self._is_accepted(name):
@@ -150,6 +162,8 @@ class Catalog:
         """
         workers = [view.record for view in self._registry.workers.values()]
         if not self._away and not any(record.settled and not record.draining for record in workers):
+            return False
+        if not self._is_acquainted():
             return False
         return not self.is_strict or all(map(self._is_whole, self.names()))
 
@@ -205,8 +219,13 @@ class Catalog:
             rows.append({"name": name, "versions": versions, "state": state.value, "reason": reason})
         return rows
 
+    def _is_acquainted(self) -> bool:
+        workers = (view.record for view in self._registry.workers.values())
+        return self._acquaintance is None or self._acquaintance.is_made(self._clock(), workers, bool(self._away))
+
     def _refresh(self, name: str) -> None:
         if not name:
+            self._is_acquainted()  # when the first has settled is noted when it does
             return
         records = self._records(name)
         versions = _ready_versions(records)
@@ -286,6 +305,9 @@ class Catalog:
                 "provided to resolve ambiguity."
             )
         records = self._records(name)
+        not_yet = self.not_known_yet(name)
+        if not_yet is not None:
+            return not_yet
         if not records and not (version and name in self._away):
             return not_found(f"Request for unknown model: '{name}' is not found")
         if not version:

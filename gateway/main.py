@@ -167,6 +167,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     await later.start(background)
     await registry.start(background)
     await known.start(background)
+    catalog.get_acquainted()
     await regions.start(background)
     await statistics.start()
     if own_counters is not None:

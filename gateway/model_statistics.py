@@ -28,6 +28,6 @@ def _check_served(catalog: Catalog, name: str, version: str) -> None:
         return
     served = catalog.served_model(name)
     if served is None:
-        raise invalid(f"requested model '{name}' is not available")
+        raise catalog.not_known_yet(name) or invalid(f"requested model '{name}' is not available")
     if version and int(version) not in served.versions:
         raise invalid(f"requested model version is not available for model '{name}'")

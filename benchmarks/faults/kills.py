@@ -6,7 +6,6 @@ import asyncio
 import time
 
 from benchmarks.faults.line import Line
-from benchmarks.faults.mix import MODEL_AWAY
 from benchmarks.faults.scene import Task, scene
 from benchmarks.faults.steps import DURABLE, LIVE
 
@@ -46,8 +45,9 @@ async def lazy_broker(task: Task) -> Line:
 async def everything(task: Task) -> Line:
     """F-06: kill -9 of all processes at once."""
     line = Line("F-06", "kill -9 of everything at once", seed=task.seed)
-    # No worker is left: what comes to a gateway that is back before them is told so.
-    async with scene(task, line, allowed=MODEL_AWAY) as on:
+    async with scene(task, line) as on:
+        assert on.live is not None
+        on.live.comes_again = True  # a gateway that is back before the workers asks for that
         for _ in range(task.times(10)):
             await on.cluster.whole()
             await asyncio.sleep(on.draw.uniform(0.2, 0.8))
@@ -55,6 +55,7 @@ async def everything(task: Task) -> Line:
             await on.kill(list(on.cluster.members))
             line.faults["all"] += 1
             await on.recovered(moment_s)
+    line.notes.append(f"{on.live.put_off} live requests were told to come again, and did")
     return line
 
 

@@ -22,7 +22,8 @@ _HEX = re.compile(rb"[0-9a-f]{64}")
 class LiveLoad:
     """See the module. So many clients with a connection each, to the gateways in turn, pausing between requests.
 
-    Who sees its connection end sends the same request again, as clients do. An error is an end.
+    Who sees its connection end sends the same request again, as clients do. An error is an end, but for a refusal that says
+    when to come again while `comes_again`: `put_off` counts those.
     """
 
     def __init__(
@@ -34,6 +35,8 @@ class LiveLoad:
         self._pause_s = pause_s
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = False
+        self.comes_again = False
+        self.put_off = 0
         self._answered: list[tuple[float, float]] = []
         self._news = asyncio.Event()
 
@@ -89,7 +92,11 @@ class LiveLoad:
                     return  # without an end
                 try:
                     answer = await asyncio.wait_for(self._ask(caller, number, payload), _PATIENCE_S)
-                    break
+                    wait_s = int(answer.headers.get("retry-after", 0))
+                    if not (self.comes_again and answer.status == 503 and wait_s):
+                        break
+                    self.put_off += 1
+                    await asyncio.sleep(wait_s)
                 except TimeoutError:
                     return
                 except (OSError, asyncio.IncompleteReadError):

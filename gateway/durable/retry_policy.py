@@ -60,6 +60,7 @@ NOBODYS_TEXTS = (
     QUEUE_FULL,
     "has no available versions",
     "is not at ready state",
+    "the server is not ready",
     "the server is stopping",
     "the message broker is not available",
     "the message broker has no room for",

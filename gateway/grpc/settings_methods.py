@@ -21,7 +21,7 @@ def settings_methods(doors: Doors) -> Methods:
     async def trace(request: Any) -> Any:
         model = request.model_name
         if model and model not in doors.catalog.names():
-            raise invalid(f"Request for unknown model : {model}")
+            raise doors.catalog.not_known_yet(model) or invalid(f"Request for unknown model : {model}")
         changes = trace_settings.changes_of_lists({name: list(s.value) for name, s in request.settings.items()})
         response = service_pb2.TraceSettingResponse()
         for name, value in (await settings.change_trace(model, changes)).items():

@@ -20,7 +20,7 @@ def settings_routes(doors: Doors) -> list[Route]:
     def model_of(request: Request) -> str:
         model = str(request.path_params.get("model", ""))
         if model and model not in doors.catalog.names():
-            raise unknown_model(model)
+            raise doors.catalog.not_known_yet(model) or unknown_model(model)
         return model
 
     async def trace(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Loads and unloads where the roles run apart: workers alone are told their model control mode, and tell it to all."""
+"""Roles apart: a gateway knows from workers alone what there is, and which of them load and unload on request."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,8 @@ from serving import wait_until
 from tritonclient.utils import InferenceServerException
 
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
-AT_ONCE_S = 5.0
+VALUE = {"IN": np.array([[5]], np.int64)}
+AT_ONCE_S = 30.0
 """Less than any wait for a worker that never answers."""
 
 
@@ -24,21 +25,28 @@ def test_only_workers_that_carry_operations_out_are_asked(start: Start, tmp_path
     more = f"--model-repository={tmp_path / 'more'}"
     start("scheduler")
     served = start.gateway()
+    # A gateway that has not heard of any worker does not know what there is.
+    assert not served.is_ready()
+    for path in ("", "/config", "/stats", "/trace/setting"):
+        assert served.get(f"/v2/models/kept{path}")[0] == 503
+    with served.http() as client, pytest.raises(InferenceServerException, match="'kept' is not found yet") as error:
+        client.infer("kept", http_inputs(VALUE))
+    assert error.value.status() == "503"
+    with served.grpc() as client, pytest.raises(InferenceServerException, match="'kept' is not found yet") as error:
+        client.infer("kept", grpc_inputs(VALUE))
+    assert error.value.status() == "StatusCode.UNAVAILABLE"
     _refused(served, "failed to load 'asked_for', no worker is there to load it", "503", "UNAVAILABLE")
     start.worker()
     wait_until(served.is_ready)
+    assert [served.get(f"/v2/models/{name}")[0] for name in ("kept", "asked_for")] == [200, 404]
     _refused(served, NOT_ALLOWED, "503", "UNAVAILABLE")
-    polling = start("worker", more, "--model-control-mode=poll", "--repository-poll-secs=600")
-    wait_until(lambda: served.is_ready("asked_for"))
-    _refused(served, NOT_ALLOWED, "503", "UNAVAILABLE")
-    assert polling.end() == 0
     start("worker", more, "--model-control-mode=explicit")
     for open_client in (served.http, served.grpc):
         with open_client() as client:
             begun_s = time.monotonic()
             client.load_model("asked_for")
             assert client.is_model_ready("asked_for")
-            inputs = (http_inputs if open_client == served.http else grpc_inputs)({"IN": np.array([[5]], np.int64)})
+            inputs = (http_inputs if open_client == served.http else grpc_inputs)(VALUE)
             assert client.infer("asked_for", inputs).as_numpy("OUT").tolist() == [[5]]
             client.unload_model("asked_for")
             assert not client.is_model_ready("asked_for")

@@ -107,6 +107,24 @@ async def test_a_version_that_can_not_run_for_now_is_accepted_and_not_ready(nats
         assert [worker for worker, row in c.catalog.told_of("m", 1) if row.asks] == ["w2"]
 
 
+async def test_who_has_just_begun_calls_nothing_unknown(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        assert c.refusal("m")[0] is ErrorCode.NOT_FOUND, "only gateways look out for it"
+        c.catalog.get_acquainted()
+        with pytest.raises(WeirError, match="'m' is not found yet, the server is not ready") as refused:
+            c.catalog.resolve("m", "")
+        assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.UNAVAILABLE, 1)
+        await c.load("w1", v1=ModelState.LOADING)
+        assert c.refusal("m", "1")[0] is c.refusal("m", "2")[0] is c.refusal("other")[0] is ErrorCode.UNAVAILABLE
+        await c.load("w1", v1=ModelState.READY)
+        assert c.catalog.resolve("m", "").versions == [1], "what is there is served before all is"
+        assert not c.catalog.server_ready()
+        await c.settle("w1")
+        assert c.catalog.server_ready()
+        assert c.refusal("other") == (ErrorCode.NOT_FOUND, "Request for unknown model: 'other' is not found")
+        assert c.catalog.not_known_yet("other") is None
+
+
 async def test_versions_that_are_ready_are_served(nats_url: str) -> None:
     async with cluster(nats_url) as c:
         await c.load("w1", v1=ModelState.READY, v2=ModelState.LOADING, v3=ModelState.READY)
