@@ -1,8 +1,9 @@
 """The models that were served (bucket `known-models`), so that requests for them wait while no worker is there.
 
-Schedulers with `--scale-to-zero` write it, for nobody else is sure to be there when the last worker goes; gateways and
-schedulers follow it. An entry is a model's record as its workers told it last, with all versions that were READY. The
-bucket lies on disk; when the broker comes back without it, whoever wrote it writes it again.
+Schedulers with `--scale-to-zero` write it, for nobody else is sure to be there when the last worker goes; all who ask
+models follow it, so that a request waits whoever sent it. An entry is a model's record as its workers told it last, with
+all versions that were READY. The bucket lies on disk; when the broker comes back without it, whoever wrote it writes it
+again.
 """
 
 from __future__ import annotations
@@ -54,13 +55,17 @@ class KnownModels:
         self._listeners.append(listener)
 
     async def start(self, background: asyncio.TaskGroup, is_writer: bool = False) -> None:
-        """Listens, then reads what was written before. A writer makes the bucket unless it is there."""
-        self._is_writer = is_writer
-        self._background = background
-        await self._bus.subscribe(subjects.KNOWN_MODELS_WRITES, self._on_write)
+        """Listens, then reads what was written before. A writer makes the bucket unless it is there.
+
+        Raises NatsError, OSError or TimeoutError where the broker goes away meanwhile; then it may be called again.
+        """
+        if self._background is None:
+            self._is_writer = is_writer
+            self._background = background
+            await self._bus.subscribe(subjects.KNOWN_MODELS_WRITES, self._on_write)
+            self._bus.on_reconnect(self._recover)
         await self._bus.flush()
         await self._recover()
-        self._bus.on_reconnect(self._recover)
 
     async def write(self, record: ModelRecord) -> None:
         """Writes a model's entry in place of its last one."""

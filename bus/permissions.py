@@ -169,6 +169,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
             SCHEDULER: ("make", "read", "follow", "abolish"),
             GATEWAY: ("read", "follow"),
             ADMIN: ("look", "read", "follow"),
+            WORKER: ("read", "follow"),
         },
         durable.QUEUE_STREAM: {GATEWAY: ("make", "limit", "read", "own", "remove"), ADMIN: ("look", "read", "list")},
         durable.RESULT_STREAM: {
@@ -202,7 +203,7 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
         (anything(live.cached), (GATEWAY, WORKER), ()),
         (anything(live.owner_record), (SCHEDULER,), ()),
         (anything(live.known_model_subject), (SCHEDULER, GATEWAY), ()),
-        (live.KNOWN_MODELS_WRITES, (), (SCHEDULER, GATEWAY, ADMIN)),
+        (live.KNOWN_MODELS_WRITES, (), (*ROLES, ADMIN)),
         (durable.lease_subject("*"), (GATEWAY,), ()),
         (durable.lease_subject("*.>"), (GATEWAY,), ()),
         (durable.job_subject(">"), (GATEWAY,), (GATEWAY,)),

@@ -20,6 +20,7 @@ from typing import Any
 from nats.errors import Error as NatsError
 
 from bus.connection import Bus
+from bus.known_models import KnownModels
 from bus.payload_fetcher import PayloadFetcher
 from bus.payloads import PayloadArena
 from bus.registry import RegistryView
@@ -76,6 +77,8 @@ class InnerCalls:
         self._on_tick: list[Callable[[], None]] = []
         self.registry = RegistryView(bus)
         self.catalog = Catalog(self.registry, strict_readiness=False)
+        self._known = KnownModels(bus)
+        self.catalog.keep(self._known)
         self.readiness = Readiness(bus, worker_id, self.catalog)
 
     @property
@@ -159,6 +162,7 @@ class InnerCalls:
         )
         await _persist(partial(inference.start, self._background))
         await _persist(self.readiness.start)
+        await _persist(partial(self._known.start, self._background))
         await _persist(partial(self.registry.start, self._background))
         self._expiry = self._background.create_task(self._expire())
         self._is_open = True

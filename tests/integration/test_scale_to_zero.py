@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from asking import grpc_inputs, http_inputs
 from endpoints import Endpoints
-from model_zoo import write_identity
+from ensembles import Step, write_ensemble
+from model_zoo import write_identity, write_python_model
 from producers import Producer, int64_body, until, value_of
 from role_starter import Start
 from serving import wait_until
@@ -70,14 +71,40 @@ def test_requests_wait_for_the_first_worker_to_come_back(start: Start, tmp_path:
     assert [g.metrics()["weir_workers", MODEL] for g in gateways] == [1, 1]
 
 
-def _ask_http(served: Endpoints, model: str = MODEL) -> int:
+@pytest.mark.timeout(120)
+def test_those_who_ask_models_that_are_away_wait_for_them(start: Start, tmp_path: Path) -> None:
+    steps: list[Step] = [(MODEL, {"IN": "IN"}, {"OUT": "M"}), (MODEL, {"IN": "M"}, {"OUT": "OUT"})]
+    tensors = {"IN": ("INT64", [1])}, {"OUT": ("INT64", [1])}
+    write_identity(tmp_path / "steps", MODEL, "INT64", "dynamic_batching { }")
+    write_ensemble(tmp_path / "models", "pair", *tensors, steps, 8)
+    write_python_model(tmp_path / "models", "forward", "forward", *tensors, 8)
+    start("scheduler", "--scale-to-zero")
+    of_steps = start("worker", f"--model-repository={tmp_path / 'steps'}")
+    served = start.gateway()
+    wait_until(served.is_ready)
+    assert of_steps.end() == 0
+    # It has never seen a worker with the step: that is known, and so is all that is made of it.
+    start.worker()
+    wait_until(lambda: served.is_ready("pair"))
+    assert served.is_ready()
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(_ask_http, served, "pair"), pool.submit(_ask_grpc, served, "pair")]
+        asked.append(pool.submit(_ask_http, served, "forward", {"way": MODEL}))
+        wait_until(lambda: served.metrics()["weir_queue_depth", MODEL] == len(asked), timeout_s=30)
+        assert not any(answer.done() for answer in asked)
+        assert served.metrics()["weir_desired_workers", MODEL] == 1
+        start("worker", f"--model-repository={tmp_path / 'steps'}")
+        assert [answer.result(60) for answer in asked] == [5] * len(asked)
+
+
+def _ask_http(served: Endpoints, model: str = MODEL, parameters: dict[str, str] | None = None) -> int:
     with served.http() as client:
-        return int(client.infer(model, http_inputs(ARRAYS)).as_numpy("OUT").item())
+        return int(client.infer(model, http_inputs(ARRAYS), parameters=parameters).as_numpy("OUT").item())
 
 
-def _ask_grpc(served: Endpoints) -> int:
+def _ask_grpc(served: Endpoints, model: str = MODEL) -> int:
     with served.grpc() as client:
-        return int(client.infer(MODEL, grpc_inputs(ARRAYS), client_timeout=60).as_numpy("OUT").item())
+        return int(client.infer(model, grpc_inputs(ARRAYS), client_timeout=60).as_numpy("OUT").item())
 
 
 def _refusal_over_http(served: Endpoints, model: str) -> str:
