@@ -4,6 +4,12 @@ OF_CALLERS = [
     ("calls.in_flight", "MAX_IN_FLIGHT", "requests a gateway holds", "503"),
     ("calls.in_flight", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
     ("calls.shut_queues", "MAX_SHUT", "kinds of requests that are known to be refused", "they are sent and refused"),
+    (
+        "gateway.received_bytes",
+        "MAX_RECEIVED_BYTES",
+        "bodies of requests that a gateway holds outside of shared memory",
+        "503, over gRPC RESOURCE_EXHAUSTED",
+    ),
     ("gateway.http.protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
     (
         "gateway.grpc.stream_methods",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calls.catalog import Catalog
 from calls.inference import Inference
@@ -13,6 +13,7 @@ from gateway.async_requests.async_requests import AsyncRequests
 from gateway.durable.store import DurableStore
 from gateway.jobs.job_service import JobService
 from gateway.live_settings import LiveSettings
+from gateway.received_bytes import ReceivedBytes
 from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
@@ -37,3 +38,4 @@ class Doors:
     access: Access = OPEN
     later: AsyncRequests | None = None
     batch_jobs: JobService | None = None
+    received: ReceivedBytes = field(default_factory=ReceivedBytes)

@@ -17,6 +17,7 @@ from gateway.grpc.head import CallHead
 from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_prefix
 from gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status
 from gateway.http2.stream import Stream
+from gateway.received_bytes import ReceivedBytes
 
 logger = logging.getLogger("weir.gateway")
 
@@ -29,8 +30,9 @@ MAX_UNSENT_BYTES = 2**31
 class GrpcCall:
     """What all kinds of calls share: framing, deadline, status. A kind of call takes messages in `take` and `end`.
 
-    `limit` bounds a request message, in bytes. `deadline_ms` is unix time, 0 for a call without one. `on_cancel`, if set,
-    is called when the call is over and was not answered. It is an `Exchange` of its stream.
+    `limit` bounds a request message, in bytes, and `received` those of all calls that are not complete. `deadline_ms` is
+    unix time, 0 for a call without one. `on_cancel`, if set, is called when the call is over and was not answered. It is an
+    `Exchange` of its stream.
     """
 
     __slots__ = (
@@ -40,19 +42,21 @@ class GrpcCall:
         "_has_begun",
         "_limit",
         "_reader",
+        "_received",
         "_stream",
         "deadline_ms",
         "head",
         "on_cancel",
     )
 
-    def __init__(self, stream: Stream, head: CallHead, limit: int) -> None:
+    def __init__(self, stream: Stream, head: CallHead, limit: int, received: ReceivedBytes) -> None:
         self._buffered_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._deflater: Deflater | None = None
         self._has_begun = False
         self._limit = limit
         self._reader: MessageReader | None = None
+        self._received = received
         self._stream = stream
         self.deadline_ms = 0
         self.head = head
@@ -147,6 +151,7 @@ class GrpcCall:
 
     def release(self, size: int) -> None:
         """`size` bytes of what was received are done with, as far as the bound on it is concerned."""
+        self._received.give_back(size)
         self._stream.connection.buffered_bytes -= size
         self._buffered_bytes -= size
 
@@ -155,6 +160,8 @@ class GrpcCall:
         connection = self._stream.connection
         if connection.buffered_bytes + size > max(self._limit, _LEAST_BUFFER_BYTES):
             raise CallError(Status.RESOURCE_EXHAUSTED, "too many unfinished requests on this connection")
+        if not self._received.take(size):
+            raise CallError(Status.RESOURCE_EXHAUSTED, "too many unfinished requests", retry_after_s=1)
         self._buffered_bytes += size
         connection.buffered_bytes += size
 
@@ -172,10 +179,11 @@ class UnaryCall(GrpcCall):
         stream: Stream,
         head: CallHead,
         limit: int,
+        received: ReceivedBytes,
         serve: Callable[[UnaryCall, Message], None],
         open_calls: set[GrpcCall],
     ) -> None:
-        super().__init__(stream, head, limit)
+        super().__init__(stream, head, limit, received)
         self._message: Message | Inflation | None = None
         self._open_calls = open_calls
         self._serve = serve

@@ -53,6 +53,7 @@ class GrpcServer:
     def __init__(self, doors: Doors, options: GrpcOptions | None = None) -> None:
         self._access = doors.access
         self._readiness = doors.readiness
+        self._received = doors.received
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(doors, self._options.compression_level)
         self._listener: asyncio.Server | None = None
@@ -116,10 +117,10 @@ class GrpcServer:
 
     def open(self, stream: Stream, head: CallHead) -> GrpcCall:
         """See Application."""
-        limit, handler = self._options.max_receive_bytes, head.handler
+        limit, received, handler = self._options.max_receive_bytes, self._received, head.handler
         if isinstance(handler, Streaming):
-            return StreamCall(stream, head, limit, partial(self._converse, handler), self._open_calls)
-        return UnaryCall(stream, head, limit, self._serve, self._open_calls)
+            return StreamCall(stream, head, limit, received, partial(self._converse, handler), self._open_calls)
+        return UnaryCall(stream, head, limit, received, self._serve, self._open_calls)
 
     def _converse(self, method: Streaming, call: StreamCall) -> Conversation:
         if self._is_stopping:

@@ -19,6 +19,7 @@ from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_
 from gateway.grpc.status import OK_TRAILERS, CallError, Status
 from gateway.http2.faults import FaultCode
 from gateway.http2.stream import Stream
+from gateway.received_bytes import ReceivedBytes
 from schemas.errors import WeirError
 
 logger = logging.getLogger("weir.gateway")
@@ -68,10 +69,11 @@ class StreamCall(GrpcCall):
         stream: Stream,
         head: CallHead,
         limit: int,
+        received: ReceivedBytes,
         converse: Callable[[StreamCall], Conversation],
         open_calls: set[GrpcCall],
     ) -> None:
-        super().__init__(stream, head, limit)
+        super().__init__(stream, head, limit, received)
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._conversation: Conversation | None = None

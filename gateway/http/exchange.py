@@ -9,7 +9,6 @@ thread meanwhile; it is still this request's turn on its connection.
 from __future__ import annotations
 
 import asyncio
-import http
 import logging
 import time
 from collections.abc import Callable
@@ -24,17 +23,17 @@ from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
 from gateway.http.early_refusal import refusal_at_head
-from schemas.errors import ErrorCode, WeirError, internal
+from gateway.http.error_response import error_response
+from schemas.errors import ErrorCode, WeirError, internal, overloaded
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import parse_header_length, parse_infer_request
-from schemas.kserve_response import build_infer_response, error_body
+from schemas.kserve_response import build_infer_response
 from schemas.request_errors import too_large
 from schemas.requests import InferRequest, InferResponse
 
 logger = logging.getLogger("weir.gateway")
 
-_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
-_OK = _STATUS_LINES[200]
+_OK = b"HTTP/1.1 200 OK\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_LIMIT_BYTES = 64 * 1024
 
@@ -56,10 +55,8 @@ class InferExchange:
     """
 
     __slots__ = (
-        "_answers_at_end",
         "_doors",
-        "_expected",
-        "_filled",
+        "_held_bytes",
         "_model",
         "_on_response",
         "_padding",
@@ -98,8 +95,8 @@ class InferExchange:
         on_response: Callable[[], None],
         raw_headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
-        self._answers_at_end = False
         self._doors = doors
+        self._held_bytes = 0
         self._raw_headers = raw_headers
         self._transport = transport
         self._model = model
@@ -149,14 +146,15 @@ class InferExchange:
         if length > self._doors.limits.input_size:
             self._refuse_size(length)
             return
-        if self._doors.inference.shut.known:
-            refusal = refusal_at_head(self._doors, self._model, self._version)
-            if refusal is not None:
-                self._turn_away(refusal, expects_continue)
-                return
-        if length > INLINE_LIMIT_BYTES:
+        shut = self._doors.inference.shut.known
+        refusal = refusal_at_head(self._doors, self._model, self._version) if shut else None
+        if refusal is None and length > INLINE_LIMIT_BYTES:
             self._allocate(length)
-        if expects_continue:
+            if self._slot is None and not self._hold(length):
+                refusal = overloaded()
+        if refusal is not None:
+            self._turn_away(refusal, expects_continue)
+        elif expects_continue:
             self._transport.write(_CONTINUE)
 
     def _allocate(self, length: int) -> None:
@@ -166,14 +164,23 @@ class InferExchange:
         self._padding = -int(header) % ALIGNMENT_BYTES
         self._slot = self._doors.payloads.slot_for_body(length + self._padding)
 
+    def _hold(self, size: int) -> bool:
+        """Whether there is room in ordinary memory for a body of this size."""
+        if not self._doors.received.take(size - self._held_bytes):
+            return False
+        self._held_bytes = size
+        return True
+
+    def _outgrow(self) -> None:
+        """Nobody has said how long the body will be."""
+        if not self._hold(2 * self._received):
+            self.refuse(overloaded())
+
     def _turn_away(self, error: WeirError, expects_continue: bool) -> None:
         """Answers with this error, though the body is still to come: its connection goes on, and passes over it."""
-        self.refusal = error
         if expects_continue:
-            self.keep_alive = False  # the body will not be sent, or will: nobody could tell what comes next
-        else:
-            # To close it while the client sends would destroy the answer on its way.
-            self._answers_at_end = not self.keep_alive
+            self.refuse(error)  # the body will not be sent, or will: nobody could tell what comes next
+        self.refusal = error
 
     def _refuse_size(self, length: int) -> None:
         limit = self._doors.limits.input_size
@@ -182,9 +189,9 @@ class InferExchange:
 
     def refuse(self, error: WeirError) -> None:
         """Answers with this error when it is the request's turn; its connection ends, for its body is not read."""
-        self._drop_slot()
+        self._let_go()
         self.body = b""
-        self.keep_alive = False
+        self.keep_alive = self.more_body = False
         self.refusal = error
         if self.active:
             self.respond_error(error)
@@ -205,12 +212,15 @@ class InferExchange:
         self._received += len(data)
         if self._received > self._doors.limits.input_size:
             self._refuse_size(self._received)
+        elif self._slot is None and self._received > max(self._held_bytes, INLINE_LIMIT_BYTES):
+            self._outgrow()
 
     def start(self) -> None:
         """It is this request's turn on its connection; its body may be complete or not."""
         self.active = True
         if self.refusal is not None:
-            if not (self._answers_at_end and self.more_body):
+            # To close a connection while its client sends would destroy the answer on its way.
+            if self.keep_alive or not self.more_body:
                 self.respond_error(self.refusal)
         elif not self.more_body:
             self._submit()
@@ -227,7 +237,7 @@ class InferExchange:
     def disconnect(self) -> None:
         """The client has gone."""
         self.disconnected = True
-        self._drop_slot()
+        self._let_go()
         if self._pending is not None:
             self._doors.inference.abandon(self._pending)
             self._pending = None
@@ -259,7 +269,6 @@ class InferExchange:
             if length and not self._doors.inference.caches(served):
                 served.prepared.keep(request, self.body, length)
         except WeirError as error:
-            self._drop_slot()
             self.respond_error(error)
 
     def _inflate(self, served: ServedModel, is_traced: bool) -> None:
@@ -366,15 +375,7 @@ class InferExchange:
 
     def respond_error(self, error: WeirError) -> None:
         """Answers with Triton's error body and status."""
-        body = error_body(error.message)
-        extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
-        if error.retry_after_s:
-            extra = b"Retry-After: %d\r\n" % error.retry_after_s
-        head = b"%sContent-Type: application/json\r\n%sContent-Length: %d\r\n" % (
-            _STATUS_LINES[error.http_status],
-            extra,
-            len(body),
-        )
+        head, body = error_response(error)
         self._write(head, [body], len(body))
 
     def _write(self, head: bytes, chunks: list[Any], size: int) -> None:
@@ -384,11 +385,15 @@ class InferExchange:
         else:
             self._transport.writelines([head + end, *chunks])
         self.response_complete = True
+        self._let_go()
         if not self.keep_alive:
             self._transport.close()
         self._on_response()
 
-    def _drop_slot(self) -> None:
+    def _let_go(self) -> None:
         if self._slot is not None:
             self._slot.free()
             self._slot = None
+        if self._held_bytes:
+            self._doors.received.give_back(self._held_bytes)
+            self._held_bytes = 0

@@ -15,6 +15,7 @@ from gateway.doors import Doors
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.listeners import Listeners
+from gateway.received_bytes import ReceivedBytes
 from schemas.errors import not_found
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits
@@ -61,9 +62,10 @@ class FakeInference:
 class Door:
     """A running server with an inference, and connections to it."""
 
-    def __init__(self, port: int, inference: FakeInference) -> None:
+    def __init__(self, port: int, inference: FakeInference, received: ReceivedBytes) -> None:
         self.port = port
         self.inference = inference
+        self.received = received
 
     async def ask(self, name: str, document: Any, *lines: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
@@ -97,7 +99,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
             catalog=OneModel(),  # type: ignore[arg-type]
             readiness=None,  # type: ignore[arg-type]
             inference=inference,  # type: ignore[arg-type]
-            payloads=None,  # type: ignore[arg-type]
+            payloads=SimpleNamespace(slot_for_body=lambda _size: None),  # type: ignore[arg-type]
             limits=limits,
             server_id="triton",
             statistics=None,  # type: ignore[arg-type]
@@ -111,7 +113,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
         async with asyncio.TaskGroup() as background:
             listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
             try:
-                await asyncio.wait_for(scenario(Door(listeners.port("HTTP"), inference)), 10)
+                await asyncio.wait_for(scenario(Door(listeners.port("HTTP"), inference, doors.received)), 10)
             finally:
                 listeners.stop("HTTP", at_once=True)
 

@@ -203,6 +203,25 @@ def test_unfinished_requests_of_a_connection_are_bounded(grpc_loop: Loop) -> Non
         door.close()
 
 
+def test_unfinished_requests_of_all_connections_are_bounded(grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.received_bytes.MAX_RECEIVED_BYTES", 60_000_000)
+    door = Door(grpc_loop, GrpcOptions(max_receive_bytes=60_000_000))
+    half = message(bytes(40_000_000))[:100]
+    try:
+        with Wire(door.port) as first, Wire(door.port) as second:
+            first.send(headers(1, head()), data(1, half), headers(3, head()), data(3, message(READY), end=True))
+            assert status(first.response(3)) == (0, "")
+            second.send(headers(1, head()), data(1, half))
+            assert status(second.response(1)) == (8, "too many unfinished requests")
+            first.send(frame(FrameType.RST_STREAM, 0, 1, word(FaultCode.CANCEL)))
+            first.send(headers(5, head()), data(5, message(READY), end=True))
+            assert status(first.response(5)) == (0, "")
+            second.send(headers(3, head()), data(3, half), headers(5, head()), data(5, message(READY), end=True))
+            assert status(second.response(5)) == (0, "")
+    finally:
+        door.close()
+
+
 def test_a_stopped_server_says_goodbye(grpc_loop: Loop) -> None:
     door = Door(grpc_loop)
     with Wire(door.port) as wire:
