@@ -25,9 +25,11 @@ logger = logging.getLogger("weir.bus")
 TRY_S = 0.6
 """How long a new consumer of a cluster is waited for at first, which takes some hundredths of a second."""
 
-LONGEST_TRY_S = 2.0
+_LATER_TRIES_S = (0.8, 1.0)
+ELECTION_S = 10.0
+"""How long the last one is waited for, and one that there is: the others choose a leader in that time."""
 
-_GROWTH = 1.3
+_REFUSALS = 2
 _WAIT_S = 0.05
 
 
@@ -43,11 +45,11 @@ async def make_anew(bus: Bus, stream: str, config: Mapping[str, Any]) -> str:
         await delete_consumer(bus, stream, config["name"])
         return await create_consumer(bus, stream, config)
     until_s = time.monotonic() + PATIENCE_S
-    try_s, is_deleted = TRY_S, False
+    try_s, later_s, is_deleted = TRY_S, iter(_LATER_TRIES_S), False
     while True:
         try:
             if not is_deleted:  # else what was asked for would be taken for what there is
-                await delete_consumer(bus, stream, config["name"], try_s)
+                await delete_consumer(bus, stream, config["name"], min(try_s, TRY_S))
                 is_deleted = True
             return await create_consumer(bus, stream, config, try_s)
         except (NatsError, TimeoutError) as error:
@@ -56,8 +58,34 @@ async def make_anew(bus: Bus, stream: str, config: Mapping[str, Any]) -> str:
             logger.debug("%s: consumer %s is not made yet: %s", stream, config["name"], type(error).__name__)
         if is_deleted:
             # Who is asked for one that nobody leads does not say that it has gone, but the next time that it is not there.
-            is_deleted, try_s = False, min(_GROWTH * try_s, LONGEST_TRY_S)
+            is_deleted, try_s = False, next(later_s, ELECTION_S)
         await asyncio.sleep(_WAIT_S)
+
+
+async def deliver_again(bus: Bus, stream: str, name: str, group: str) -> str:
+    """Has a consumer of a cluster deliver again all that is not acknowledged, as one that is made anew would.
+
+    It asks the server that leads the consumer, and so waits for no other leader. Returns which that is; "" where there is
+    no such consumer with this priority group, nobody leads it for `ELECTION_S`, or nats-server is too old for it or does
+    not let us: then it must be made anew.
+    Source: JetStream's API CONSUMER.RESET, from nats-server 2.14 on.
+    """
+    until_s = time.monotonic() + ELECTION_S
+    refusals = 0
+    while time.monotonic() < until_s and refusals < _REFUSALS:
+        try:
+            known = await bus.ask(f"$JS.API.CONSUMER.INFO.{stream}.{name}", None, TRY_S)
+            _check(known)
+            if known.get("config", {}).get("priority_groups") != [group]:
+                return ""
+            leader, refusals = _leader(known), refusals + 1
+            _check(await bus.ask(f"$JS.API.CONSUMER.RESET.{stream}.{name}", {}, TRY_S))
+            return leader
+        except (NatsError, TimeoutError) as error:
+            if not is_passing(error):
+                return ""
+        await asyncio.sleep(_WAIT_S)
+    return ""
 
 
 async def delete_consumer(bus: Bus, stream: str, name: str, once_s: float | None = None) -> None:

@@ -136,6 +136,7 @@ _VERBS = {
         "CONSUMER.LIST.{}",
         "CONSUMER.MSG.NEXT.{}.*",
     ),
+    "rewind": ("CONSUMER.RESET.{}.*",),
     "list": ("CONSUMER.LIST.{}",),
     "abolish": ("STREAM.DELETE.{}",),
     "remove": ("STREAM.MSG.DELETE.{}", "STREAM.PURGE.{}"),
@@ -153,7 +154,12 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
     stored = ("make", "read", "follow", "remove")
     streams: dict[str, _Rights] = {
         **{
-            stream: {**made, SCHEDULER: ("make", "own", "limit"), WORKER: ("make", "ack"), ADMIN: ("look", "list")}
+            stream: {
+                **made,
+                SCHEDULER: ("make", "own", "rewind", "limit"),
+                WORKER: ("make", "ack"),
+                ADMIN: ("look", "list"),
+            }
             for stream in all_live
         },
         f"KV_{live.REGISTRY_BUCKET}": {**read, ADMIN: ("look", "read", "follow")},

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from nats.errors import Error as NatsError
 
 from bus.connection import Bus
-from bus.consumer_renewal import leader_of_consumer
+from bus.consumer_renewal import deliver_again, leader_of_consumer
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
 from bus.streams import TakenQueue, ensure_live_streams, live_pull_group, take_live_consumer
@@ -117,6 +117,7 @@ class OwnedModel:
         self._taking = asyncio.Lock()
         self._taken: TakenQueue | None = None
         self._connections = 0
+        self._group = ""
 
     async def take_again(self, bus: Bus, with_streams: bool = False) -> None:
         """Pulls from a consumer that is made anew: the broker has forgotten it, and perhaps its stream too.
@@ -126,13 +127,22 @@ class OwnedModel:
         async with self._taking:  # two at once would take it from each other
             if with_streams:  # somebody may have deleted them
                 await ensure_live_streams(bus)
-            self.took_consumer(await take_live_consumer(bus, self.queue, self.epoch), bus.connections)
+            self.took_consumer(await self._take_anew(bus), bus.connections)
             if not self._closed:
                 self.pull.start(live_pull_group(self.epoch), bus.live_layout.stream(self.queue))
 
+    async def _take_anew(self, bus: Bus) -> TakenQueue:
+        """The consumer with all that is not acknowledged: the one there is, where it is ours and one of a cluster."""
+        taken, group = self._taken, live_pull_group(self.epoch)
+        if taken is not None and taken.leader and group == self._group:
+            leader = await deliver_again(bus, bus.live_layout.stream(self.queue), taken.consumer, group)
+            if leader:
+                return TakenQueue(taken.consumer, leader)
+        return await take_live_consumer(bus, self.queue, self.epoch)
+
     def took_consumer(self, taken: TakenQueue, connections: int) -> None:
         """The consumer was made anew; `connections` is how often the bus had been connected by then."""
-        self._taken, self._connections = taken, connections
+        self._taken, self._connections, self._group = taken, connections, live_pull_group(self.epoch)
 
     async def has_heard_all(self, bus: Bus) -> bool:
         """Whether all that was delivered since the consumer was made has come, though a server of the cluster has gone.
