@@ -279,8 +279,9 @@ class QueueKeeper:
 
     async def _sign(self) -> None:
         told_s = await self._told()
-        if not self._service.fence.confirmed(told_s):
-            await self._check()
+        if not self._service.fence.confirmed(told_s) and not self._checks.locked():
+            # It may wait for the records' leader, for seconds: signs of life go on, or others would take what is ours.
+            self._begin(self._try(self._check()))
 
     async def _told(self) -> float:
         """Tells of this scheduler; when it did, once the broker has it."""
@@ -370,8 +371,7 @@ class QueueKeeper:
     async def _recover(self) -> None:
         """The broker came back, perhaps without streams, consumers and pulls; or another server of its cluster has gone.
 
-        In that case what is owned stays so, for others have heard of it all the time; and what that server had no part in
-        goes on meanwhile: it may have led JetStream's API, or the records, which then answer nobody for seconds.
+        Then what is owned stays so, and what that server had no part in goes on: it may have led the records, or the API.
         """
         is_ours_gone, self._connections = self._connections != self._bus.connections, self._bus.connections
         self._alone_until_s = time.monotonic() + RECONNECT_GRACE_S
@@ -382,7 +382,7 @@ class QueueKeeper:
         await ensure_live_streams(self._bus)
         await self._owners.ensure()
         await self._check()
-        owned = list(filter(None, map(self._service.find, self._records)))
+        owned = [*filter(None, map(self._service.find, self._records))]
         for position in range(0, len(owned), AT_A_TIME):
             await asyncio.gather(*map(self._hear_again, owned[position : position + AT_A_TIME]))
         await ensure_streams(self._bus)
