@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,10 +43,15 @@ OF_EVENTS = (".venv/bin/python -m examples.events.", "node examples/events/")
 """One's input is the other's output: test_events.py runs them in order."""
 
 ROLES_APART = "docs/serving.md"
+THREE_HOSTS = "docs/operations.md"
 
 
 def told(kind: str) -> list[str]:
-    return [command for _, command in commands() if command.startswith(kind) and not command.startswith(OF_EVENTS)]
+    return [
+        command
+        for page, command in commands()
+        if command.startswith(kind) and not command.startswith(OF_EVENTS) and page != THREE_HOSTS
+    ]
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
@@ -56,6 +63,7 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
         ".venv/bin/weir serve ",
         ".venv/bin/weir ",
         ".venv/bin/nats-server ",
+        "WEIR_HOST_ID=",
         *OF_EVENTS,
     )
     assert [command for _, command in commands() if not command.startswith(kinds)] == []
@@ -168,6 +176,32 @@ def test_code_on_pages_is_that_of_its_file() -> None:
     assert {block.text for block in all_blocks() if block.language == "python3"} == files
 
 
+@contextmanager
+def started(roles: list[str], ports: dict[str, int], served: Served, folder: Path) -> Iterator[None]:
+    """The documented commands, with these ports in place of the documented ones."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for role in roles:
+            host, _, command = role.rpartition(" .venv/")
+            chosen = dict([host.split("=")]) if host else {}
+            for number, port in ports.items():
+                command = command.replace(number, str(port))
+            words = in_venv(f".venv/{command.removeprefix('.venv/')}".replace(".weir/nats", str(folder / "nats")))
+            with (folder / f"log-{len(processes)}").open("w") as log:
+                processes.append(
+                    subprocess.Popen(words, cwd=served.folder, env=environment() | chosen, stdout=log, stderr=log)
+                )
+        yield
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+            process.wait(60)
+
+
+def logs(folder: Path) -> str:
+    return "".join(log.read_text() for log in sorted(folder.glob("log-*")))
+
+
 def test_roles_apart(served: Served, tmp_path: Path) -> None:
     roles = [
         line
@@ -177,30 +211,31 @@ def test_roles_apart(served: Served, tmp_path: Path) -> None:
     (push,) = [line for line in roles if line.startswith(".venv/bin/weir push ")]
     roles.remove(push)
     assert len(roles) == 4
-    ports = free_ports(4)
-    documented = ("4222", "8000", "8001", "8002")
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for role in roles:
-            for number, port in zip(documented, ports, strict=True):
-                role = role.replace(number, str(port))
-            role = role.replace(".weir/nats", str(tmp_path / "nats"))
-            with (tmp_path / f"log-{len(processes)}").open("w") as log:
-                processes.append(
-                    subprocess.Popen(in_venv(role), cwd=served.folder, env=environment(), stdout=log, stderr=log)
-                )
-        assert becomes_ready(f"http://127.0.0.1:{ports[1]}/v2/models/magika/ready"), "".join(
-            log.read_text() for log in sorted(tmp_path.glob("log-*"))
-        )
-        pushing = in_venv(push.replace("4222", str(ports[0])))
+    ports = dict(zip(("4222", "8000", "8001", "8002"), free_ports(4), strict=True))
+    with started(roles, ports, served, tmp_path):
+        assert becomes_ready(f"http://127.0.0.1:{ports['8000']}/v2/models/magika/ready"), logs(tmp_path)
+        pushing = in_venv(push.replace("4222", str(ports["4222"])))
         pushed = subprocess.run(
             pushing, cwd=served.folder, env=environment(), capture_output=True, text=True, check=True
         )
         assert "magika" in pushed.stdout + pushed.stderr
-    finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_three_hosts_on_one_machine(served: Served, tmp_path: Path) -> None:
+    *roles, look = [line for page, line in commands() if page == THREE_HOSTS]
+    assert len(roles) == 8
+    documented = ("4222", "8000", "8001", "8002", "9000", "9001", "9002")
+    ports = dict(zip(documented, free_ports(len(documented)), strict=True))
+    status = in_venv(look.replace("4222", str(ports["4222"])))
+    with started(roles, ports, served, tmp_path):
+        for gateway in ("8000", "9000"):
+            assert becomes_ready(f"http://127.0.0.1:{ports[gateway]}/v2/health/ready", 100), logs(tmp_path)
+        said, deadline = "", time.monotonic() + 60
+        while not said.startswith("healthy: 3 hosts, 2 gateways, 2 schedulers, 3 workers"):
+            assert time.monotonic() < deadline, said
+            said = subprocess.run(status, cwd=served.folder, env=environment(), capture_output=True, text=True).stdout
 
 
 def free_ports(count: int) -> list[int]:
