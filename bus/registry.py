@@ -35,6 +35,8 @@ HEARTBEAT_INTERVAL_S = 1.0
 SILENCE_LIMIT_S = 5.0
 """A worker that has not been heard for this long is taken for dead."""
 
+_AGAIN_S = 0.2
+
 
 class RegistryWriter:
     """A worker's side: writes its records, and writes them again when the broker came back without them."""
@@ -43,7 +45,8 @@ class RegistryWriter:
         self._bus = bus
         self._worker = worker
         self._records: dict[str, bytes] = {}
-        self._rewriting: set[asyncio.Task[None]] = set()
+        self._is_removed = False
+        self._rewriting: asyncio.Task[None] | None = None
         bus.on_reconnect(self._write_all)
 
     async def start(self) -> None:
@@ -79,11 +82,25 @@ class RegistryWriter:
 
     def _on_write(self, message: Message) -> None:
         key = message.subject.removeprefix(subjects.registry_subject(""))
-        if not message.data and key in self._records and not self._rewriting:
+        if message.data or key not in self._records:
+            return
+        self._is_removed = (
+            True  # several remove what they know of, one key at a time, and after it was written again, too
+        )
+        if self._rewriting is None or self._rewriting.done():
             logger.warning("taken for dead by somebody: registering again")
-            task = asyncio.get_running_loop().create_task(self._write_all())
-            self._rewriting.add(task)
-            task.add_done_callback(self._rewriting.discard)
+            self._rewriting = asyncio.get_running_loop().create_task(self._register_again())
+
+    async def _register_again(self) -> None:
+        # Who was taken for dead may be hard to reach for a while yet. Until it is registered nobody asks it for anything.
+        while self._is_removed:
+            self._is_removed = False
+            try:
+                await self._write_all()
+            except (NatsError, OSError, TimeoutError) as error:
+                self._is_removed = True
+                logger.warning("not registered again yet: %s: %s", type(error).__name__, error)
+                await asyncio.sleep(_AGAIN_S)
 
     async def _write(self, key: str, record: ModelRecord | WorkerRecord) -> None:
         self._records[key] = pack_record(record)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
+
+from bus import registry, subjects
+from bus.nats_protocol import Message
 from bus.registry import RegistryWriter
 from schemas.registry import ModelRecord, WorkerRecord
 
@@ -15,11 +21,24 @@ class Broker:
         self.jetstream = self
         self.values: dict[str, bytes] = {}
         self.meanwhile: Any = None
+        self.failures = 0
+        self.callbacks: list[Callable[[Message], None]] = []
+
+    async def subscribe(self, _subject: str, callback: Callable[[Message], None]) -> None:
+        self.callbacks.append(callback)
+
+    def removes(self, key: str) -> None:
+        """Somebody takes the worker for dead, and its own subscription says so."""
+        self.values.pop(key, None)
+        self.callbacks[0](Message(subjects.registry_subject(key), "", b"", ""))
 
     def on_reconnect(self, _listener: object) -> None:
         pass
 
     async def key_value(self, _bucket: str) -> Broker:
+        if self.failures:
+            self.failures -= 1
+            raise TimeoutError
         return self
 
     async def put(self, key: str, value: bytes) -> None:
@@ -47,3 +66,47 @@ async def test_models_come_and_go_while_all_is_written_again() -> None:
     broker.meanwhile = meanwhile
     await writer._write_all()
     assert broker.values.keys() == {"w", "w.stays", "w.comes"}
+
+
+async def test_whoever_was_taken_for_dead_registers_again_however_often_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry, "_AGAIN_S", 0.0)
+    broker, _ = await _registered()
+    broker.failures = 3
+    broker.removes("w.m")
+    broker.removes("w")
+    await _until(lambda: broker.values.keys() == {"w", "w.m"})
+    assert broker.failures == 0
+
+
+async def test_what_is_removed_while_it_is_written_again_is_written_once_more() -> None:
+    broker, writer = await _registered()
+
+    async def meanwhile() -> None:
+        async def later() -> None:
+            broker.removes("w")
+
+        broker.meanwhile = later  # when all but the last acknowledgement has come
+
+    broker.meanwhile = meanwhile
+    broker.removes("w.m")
+    await _until(lambda: broker.meanwhile is None and broker.values.keys() == {"w", "w.m"})
+    assert writer._rewriting is not None
+    await writer._rewriting
+    assert broker.values.keys() == {"w", "w.m"}
+
+
+async def _registered() -> tuple[Broker, RegistryWriter]:
+    broker = Broker()
+    writer = RegistryWriter(cast(Any, broker), "w")
+    await writer.start()
+    await writer.write_worker(WorkerRecord("w", 1))
+    await writer.write_model(ModelRecord("m"))
+    return broker, writer
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
