@@ -18,7 +18,7 @@ from bus.parent_death import dies_with_parent
 _TUN = Path("/dev/net/tun")
 _TUNSETIFF = 0x400454CA
 _IFF_TAP, _IFF_NO_PI = 0x0002, 0x1000
-_NET = "10.213.77"
+_NET = f"10.213.{os.getpid() % 254 + 1}"  # another one for each driver: several may be at work on a machine
 _ROOT = Path(__file__).parents[2]
 
 HERE = "here"
