@@ -1,7 +1,8 @@
 """Large tensors to a worker on another host and back: `python -m benchmarks.remote_payloads` prints two tables.
 
 The first is of whole requests to the identity, by HTTP: its content inside messages, through stream and scheduler
-(*inline*), or fetched from process to process (*fetched*); and, with the worker on the gateway's host, read in place
+(*inline*), or fetched, in pieces through nats-server (*nats*) or on a connection between
+gateway and worker (*tcp*); and, with the worker on the gateway's host, read in place
 (*shared*). The second is of the way between two processes alone: pieces through nats-server, and a TCP
 connection straight from one to the other. CPU is that of all
 processes but the client's. All processes are on this machine, so times say nothing of a network.
@@ -11,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -35,6 +33,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.role_hosts import RoleHosts
 from bus.broker_access import NO_ACCESS
 from bus.connection import Bus
 from bus.direct_listener import DirectListener
@@ -43,17 +42,19 @@ from bus.fetch_plan import Outcome
 from bus.identity import HOST_VARIABLE, new_id
 from bus.payload_fetcher import PayloadFetcher
 from bus.payload_server import PayloadServer
-from bus.payloads import PayloadArena
+from bus.payloads import INLINE_LIMIT_BYTES, PayloadArena
 from schemas.listen_address import ListenAddress
 from schemas.tensors import PayloadRef
-from telemetry.readiness import READY_FD
 
 SIZES = (65_540, 200_000, 600_000, 4_000_000)
 _WARM_UP_S = 0.5
 IDENTITY = "identity"
 
-# A role that takes no tensor for large: what all did with workers on other hosts before they fetched.
-_INLINE = "import sys, bus.payloads; bus.payloads.INLINE_LIMIT_BYTES = 1 << 30; from weir.cli import main; main()"
+# A role whose limit of what is large is another: the one where nothing is, or the same between hosts as on one.
+_LIMITED = (
+    "import sys, bus.payloads; bus.payloads.INLINE_LIMIT_BYTES = bus.payloads.REMOTE_INLINE_LIMIT_BYTES = {}; "
+    "from weir.cli import main; main()"
+)
 
 
 def main() -> None:
@@ -74,7 +75,7 @@ def main() -> None:
 
 def _of_requests(seconds: float, clients: int) -> Table:
     table = _table("way", "bytes", "p50 alone, ms", "CPU alone, ms", f"requests/s, {clients} clients", "CPU, ms")
-    for way in ("inline", "fetched", "shared"):
+    for way in ("inline", "nats", "tcp", "shared"):
         with ExitStack() as stack:
             cluster = _Cluster(stack, way)
             for size in SIZES:
@@ -84,51 +85,15 @@ def _of_requests(seconds: float, clients: int) -> Table:
 
 class _Cluster:
     def __init__(self, stack: ExitStack, way: str) -> None:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        _write_identity(folder / "models" / IDENTITY)
-        nats = EmbeddedNats(folder / "nats")
-        nats.start()
-        stack.callback(nats.stop)
-        code = _INLINE if way == "inline" else ""
-        host = "" if way == "shared" else "another"
-        self._processes: list[subprocess.Popen[bytes]] = []
-        stack.callback(self._end)
-        common = (folder, code, nats.url)
-        self._start(*common, "scheduler")
-        self._start(*common, "worker", f"--model-repository={folder / 'models'}", host=host)
-        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
-        self._url = f"127.0.0.1:{self._start(*common, 'gateway', *ports)['http_port']}"
-        assert nats.process is not None
-        self._pids = [nats.process.pid, *(process.pid for process in self._processes)]
-        with triton.InferenceServerClient(self._url) as client:
-            while not client.is_model_ready(IDENTITY):
-                time.sleep(0.05)
-
-    def _start(self, folder: Path, code: str, nats_url: str, role: str, *options: str, host: str = "") -> Any:
-        ready, announced = os.pipe()
-        command = ["-c", code] if code else ["-m", "weir"]
-        environment = {**os.environ, READY_FD: str(announced), **({HOST_VARIABLE: host} if host else {})}
-        with (folder / f"{role}.log").open("wb") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, *command, role, f"--nats={nats_url}", *options],
-                    env=environment,
-                    pass_fds=(announced,),
-                    stdout=log,
-                    stderr=log,
-                )
-            )
-        os.close(announced)
-        with os.fdopen(ready) as pipe:
-            facts = json.loads(pipe.readline() or "{}")
-        if not facts.get("ready"):
-            raise SystemExit((folder / f"{role}.log").read_text())
-        return facts
-
-    def _end(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-            process.wait(30)
+        limit_bytes = 1 << 30 if way == "inline" else INLINE_LIMIT_BYTES
+        roles = RoleHosts(stack, _LIMITED.format(limit_bytes))
+        _write_identity(roles.folder / "models" / IDENTITY)
+        listens = ("--payload-listen=127.0.0.1",) if way == "tcp" else ()
+        roles.start("scheduler")
+        models = f"--model-repository={roles.folder / 'models'}"
+        roles.start("worker", models, *listens, host="" if way == "shared" else "another")
+        self._url = roles.gateway(IDENTITY, *listens)
+        self._pids = roles.pids
 
     def measured(self, size: int, seconds: float, clients: int) -> Iterable[str]:
         alone, alone_cpu_s = self._asked(size, seconds, 1)
