@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -11,11 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asking import http_inputs
+from broker_certificates import make_certificates
 from endpoints import Endpoints
 from model_zoo import write_identity
+from nats_servers import GivenNats
 from role_process import RoleProcess
 from role_starter import Start
 from serving import wait_until
+
+from bus.broker_access import BrokerAccess, BrokerRefused
+from bus.connection import Bus
+from bus.direct_listener import DirectListener
+from bus.fetch_plan import Outcome
+from bus.identity import new_id
+from bus.payload_fetcher import PayloadFetcher
+from bus.payload_server import PayloadServer
+from bus.payloads import PayloadArena
 
 LARGE = np.random.default_rng(7).random((1, 1_500_000), np.float32)
 LISTENS = "--payload-listen=127.0.0.1"
@@ -110,3 +122,42 @@ def test_a_role_that_can_t_listen_says_so_and_does_not_start(hosts: Hosts) -> No
         taken.listen()
         with pytest.raises(AssertionError, match=f"--payload-listen=127.0.0.1:{taken.getsockname()[1]}"):
             hosts.worker(f"--payload-listen=127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.timeout(60)
+async def test_who_speaks_to_the_broker_encrypted_does_so_to_owners(tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path)
+    files = {"cert_file": str(folder / "server.pem"), "key_file": str(folder / "server.key")}
+    server = GivenNats(tmp_path / "nats", monitor=False, tls=files)
+    ca = str(folder / "ca.pem")
+    access = BrokerAccess(ca=ca, cert=str(folder / "client.pem"), key=str(folder / "client.key"))
+    owner, reader = new_id("gateway"), new_id("worker")
+    arena = PayloadArena(owner)
+    try:
+        async with asyncio.TaskGroup() as background:
+            buses = [await Bus.connect(server.url, name, background, access=access) for name in (owner, reader)]
+            listener = await DirectListener.opened(buses[0], owner, "0.0.0.0")
+            await PayloadServer(buses[0], owner, listener).start()
+            fetcher = PayloadFetcher(buses[1], reader)
+            await fetcher.start(background)
+            slot = arena.allocate(LARGE.nbytes)
+            assert listener is not None
+            assert slot is not None
+            slot.view[:] = LARGE.tobytes()
+            async with asyncio.timeout(30):
+                while not fetcher.direct_bytes:
+                    came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+                    fetcher.fetch(slot.ref(), came.set_result)
+                    outcome = await came
+                    assert isinstance(outcome, (bytes, memoryview))
+                    assert bytes(outcome) == LARGE.tobytes()
+            plain = await Bus.connect(server.url, "plain", background, access=BrokerAccess(ca=ca))
+            with pytest.raises(BrokerRefused, match="--nats-cert and --nats-key"):
+                await DirectListener.opened(plain, "plain", "127.0.0.1")
+            fetcher.close()
+            listener.close()
+            for bus in (*buses, plain):
+                await bus.close()
+    finally:
+        arena.close()
+        server.stop()
