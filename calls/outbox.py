@@ -21,7 +21,7 @@ from bus.live_queues import LiveQueue
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.partition_choice import AnyQueue, Destination, PartitionChoice, PlaceInPartition
-from calls.payload_store import PayloadStore
+from calls.payload_store import FRAME_INLINE_BYTES, PayloadStore
 from schemas.bodies import is_body_ref
 from schemas.errors import WeirError, overloaded
 from schemas.messages import MAX_TURNED_AWAY, Part, pack_cancel, pack_frame, pack_release
@@ -195,6 +195,8 @@ class Outbox:
             self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
 
     def _place_bodies(self, model: str, frame: list[Part]) -> None:
+        if sum([len(part.body) for part in frame]) <= FRAME_INLINE_BYTES:
+            return
         # What is sent again may lie in a slot already: a reference to a reference would be followed once.
         own = [position for position, part in enumerate(frame) if not is_body_ref(part.body)]
         placed = self._payloads.place_bodies(model, [frame[position].body for position in own])
