@@ -151,6 +151,12 @@ OF_CALLERS = [
     ("gateway.shared_memory", "MAX_REGIONS", "shared-memory regions registered on a host", "503"),
     ("gateway.http.shared_memory_routes", "MAX_BODY_BYTES", "body that registers a region", "400"),
     ("calls.model_operations", "MAX_OPERATIONS", "loads and unloads a role waits for", "503"),
+    (
+        "calls.acquaintance",
+        "LOADING_PATIENCE_S",
+        "wait of a gateway that has just begun for workers that load, before a model can be unknown",
+        "404 for what nobody tells of",
+    ),
     ("calls.model_operations", "OPERATION_TIMEOUT_S", "wait for a load or unload", "503; it goes on"),
     ("calls.readiness", "ANSWER_TIMEOUT_S", "wait for workers to say whether a model is ready", "it is not ready"),
     ("gateway.jobs.files.items", "MAX_ITEM_BYTES", "one item of an offline job", "the item fails"),
