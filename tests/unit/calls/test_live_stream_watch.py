@@ -38,7 +38,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     async def nothing(bus: object) -> None:
         pass
 
-    monkeypatch.setattr(live_stream_watch, "ensure_streams", nothing)
+    monkeypatch.setattr(live_stream_watch, "ensure_live_streams", nothing)
     return Broker()
 
 
