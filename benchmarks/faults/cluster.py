@@ -119,8 +119,6 @@ class Cluster:
         self.shape = shape
         self.members: dict[str, Member] = {}
         self.steps = Steps(folder / "p")
-        self.were_away: set[str] = set()
-        """Roles of which, at some moment since all had started, no process was ready."""
         self._repository = repository
         self._nats_address = shape.addresses.get("nats-server-0", _LOOPBACK)
         self._nats_port = _free_port() if self._nats_address == _LOOPBACK else _NATS_PORT
@@ -166,9 +164,6 @@ class Cluster:
         sampled_s = 0.0
         while not self._is_ending:
             self._look()
-            for role in ("scheduler", "worker", "gateway"):
-                if not any(member.is_running and member.is_ready for member in self.of(role)):
-                    self.were_away.add(role)
             if time.monotonic() - sampled_s > _SAMPLE_S:
                 sampled_s = time.monotonic()
                 self._sample()

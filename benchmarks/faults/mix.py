@@ -26,9 +26,6 @@ _AT_STEP_S = 3.0
 BUSY = "^503 "
 """What is said while requests find no room, or no worker has come for long."""
 
-MODEL_AWAY = "^404 .*(is not found|has no available versions)"
-"""What is said besides where no worker is left: a gateway that begins then knows of no model."""
-
 _SIGNALS = {Kind.KILL: signal.SIGKILL, Kind.STOP: signal.SIGSTOP, Kind.CONTINUE: signal.SIGCONT}
 
 
@@ -55,8 +52,7 @@ async def _loaded(task: Task, line: Line, clients: int = 8, rate: float = 40.0) 
     """A cluster under load of all kinds."""
     # Where there are several schedulers they share each model, and not only the models.
     models = partial(write_models, names=(DIGEST, TOTAL), partitions=min(task.schedulers, _MOST_PARTITIONS))
-    allowed = {"allowed": BUSY, "allowed_without_workers": MODEL_AWAY}
-    async with scene(task, line, clients=clients, rate=rate, models=models, **allowed) as on:
+    async with scene(task, line, clients=clients, rate=rate, models=models, allowed=BUSY) as on:
         sequences = SequenceLoad(task.seed, [on.cluster.http(number) for number in range(task.gateways)], clients // 2)
         sequences.start()
         yield on

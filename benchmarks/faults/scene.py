@@ -149,13 +149,11 @@ async def scene(
     clients: int = 8,
     rate: float = 40.0,
     allowed: str = "",
-    allowed_without_workers: str = "",
     models: Callable[[Path], None] | None = None,
 ) -> AsyncIterator[Scene]:
     """A cluster with live load (none for 0 clients) and durable load (none for rate 0).
 
-    In the end all of it is checked, and stands in the line; `allowed` is a pattern of errors that clients may see, and
-    `allowed_without_workers` one of those that they may see where all workers were away at once.
+    In the end all of it is checked, and stands in the line; `allowed` is a pattern of errors that clients may see.
     """
     repository = task.folder / "models"
     if models is None:
@@ -174,8 +172,6 @@ async def scene(
             live.start()
             await live.answered_after(time.monotonic())
         yield on
-        if allowed_without_workers and "worker" in cluster.were_away:
-            allowed = f"{allowed}|{allowed_without_workers}" if allowed else allowed_without_workers
         if live is not None:
             line.add(await live.end(), allowed)
         if durable is not None:
