@@ -84,9 +84,8 @@ class RegistryWriter:
         key = message.subject.removeprefix(subjects.registry_subject(""))
         if message.data or key not in self._records:
             return
-        self._is_removed = (
-            True  # several remove what they know of, one key at a time, and after it was written again, too
-        )
+        # Several may remove what they know of, one key at a time, and also after it was written again.
+        self._is_removed = True
         if self._rewriting is None or self._rewriting.done():
             logger.warning("taken for dead by somebody: registering again")
             self._rewriting = asyncio.get_running_loop().create_task(self._register_again())

@@ -19,7 +19,7 @@ _IDENTITY = re.compile(r"(?<=://)[^\s,/@]*@")
 
 def hide_secrets() -> None:
     """Takes passwords and tokens of the broker out of this process's command line and environment, as others see them."""
-    if _secret_variables() or any(map(_IDENTITY.search, sys.orig_argv)):
+    if _secret_variables() or any(map(_IDENTITY.search, (*sys.orig_argv, *sys.argv))):
         from setproctitle import getproctitle, setproctitle  # it writes over both, in their place
 
         setproctitle(_IDENTITY.sub("", getproctitle()))

@@ -53,7 +53,7 @@ def test_models_come_from_nats(start: Start, push: Push, tmp_path: Path) -> None
     assert push(root / "plus", root / "py") == (
         f"plus: sent 2 files, {size} bytes; 0 were there already\npy: sent 3 files, 4.2 MB; 0 were there already\n"
     )
-    served = opened(start, EXPLICIT)
+    served = opened(start)
     cache = tmp_path / "cache"
     options = (EXPLICIT, "--model-repository=nats://models", f"--model-cache-dir={cache}")
     first = start("worker", *options)
