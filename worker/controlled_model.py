@@ -105,9 +105,10 @@ class ControlledModel:
         self.reason = ""
 
     def gone(self, numbers: set[int]) -> None:
-        """These versions have been unloaded."""
-        self.retiring -= numbers
-        for number in numbers - self.served.keys():
+        """These versions have been unloaded. Those that were loaded anew meanwhile have not, and may be about to be."""
+        gone = numbers - self.served.keys()
+        self.retiring -= gone
+        for number in gone:
             self.past[number] = VersionRecord(ModelState.UNAVAILABLE, UNLOADED)
 
     def record(self) -> ModelRecord:

@@ -101,6 +101,21 @@ def test_a_load_overtakes_an_unload():
     assert states(m) == {1: (READY, "", 2)}
 
 
+def test_an_unload_that_ends_late_leaves_what_is_being_unloaded_again():
+    m = model()
+    m.adopt(loaded(1))
+    m.retire()
+    m.served.clear()
+    m.result = None
+    m.adopt(loaded(1))
+    m.retire()
+    m.gone({1})  # the first
+    assert {state for state, _, _ in states(m).values()} == {UNLOADING}
+    m.served.clear()
+    m.gone({1})
+    assert states(m) == {1: (UNAVAILABLE, UNLOADED, 0)}
+
+
 def test_a_model_that_moves_is_not_given_up_by_who_unloads_it():
     m = model()
     m.adopt(loaded(1))
