@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import signal
-
-import uvloop
+import time
 
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
@@ -52,11 +50,11 @@ from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
 from schemas.errors import WeirError
 from schemas.request_limits import RequestLimits
-from telemetry.last_tasks import end_last_tasks
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from telemetry.role_life import run_role
 from telemetry.trace_settings import TraceConfig
 
 logger = logging.getLogger("weir.gateway")
@@ -68,22 +66,12 @@ def run(settings: GatewaySettings) -> int:
     """Runs a gateway; returns the exit status when it has stopped."""
     log = configure_logging("gateway", LogSettings.of(settings))
     watch_parent()
-    return uvloop.run(_serve(settings, log))
+    return run_role(functools.partial(_open_doors, settings, log))
 
 
-async def _serve(settings: GatewaySettings, log: RoleLog) -> int:
-    # A task of the group that fails takes the role down with it: better a restart than half a gateway.
-    async with asyncio.TaskGroup() as background:
-        status = await _open_doors(settings, log, background)
-        await end_last_tasks()
-    return status
-
-
-async def _open_doors(settings: GatewaySettings, log: RoleLog, background: asyncio.TaskGroup) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+async def _open_doors(
+    settings: GatewaySettings, log: RoleLog, stop: asyncio.Event, background: asyncio.TaskGroup
+) -> int:
     remove_dead_segments()
     limit_payloads(settings.payload_memory_byte_size)
     gateway_id = own_id("gateway", settings.gateway_id)
@@ -217,7 +205,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
     # Connections stay open until what was asked on them is answered; then the doors close.
     listeners.stop("HTTP")
     later.stop()
-    deadline_s = loop.time() + settings.exit_timeout_secs
+    deadline_s = time.monotonic() + settings.exit_timeout_secs
     await nats_door.stop()
     await jobs.stop()
     await asyncio.gather(
@@ -225,7 +213,7 @@ async def _open_doors(settings: GatewaySettings, log: RoleLog, background: async
         inference.stop(settings.exit_timeout_secs),
         intake.stop(settings.exit_timeout_secs),
     )
-    await nats_door.close(max(0.0, deadline_s - loop.time()))
+    await nats_door.close(max(0.0, deadline_s - time.monotonic()))
     await tracing.stop()
     durable.stop()
     listeners.stop("metrics")

@@ -6,10 +6,8 @@ import asyncio
 import functools
 import gc
 import logging
-import signal
+import time
 from pathlib import Path
-
-import uvloop
 
 from bus.connection import Bus
 from bus.identity import new_id
@@ -19,10 +17,10 @@ from scheduler.owned_model import new_policy
 from scheduler.queue_keeper import QueueKeeper
 from scheduler.service import SchedulerService
 from scheduler.settings import SchedulerSettings
-from telemetry.last_tasks import end_last_tasks
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from telemetry.role_life import run_role
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -31,22 +29,12 @@ def run(settings: SchedulerSettings) -> int:
     """Runs a scheduler; returns the exit status when it has stopped."""
     log = configure_logging("scheduler", LogSettings.of(settings))
     watch_parent()
-    return uvloop.run(_serve(settings, log))
+    return run_role(functools.partial(_schedule, settings, log))
 
 
-async def _serve(settings: SchedulerSettings, log: RoleLog) -> int:
-    # A task of the group that fails takes the role down with it: better a restart than half a scheduler.
-    async with asyncio.TaskGroup() as background:
-        status = await _schedule(settings, log, background)
-        await end_last_tasks()
-    return status
-
-
-async def _schedule(settings: SchedulerSettings, log: RoleLog, background: asyncio.TaskGroup) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+async def _schedule(
+    settings: SchedulerSettings, log: RoleLog, stop: asyncio.Event, background: asyncio.TaskGroup
+) -> int:
     scheduler_id = settings.scheduler_id or new_id("scheduler")
     try:
         event_log = EventLog(Path(settings.event_log), scheduler_id) if settings.event_log else None
@@ -74,9 +62,9 @@ async def _schedule(settings: SchedulerSettings, log: RoleLog, background: async
     gc.freeze()
     announce_ready(scheduler=scheduler_id)
     await stop.wait()
-    deadline_s = loop.time() + settings.exit_timeout_secs
+    deadline_s = time.monotonic() + settings.exit_timeout_secs
     await keeper.leave(settings.exit_timeout_secs)
-    await service.stop(max(0.0, deadline_s - loop.time()))
+    await service.stop(max(0.0, deadline_s - time.monotonic()))
     await keeper.left()
     if event_log is not None:
         event_log.close()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
-import signal
 import sys
 from functools import partial
 from typing import Any
-
-import uvloop
 
 from bus.connection import Bus
 from bus.desired_models import DesiredModels
@@ -29,11 +27,11 @@ from calls.cache_config import CacheConfig
 from calls.model_operations import ModelOperations
 from repository.layout import ModelRepository
 from schemas.placement import Amounts, read_resource
-from telemetry.last_tasks import end_last_tasks
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
 from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
+from telemetry.role_life import run_role
 from worker import mirror_folder, override_folder
 from worker.backend_registry import BackendRegistry
 from worker.backends.python_calls import PythonCalls
@@ -82,7 +80,7 @@ def run(settings: WorkerSettings) -> int:
     # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return uvloop.run(_serve(settings, log, _find_devices(settings)))
+    return run_role(functools.partial(_work, settings, log, _find_devices(settings)))
 
 
 def _find_devices(settings: WorkerSettings) -> WorkerDevices:
@@ -92,21 +90,13 @@ def _find_devices(settings: WorkerSettings) -> WorkerDevices:
     return WorkerDevices.of([gpu.ordinal for gpu in host.gpus], settings.gpu, settings.cpu_instances)
 
 
-async def _serve(settings: WorkerSettings, log: RoleLog, own_devices: WorkerDevices) -> int:
-    # A task of the group that fails takes the role down with it: better a restart than half a worker.
-    async with asyncio.TaskGroup() as background:
-        status = await _work(settings, log, own_devices, background)
-        await end_last_tasks()
-    return status
-
-
 async def _work(
-    settings: WorkerSettings, log: RoleLog, own_devices: WorkerDevices, background: asyncio.TaskGroup
+    settings: WorkerSettings,
+    log: RoleLog,
+    own_devices: WorkerDevices,
+    stop: asyncio.Event,
+    background: asyncio.TaskGroup,
 ) -> int:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     remove_dead_segments()
     limit_payloads(settings.payload_memory_byte_size)
     for prefix in (override_folder.PREFIX, mirror_folder.PREFIX):
@@ -144,7 +134,7 @@ async def _work(
     paths, mirrors = open_mirrors(bus, settings, background)
     repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
     readiness_answers = ReadinessAnswers(bus, worker_id, service.models)
-    ensembles = EnsembleBackend(repository, inner_calls, loop)
+    ensembles = EnsembleBackend(repository, inner_calls, asyncio.get_running_loop())
     desired, drains = DesiredModels(bus), Drains(bus, worker_id)
     inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
     operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), mode)
