@@ -26,7 +26,7 @@ class LaneLife:
 
     def _came(self, requests: list[QueuedRequest]) -> None:
         for request in requests:
-            version = getattr(request.place, "version", None)
+            version = _version_of(request)
             if version is not None and request.lane == LIVE:
                 self.live_us[version] = self.now_us
 
@@ -49,7 +49,7 @@ class LaneLife:
     def _check_idle(self, version: int, waiting: list[QueuedRequest]) -> None:
         """An instance is idle: the first lane of which somebody waits waits for no longer than its delay, or for quiet."""
         lane = min(request.lane for request in waiting)
-        if len(self.configs) == 1 and any(request.lane < lane for request in self._waiting()):
+        if any(request.lane < lane and _version_of(request) == version for request in self._waiting()):
             return  # those for the latest version and those for this one by its number wait together
         first_us = min(request.enqueued_us for request in waiting if request.lane == lane)
         assert self.wake_at_us is not None, "an instance is idle and a request waits"
@@ -66,3 +66,9 @@ class LaneLife:
 
     def _turn(self, request: QueuedRequest, version: int) -> tuple[int, ...]:
         return self.rules.turn(request, version, self.now_us)
+
+
+def _version_of(request: QueuedRequest) -> int | None:
+    """The version at which it waits; None for those that wait for a version."""
+    version: int | None = getattr(request.place, "version", None)
+    return version
