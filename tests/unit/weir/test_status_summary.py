@@ -208,18 +208,19 @@ def test_how_busy_everything_is_stands_at_a_glance() -> None:
     )
     loads = {
         WORKERS[0]: WorkerLoadCounters(instances=4, busy=4, utilization=0.9),
-        WORKERS[1]: WorkerLoadCounters(instances=4, busy=1, utilization=0.3),
+        WORKERS[1]: WorkerLoadCounters(instances=3, busy=1, utilization=0.3),
     }
     status = summarise(replace(HEALTHY, counters={SCHEDULERS[0]: told}, loads=loads))
-    assert [(host.instances, host.busy, host.utilization) for host in status.hosts] == [(4, 4, 0.9), (4, 1, 0.3)]
+    assert [(host.instances, host.busy, host.utilization) for host in status.hosts] == [(4, 4, 0.9), (3, 1, 0.3)]
     assert [role.utilization for role in status.roles] == [None, None, 0.9, 0.3]
+    assert [role.instances for role in status.roles[2:]] == [4, 3], "those that can be busy, of no ensembles"
     assert [(model.utilization, model.desired_workers) for model in status.models] == [(0.98, 3), (None, None)]
     assert [(p.level, p.kind, p.about) for p in status.problems] == [("warning", "overloaded", "a")]
     assert "2 of the 3 workers" in status.problems[0].text
     text = shown(status)
-    assert text.splitlines()[0].endswith("; instances 60% busy")
+    assert text.splitlines()[0].endswith("; instances 64% busy")
     assert "4 of 4 instances busy, 90%" in text
-    assert "2 models; 1 of 4 busy, 30%" in text
+    assert "2 models; 1 of 3 busy, 30%" in text
 
 
 def test_who_is_scaled_to_zero_is_a_note_and_who_died_is_not() -> None:
