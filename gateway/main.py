@@ -182,7 +182,16 @@ async def _open_doors(
     if listeners.has("metrics"):
         ports["metrics_port"] = listeners.port("metrics")
         endpoint = MetricsEndpoint(
-            gateway_id, statistics, catalog, inference, payloads, durable, metrics_config, fetcher, payload_server
+            gateway_id,
+            statistics,
+            catalog,
+            inference,
+            doors.received,
+            payloads,
+            durable,
+            metrics_config,
+            fetcher,
+            payload_server,
         )
         listeners.serve("metrics", endpoint.app(), "httptools", background)
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))

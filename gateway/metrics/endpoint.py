@@ -24,6 +24,7 @@ from gateway.metrics.model_families import ServedVersion, model_families, model_
 from gateway.metrics.payload_families import payload_families
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families, process_families
+from gateway.received_bytes import ReceivedBytes
 from gateway.statistics import Statistics
 from schemas.statistics import ProcessReading
 from telemetry.metrics_config import MetricsConfig
@@ -39,6 +40,7 @@ class MetricsEndpoint:
         statistics: Statistics,
         catalog: Catalog,
         inference: Inference,
+        received: ReceivedBytes,
         payloads: PayloadStore,
         durable: DurableStore,
         config: MetricsConfig,
@@ -49,6 +51,7 @@ class MetricsEndpoint:
         self._statistics = statistics
         self._catalog = catalog
         self._inference = inference
+        self._received = received
         self._payloads = payloads
         self._durable = durable
         self._config = config
@@ -93,7 +96,7 @@ class MetricsEndpoint:
         )
         yield from gateway_families(self._inference, self._payloads)
         yield from payload_families(self._statistics, self._fetcher, self._payload_server)
-        yield refusal_family(self._inference)
+        yield refusal_family(self._inference, self._received)
         yield from durable_families(self._durable)
         yield from process_families(self._processes())
 

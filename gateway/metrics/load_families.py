@@ -10,6 +10,7 @@ from math import ceil
 
 from calls.inference import Inference
 from gateway.metrics.text import NO_LABELS, Family, Labels, Sample, counter, gauge
+from gateway.received_bytes import ReceivedBytes
 from schemas.statistics import LoadCounters, QueueCounters
 
 _ROUNDING = 1e-6  # fractions that schedulers tell are sums of floats
@@ -68,12 +69,13 @@ def load_families(
     )
 
 
-def refusal_family(inference: Inference) -> Family:
+def refusal_family(inference: Inference, received: ReceivedBytes) -> Family:
     """What this gateway has refused itself."""
+    refused = {"received": received.refused, **inference.refused}
     return counter(
         "weir_gateway_refused_requests",
         "Requests that this gateway refused because it, the broker or their queue held too many already",
-        (Sample({"reason": reason}, requests) for reason, requests in inference.refused.items()),
+        (Sample({"reason": reason}, requests) for reason, requests in refused.items()),
     )
 
 

@@ -1,12 +1,16 @@
 """`ReceivedBytes`: bodies in ordinary memory are bounded, and refused by what was said of them."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from http_door import CONFIG, Door, head, run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calls.inference import Inference
+from gateway.metrics.load_families import refusal_family
 from gateway.received_bytes import MAX_RECEIVED_BYTES, ReceivedBytes
 from schemas.errors import internal
 from schemas.model_config import ModelConfig
@@ -32,6 +36,9 @@ def test_one_alone_may_be_larger() -> None:
     assert not received.take(1)
     received.give_back(MAX_RECEIVED_BYTES * 2)
     assert received.take(1)
+    inference = SimpleNamespace(refused={"wait": 2})
+    told = refusal_family(cast(Inference, inference), received)
+    assert {dict(sample.labels)["reason"]: sample.value for sample in told.samples} == {"received": 1, "wait": 2}
 
 
 @pytest.mark.parametrize("is_stated", [True, False])
