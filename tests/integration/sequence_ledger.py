@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from asking import http_inputs
 from endpoints import Endpoints
+from running_threads import running
 from serving import wait_until
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
@@ -53,14 +54,8 @@ class SequenceLedger:
     @contextmanager
     def sending(self) -> Iterator[SequenceLedger]:
         """Sends as long as the context lasts; then sequences that have begun come to their end."""
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._is_over):
             yield self
-        finally:
-            self._is_over.set()
-            for thread in self._threads:
-                thread.join(60)
 
     @property
     def sent(self) -> int:

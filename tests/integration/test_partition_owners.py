@@ -21,6 +21,7 @@ from endpoints import Endpoints
 from model_zoo import write_identity
 from role_process import RoleProcess
 from role_starter import Start
+from running_threads import running
 from sequence_ledger import SequenceLedger
 from sequence_zoo import write_accumulator
 from serving import wait_until
@@ -53,14 +54,8 @@ class Asking:
 
     @contextmanager
     def asking(self) -> Iterator[Asking]:
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._is_over):
             yield self
-        finally:
-            self._is_over.set()
-            for thread in self._threads:
-                thread.join(60)
 
     def wait_for(self, more: int) -> None:
         """Returns when so many more have been answered."""

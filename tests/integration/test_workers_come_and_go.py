@@ -22,6 +22,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from role_process import RoleProcess
 from role_starter import Start
+from running_threads import running
 from serving import wait_until
 
 from schemas.statistics import WorkerCounters, unpack_counters
@@ -47,14 +48,8 @@ class Asking:
 
     @contextmanager
     def asking(self) -> Iterator[Asking]:
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._is_over, timeout_s=40):
             yield self
-        finally:
-            self._is_over.set()
-            for thread in self._threads:
-                thread.join(40)
 
     def wait_for(self, more: int) -> None:
         """Returns when so many more of each size have been answered that were sent from now on."""
