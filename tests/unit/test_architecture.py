@@ -13,14 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 FLOORS = {
-    "weir": 4,
-    "gateway": 3,
-    "scheduler": 3,
-    "worker": 3,
-    "calls": 2,
-    "bus": 1,
-    "repository": 1,
-    "telemetry": 1,
+    "weir": 5,
+    "gateway": 4,
+    "scheduler": 4,
+    "worker": 4,
+    "calls": 3,
+    "bus": 2,
+    "repository": 2,
+    "telemetry": 2,
+    "runtime": 1,
     "schemas": 0,
 }
 """A package imports those on lower floors, and itself: never upward, never sideways."""
@@ -32,7 +33,7 @@ STUB = "worker/python_stub/"
 OUTSIDE_OF_STUB = {"numpy", "msgpack", "triton_python_backend_utils"}
 """The stub runs in the users' environment, so it is alone: these, the standard library, and its own `_weir_*`."""
 
-MAX_LINES = 400
+MAX_LINES = 700
 LONGER_FILES: dict[str, str] = {}
 """Files that may be longer, with the reason."""
 

@@ -1,0 +1,1 @@
+"""What every process of Weir needs, whatever its role: containment of failures, rate-limited logs, memory accounting."""
