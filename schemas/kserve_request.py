@@ -35,10 +35,15 @@ from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Request
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 
+def is_header_length(value: str) -> bool:
+    """Whether `value` is a number that `parse_header_length` takes, and not negative."""
+    return len(value) <= 19 and value.isascii() and value.isdigit()
+
+
 def parse_header_length(value: str) -> int:
     """The number in an `Inference-Header-Content-Length` header. Raises WeirError (INVALID_ARG)."""
     if not _INTEGER.fullmatch(value):
-        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {value}")
+        raise invalid(f"Unable to parse Inference-Header-Content-Length, got: {value[:200]}")
     return int(value)
 
 

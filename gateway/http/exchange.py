@@ -9,7 +9,6 @@ thread meanwhile; it is still this request's turn on its connection.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,14 +23,13 @@ from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
 from gateway.http.early_refusal import refusal_at_head
 from gateway.http.error_response import error_response
+from runtime.containment import contained
 from schemas.errors import ErrorCode, WeirError, internal, overloaded
 from schemas.kserve_raw import parse_raw_request
-from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.kserve_request import is_header_length, parse_header_length, parse_infer_request
 from schemas.kserve_response import build_infer_response
 from schemas.request_errors import too_large
 from schemas.requests import InferRequest, InferResponse
-
-logger = logging.getLogger("weir.gateway")
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -159,7 +157,7 @@ class InferExchange:
 
     def _allocate(self, length: int) -> None:
         header = self.header_length
-        if self.encoding or header is None or not header.isdigit() or int(header) > length:
+        if self.encoding or header is None or not is_header_length(header) or int(header) > length:
             return  # compressed, or all JSON: its tensors are made anew from it
         self._padding = -int(header) % ALIGNMENT_BYTES
         self._slot = self._doors.payloads.slot_for_body(length + self._padding)
@@ -215,6 +213,7 @@ class InferExchange:
         elif self._slot is None and self._received > max(self._held_bytes, INLINE_LIMIT_BYTES):
             self._outgrow()
 
+    @contained(on_error="_fail")
     def start(self) -> None:
         """It is this request's turn on its connection; its body may be complete or not."""
         self.active = True
@@ -242,6 +241,7 @@ class InferExchange:
             self._doors.inference.abandon(self._pending)
             self._pending = None
 
+    @contained(on_error="_fail")
     def _submit(self) -> None:
         try:
             served = self._doors.catalog.resolve(self._model, self._version)
@@ -305,20 +305,21 @@ class InferExchange:
             if self.disconnected:
                 future.exception()  # nobody is there to be told
                 return
-            try:
-                then(future.result())
-            except WeirError as error:
-                self.respond_error(error)
-            except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-                logger.exception("a body could not be compressed or decompressed")
-                self.respond_error(internal("internal server error"))
+            self._on_thread_done(future, then)
 
         asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
+
+    @contained(on_error="_fail")
+    def _on_thread_done(self, future: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
+        try:
+            then(future.result())
+        except WeirError as error:
+            self.respond_error(error)
 
     def _prepared_length(self) -> int:
         """The length of the JSON header, if the request is of the kind that can be prepared; else 0."""
         header = self.header_length
-        if header is None or self._slot is not None or self.encoding or not header.isdigit():
+        if header is None or self._slot is not None or self.encoding or not is_header_length(header):
             return 0
         if self._raw_headers is not None:
             return 0
@@ -332,6 +333,17 @@ class InferExchange:
             return parse_raw_request(self._model, self._version, body, served.config, limits)
         return parse_infer_request(self._model, self._version, body, header_length, limits, self._doors.regions.find)
 
+    def _fail(self, _error: Exception, *_arguments: object) -> None:
+        """Ends this request after an unexpected exception: the log has its traceback, the client gets no internals."""
+        if self.disconnected or self.response_complete:
+            return
+        if self._pending is not None:
+            self._doors.inference.abandon(self._pending)
+            self._pending = None
+        self.keep_alive = self.keep_alive and not self.more_body
+        self.respond_error(internal("internal server error"))
+
+    @contained(on_error="_fail")
     def _on_answer(self, outcome: InferResponse | WeirError | None, _is_final: bool) -> None:
         pending = self._pending
         self._pending = None

@@ -6,21 +6,27 @@ routes go to the ASGI application as always. Pipelined requests keep their order
 
 from __future__ import annotations
 
+import logging
 import re
 import urllib.parse
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.async_requests.preferences import wants_answer_later
 from gateway.doors import Doors
 from gateway.http.exchange import InferExchange
-from schemas.errors import WeirError, invalid
+from runtime.containment import report
+from schemas.errors import WeirError, internal, invalid
 from schemas.kserve_response import error_body
 from schemas.request_errors import too_large
 
+logger = logging.getLogger("weir.gateway")
+
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
-_MAX_CACHED_ROUTES = 4096
+MAX_CACHED_ROUTES = 4096
+_MAX_CACHED_URL_BYTES = 256
 
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
@@ -31,6 +37,29 @@ MAX_CHUNKS = 65_536
 
 CONNECTION_KEY = "weir.connection"
 """Where the ASGI scope holds the `HttpProtocol` that a request came by."""
+
+
+class HeadTooLarge(ValueError):
+    """The URL and headers of a request exceed `MAX_HEAD_BYTES` or `MAX_HEADERS`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"URL and headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers")
+
+
+class _FramingError:
+    """Takes the place of a request that can't be parsed, until the requests before it are answered."""
+
+    active = False
+    response_complete = False
+    disconnected = False
+
+    def __init__(self, protocol: HttpProtocol, message: str) -> None:
+        self._protocol = protocol
+        self._message = message
+
+    def start(self) -> None:
+        """Answers with 400 and closes the connection."""
+        self._protocol.write_framing_error(self._message)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -66,14 +95,14 @@ class HttpProtocol(HttpToolsProtocol):
         """See uvicorn's protocol; bounded."""
         self._head_bytes += len(url)
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("the request's head is too long")  # the parser makes it a 400, and the connection ends
+            raise HeadTooLarge
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """See uvicorn's protocol; bounded."""
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
-            raise ValueError("the request's head is too long")
+            raise HeadTooLarge
         lower_name = name.lower()
         self.headers.append((lower_name, value))
         if lower_name == b"prefer":
@@ -89,7 +118,7 @@ class HttpProtocol(HttpToolsProtocol):
         try:
             route = self._routes[url]
         except KeyError:
-            route = self._parse_route(url)
+            route = parse_route(self._routes, url)
         if (
             route is None
             or self.parser.get_method() != b"POST"
@@ -190,9 +219,50 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Connection events
 
+    def data_received(self, data: bytes) -> None:
+        """Parses what arrived. What can't be parsed is answered with 400, and ends this connection alone."""
+        if self._is_refused:
+            return  # the connection is closing, and what follows can't be framed
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse_framing("the protocol can't be switched")
+        except httptools.HttpParserError as error:
+            if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, HeadTooLarge):
+                report("gateway.http.protocol: parsing a request", error)
+                self._refuse(internal("internal server error"))
+                return
+            self._refuse_framing(str(error.__context__ or error))
+
+    def _refuse_framing(self, reason: str) -> None:
+        """Answers with 400, once the requests before are answered, and ends the connection."""
+        message = f"malformed HTTP request: {reason}"
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.more_body and not self.pipeline:
+                self._refuse(invalid(message))  # its body can't be read to the end
+                return
+            self.pipeline.appendleft((_FramingError(self, message), self.app))  # type: ignore[arg-type]
+        else:
+            self.write_framing_error(message)
+        self._is_refused = True
+
+    def write_framing_error(self, message: str) -> None:
+        """Writes the response to what could not be parsed, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        body = error_body(message)
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+            b"Connection: close\r\n\r\n%b" % (len(body), body)
+        )
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Abandons what was asked on this connection."""
-        for cycle, _ in [(self.cycle, None), *self.pipeline]:
+        """Cancels the requests of this connection that have no response yet."""
+        waiting = [cycle for cycle, _ in self.pipeline]
+        self.pipeline.clear()
+        for cycle in (self.cycle, *waiting):
             if isinstance(cycle, InferExchange) and not cycle.response_complete:
                 cycle.disconnect()
         super().connection_lost(exc)
@@ -217,17 +287,25 @@ class HttpProtocol(HttpToolsProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """The next request is due."""
-        self.flow.resume_reading()
+        """The next request is due. It starts in a turn of its own: a thousand refusals would start each other otherwise."""
         if self.pipeline:
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+            self.loop.call_soon(self._start_next)
             return
+        self.flow.resume_reading()
         self._idle_since_s = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+
+    def _start_next(self) -> None:
+        """Starts the pipelined request whose turn it is, unless the connection was lost meanwhile."""
+        if not self.pipeline or self.transport.is_closing():
+            return
+        cycle, app = self.pipeline.pop()
+        if not self.pipeline:
+            self.flow.resume_reading()
+        self._start_asgi_task(cycle, app)
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes the connection if it has been idle for as long as the timeout, or looks again when it would have been."""
@@ -250,19 +328,23 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         # Where uvicorn's protocol starts the next pipelined request, whichever kind it is.
-        if type(cycle) is InferExchange:
+        if type(cycle) in (InferExchange, _FramingError):
             cycle.start()
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _parse_route(self, url: bytes) -> tuple[str, str] | None:
-        match = _INFER.fullmatch(url)
-        route = None
-        if match is not None:
-            model = urllib.parse.unquote(match[1].decode("latin-1"))
-            # As Triton, which takes 01 for 1; what is too long for a version is refused by the catalog.
-            version = (match[2] or b"").decode()
-            route = (model, version.lstrip("0") or version[:1])
-        if len(self._routes) < _MAX_CACHED_ROUTES:
-            self._routes[url] = route
-        return route
+
+def parse_route(routes: dict[bytes, tuple[str, str] | None], url: bytes) -> tuple[str, str] | None:
+    """(model, version) of an infer URL, None for any other URL. Remembers short URLs in `routes`, which stays bounded."""
+    match = _INFER.fullmatch(url)
+    route = None
+    if match is not None:
+        model = urllib.parse.unquote(match[1].decode("latin-1"))
+        # Triton reads 01 as 1. A number that is too long for a version is refused by the catalog.
+        version = (match[2] or b"").decode()
+        route = (model, version.lstrip("0") or version[:1])
+    if len(url) <= _MAX_CACHED_URL_BYTES:
+        if len(routes) >= MAX_CACHED_ROUTES:
+            routes.clear()  # a client with ever new URLs must not keep those of others out for good
+        routes[url] = route
+    return route

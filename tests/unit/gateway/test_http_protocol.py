@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from http_door import CONFIG, Door, head, run
 
-from gateway.http.protocol import MAX_CHUNKS
+from gateway.http.protocol import MAX_CACHED_ROUTES, MAX_CHUNKS, parse_route
+from runtime.containment import SITES
 from schemas.errors import internal
 from schemas.model_config import ModelConfig
 
@@ -119,3 +120,135 @@ def test_a_client_that_reads_no_answers_has_no_more_requests_run(monkeypatch: py
         writer.close()
 
     run(scenario)
+
+
+INFER_BODY = b'{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a"]}]}'
+UNKNOWN_MODEL = b"POST /v2/models/absent/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def infer(*lines: str, body: bytes = INFER_BODY) -> bytes:
+    head_lines = [f"POST {ROUTES[0]} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines, "", ""]
+    return "\r\n".join(head_lines).encode("latin-1") + body
+
+
+@pytest.fixture
+def one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model answers each request once, so the infer route serves it."""
+    config = ModelConfig.model_validate({**CONFIG.model_dump(), "model_transaction_policy": {"decoupled": False}})
+    monkeypatch.setattr("http_door.CONFIG", config)
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
+    status, headers = await head(reader)
+    return status, json.loads(await reader.readexactly(int(headers["content-length"])))
+
+
+@pytest.mark.usefixtures("one_answer")
+def test_pipelined_refusals_do_not_run_inside_the_answer_before_them() -> None:
+    """Each refusal used to start the next request from inside itself, 1 000 calls deep."""
+    count = 3000
+
+    async def scenario(door: Door) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1 << 16)
+        writer.write(infer() + UNKNOWN_MODEL * count)
+        _, on_answer = await door.asked()
+        for _ in range(3):  # all that one read from the socket may bring is queued by now
+            await asyncio.sleep(0.02)
+        on_answer(internal("the first"), True)  # raises nothing: other responses of its message come after it
+        assert await read_answer(reader) == (500, {"error": "the first"})
+        for _ in range(count):
+            assert (await read_answer(reader))[0] == 404
+        writer.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("length", ["²", "9" * 5000, "-" + "1" * 30])
+@pytest.mark.usefixtures("one_answer")
+def test_a_header_length_that_is_no_number_ends_its_own_request_alone(length: str) -> None:
+    async def scenario(door: Door) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1 << 16)
+        writer.write(infer() + infer(f"Inference-Header-Content-Length: {length}") + infer())
+        (await door.asked())[1](internal("the first"), True)
+        assert await read_answer(reader) == (500, {"error": "the first"})
+        status, body = await read_answer(reader)
+        assert status == 400
+        assert body["error"].startswith("Unable to parse Inference-Header-Content-Length, got: ")
+        assert len(body["error"]) < 300
+        (await door.asked())[1](internal("the third"), True)
+        assert await read_answer(reader) == (500, {"error": "the third"})
+        writer.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("method", ["start", "_submit", "_on_answer"])
+@pytest.mark.usefixtures("one_answer")
+def test_an_unexpected_exception_is_answered_with_500(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = SITES[f"gateway.http.exchange:InferExchange.{method}"]
+    calls = iter([False, True, False])  # the second of three requests meets it
+
+    def raises_once(*arguments: Any) -> Any:
+        if next(calls):
+            raise RuntimeError("injected")
+        return function(*arguments)
+
+    function = site.function
+    monkeypatch.setattr(site, "function", raises_once)
+
+    async def scenario(door: Door) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(infer() * 3)
+        answers = []
+        for number in range(3):
+            if number != 1 or method == "_on_answer":
+                (await door.asked())[1](internal("expected"), True)
+            answers.append(await read_answer(reader))
+        expected, unexpected = (500, {"error": "expected"}), (500, {"error": "internal server error"})
+        assert answers == [expected, unexpected, expected]
+        writer.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("one_answer")
+def test_a_malformed_request_is_answered_in_json_after_those_before_it() -> None:
+    async def scenario(door: Door) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(infer() + b"\0\0\0\r\n\r\n")
+        _, on_answer = await door.asked()
+        await asyncio.sleep(0.05)
+        on_answer(internal("the first"), True)
+        assert await read_answer(reader) == (500, {"error": "the first"})
+        status, text = await read_error(reader)
+        assert (status, text.startswith("malformed HTTP request: ")) == (400, True)
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_malformed_request_alone_is_answered_in_json() -> None:
+    async def scenario(door: Door) -> None:
+        for request in (b"nothing\r\n\r\n", b"GET /v2 HTTP/1.1\r\nHo st: x\r\n\r\n", infer() + b"\0\0\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            writer.write(request)
+            if request.startswith(b"POST"):
+                assert (await head(reader))[0] == 501  # the model is decoupled
+                await reader.readuntil(b"}")
+            status, text = await read_error(reader)
+            assert (status, text.startswith("malformed HTTP request: ")) == (400, True)
+            writer.close()
+
+    run(scenario)
+
+
+def test_urls_that_no_client_repeats_are_not_remembered() -> None:
+    routes: dict[bytes, tuple[str, str] | None] = {}
+    for number in range(3 * MAX_CACHED_ROUTES):
+        parse_route(routes, b"/v2/models/m/infer?%d" % number)
+        parse_route(routes, b"/v2/models/m/infer?%d" % number + b"a" * 60_000)
+    assert len(routes) <= MAX_CACHED_ROUTES
+    assert max(map(len, routes)) <= 256
+    parse_route(routes, b"/v2/models/m%20n/versions/02/infer")
+    assert routes[b"/v2/models/m%20n/versions/02/infer"] == ("m n", "2")  # a new one is still learned
