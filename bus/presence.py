@@ -19,6 +19,7 @@ from typing import Any
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.identity import host
+from runtime import loop_lag
 from schemas.presence import Role, RoleRecord, pack_role, unpack_role
 from schemas.wire import MalformedMessage
 
@@ -59,7 +60,8 @@ class Presence:
     def tell(self, leaving: bool = False) -> None:
         """Tells now; with `leaving` that it ends its work, as it then says to all who ask, for as long as that takes."""
         self._is_leaving = self._is_leaving or leaving
-        record = self._about.model_copy(update={**self._describe(), "leaving": self._is_leaving})
+        changing = {"loop_lag_s": loop_lag.ROLE.max_s(), "leaving": self._is_leaving}
+        record = self._about.model_copy(update={**self._describe(), **changing})
         self._bus.publish(self._subject, pack_role(record))
 
     async def _go_on(self, interval_s: float) -> None:
@@ -140,7 +142,7 @@ class PresenceView:
             return
         self._heard_s[record.id] = self._clock()
         self.processes[record.id] = record
-        if known != record:
+        if record.differs_from(known):
             self._tell(record, True)
 
     def _tell(self, record: RoleRecord, is_there: bool) -> None:

@@ -29,6 +29,7 @@ from schemas.model_identity import plain_name
 from schemas.statistics import (
     FamilyCounters,
     GatewayCounters,
+    HealthCounters,
     ProcessReading,
     SchedulerCounters,
     VersionCounters,
@@ -139,6 +140,15 @@ class Statistics:
         for worker in self._workers.current.values():
             if worker.process is not None:
                 yield "worker", worker.worker, worker.process
+
+    def health(self) -> Iterator[tuple[str, str, HealthCounters]]:
+        """Role, name and condition of each live scheduler and worker that reports it."""
+        for scheduler in self._schedulers.current.values():
+            if scheduler.health is not None:
+                yield "scheduler", scheduler.scheduler, scheduler.health
+        for worker in self._workers.current.values():
+            if worker.health is not None:
+                yield "worker", worker.worker, worker.health
 
     def schedulers(self) -> list[SchedulerCounters]:
         """What schedulers tell, and those that have gone told last: in their queues there is nothing any more."""

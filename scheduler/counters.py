@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from runtime.health import process_health
 from scheduler.model_scheduler import ModelScheduler
 from schemas.lanes import Lane
 from schemas.registry import ModelRecord, ModelState
@@ -75,6 +76,7 @@ def pack_scheduler(
             "malformed_messages": malformed_messages,
             "leaving": leaving,
             "process": process_usage(),
+            "health": process_health(),
         }
     )
 

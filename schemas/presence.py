@@ -25,7 +25,7 @@ class RoleRecord(BaseModel):
 
     `urls` are where a gateway is asked, and `durability` ("yes", "no", "unknown") is whether what the broker acknowledges
     is on disk, as it found out. `queues` are those of live requests that a scheduler owns: model, partition, and the epoch
-    from which on it does.
+    from which on it does. `loop_lag_s` is the greatest lag of its event loop in the last 10 s.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
@@ -42,6 +42,11 @@ class RoleRecord(BaseModel):
     urls: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=16)] = []
     durability: Annotated[str, Field(max_length=16)] = ""
     queues: Annotated[list[Queue], Field(max_length=MAX_QUEUES)] = []
+    loop_lag_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+    def differs_from(self, other: RoleRecord | None) -> bool:
+        """Whether anything but the measured `loop_lag_s`, which changes all the time, differs."""
+        return other is None or self.model_copy(update={"loop_lag_s": other.loop_lag_s}) != other
 
 
 def pack_role(record: RoleRecord) -> bytes:

@@ -155,6 +155,15 @@ class ProcessReading(Counters):
     resident_bytes: Count
 
 
+class HealthCounters(Counters):
+    """A process's own condition: the greatest lag of its event loop in the last 10 s (`runtime.loop_lag`), and the
+    unexpected exceptions that it has contained, by site (`runtime.containment`).
+    """
+
+    loop_lag_s: Reading = 0.0
+    contained_failures: Annotated[dict[Name, Count], Field(max_length=1024)] = {}
+
+
 class WorkerLoadCounters(Counters):
     """How a worker is loaded: its instances, how many of them hold a batch, and the share of the last seconds in which they
     were busy.
@@ -190,6 +199,7 @@ class WorkerCounters(Counters):
     families: Annotated[list[FamilyCounters], Field(max_length=1 << 16)] = []
     load: WorkerLoadCounters | None = None
     process: ProcessReading | None = None
+    health: HealthCounters | None = None
 
 
 class GatewayCounters(Counters):
@@ -257,6 +267,7 @@ class SchedulerCounters(Counters):
     malformed_messages: Count = 0
     leaving: bool = False
     process: ProcessReading | None = None
+    health: HealthCounters | None = None
 
 
 def pack_counters(counters: dict[str, Any]) -> bytes:

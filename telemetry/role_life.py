@@ -9,6 +9,7 @@ from typing import Any
 
 import uvloop
 
+from runtime import loop_lag
 from telemetry.last_tasks import end_last_tasks
 
 _ENDS = (signal.SIGTERM, signal.SIGINT)
@@ -25,9 +26,14 @@ def run_role(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any, A
 
 async def _live(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any, Any, int]]) -> int:
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in _ENDS:
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with asyncio.TaskGroup() as background:
-        status = await role(stop, background)
-        await end_last_tasks()
+        loop.add_signal_handler(number, stop.set)
+    loop_lag.ROLE.start(loop)
+    try:
+        async with asyncio.TaskGroup() as background:
+            status = await role(stop, background)
+            await end_last_tasks()
+    finally:
+        loop_lag.ROLE.stop()
     return status

@@ -23,6 +23,7 @@ from bus.payload_server import PayloadServer
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.streams import ensure_streams
 from bus.thread_publisher import ThreadPublisher
+from runtime.health import process_health
 from schemas.abandoned import unpack_abandoned
 from schemas.errors import unavailable
 from schemas.messages import (
@@ -357,6 +358,7 @@ class WorkerService:
                 "families": self._model_metrics(),
                 "load": self._load.told(self.models, self._held.values()),
                 "process": None if devices is None else devices.process,
+                "health": process_health(),
             }
         )
 

@@ -23,10 +23,11 @@ from gateway.metrics.load_families import load_families, refusal_family
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.payload_families import payload_families
 from gateway.metrics.text import CONTENT_TYPE, Family, render
-from gateway.metrics.weir_families import cluster_families, gateway_families, process_families
+from gateway.metrics.weir_families import cluster_families, gateway_families, health_families, process_families
 from gateway.received_bytes import ReceivedBytes
 from gateway.statistics import Statistics
-from schemas.statistics import ProcessReading
+from runtime.health import process_health
+from schemas.statistics import HealthCounters, ProcessReading
 from telemetry.metrics_config import MetricsConfig
 from telemetry.process_usage import process_usage
 
@@ -99,6 +100,8 @@ class MetricsEndpoint:
         yield refusal_family(self._inference, self._received)
         yield from durable_families(self._durable)
         yield from process_families(self._processes())
+        own = HealthCounters.model_validate(process_health())
+        yield from health_families([("gateway", self._gateway_id, own), *self._statistics.health()])
 
     def _processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
         own = process_usage()

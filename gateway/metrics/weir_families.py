@@ -19,7 +19,7 @@ from calls.payload_store import PayloadStore
 from gateway.metrics.text import NO_LABELS, Family, Labels, Sample, counter, gauge, histogram_samples
 from gateway.statistics import Statistics
 from gateway.version_totals import VersionTotals
-from schemas.statistics import HistogramCounters, ProcessReading, QueueCounters
+from schemas.statistics import HealthCounters, HistogramCounters, ProcessReading, QueueCounters
 
 
 def gateway_families(inference: Inference, payloads: PayloadStore) -> Iterator[Family]:
@@ -103,6 +103,28 @@ def process_families(readings: Iterable[tuple[str, str, ProcessReading]]) -> Ite
         "weir_process_resident_memory_bytes",
         "Memory of a process in bytes, what it shares with others included; a worker's with that of its models' processes",
         (Sample(labels, reading.resident_bytes) for labels, reading in rows),
+    )
+
+
+def health_families(readings: Iterable[tuple[str, str, HealthCounters]]) -> Iterator[Family]:
+    """The condition of processes, each with its role and its name on the bus."""
+    rows = sorted(
+        (({"role": role, "process": name, "host": host_of(name)}, health) for role, name, health in readings),
+        key=lambda row: (row[0]["role"], row[0]["process"]),
+    )
+    yield gauge(
+        "weir_loop_lag_seconds",
+        "Longest time in the last 10 s for which a process's event loop served nobody, in seconds",
+        (Sample(labels, health.loop_lag_s) for labels, health in rows),
+    )
+    yield counter(
+        "weir_contained_failures_total",
+        "Unexpected exceptions of a process that ended one request and nothing else, by site in the code",
+        (
+            Sample({**labels, "site": site}, count)
+            for labels, health in rows
+            for site, count in sorted(health.contained_failures.items())
+        ),
     )
 
 

@@ -121,6 +121,9 @@ class RoleStatus(Part):
     )
     urls: list[str] = Field(description="where a gateway is asked")
     queues: int = Field(description="queues that a scheduler owns")
+    loop_lag_s: float = Field(
+        default=0.0, description="longest time in the last 10 s for which its event loop served nobody, in seconds"
+    )
     models: int = Field(description="models that a worker has ready")
     instances: int = Field(description="instances of all its models")
     batches: int = Field(description="batches that a worker holds, as it told last")

@@ -182,6 +182,7 @@ def _role(facts: Facts, record: RoleRecord, is_heard: bool) -> RoleStatus:
         state=state,
         urls=list(record.urls),
         queues=len(record.queues),
+        loop_lag_s=round(record.loop_lag_s, 3),
         **_load(facts, record.id),
     )
 

@@ -58,6 +58,13 @@ def test_who_comes_changes_and_leaves_is_told_once(seen: Seen) -> None:
     assert seen.view.processes == {}
 
 
+def test_a_changed_loop_lag_is_kept_but_is_no_change(seen: Seen) -> None:
+    seen.bus.tell(RECORD)
+    seen.bus.tell(RECORD.model_copy(update={"loop_lag_s": 0.25}))
+    assert seen.changes == [("scheduler-1", True)]
+    assert seen.view.processes["scheduler-1"].loop_lag_s == 0.25
+
+
 def test_who_falls_silent_is_forgotten_and_comes_back(seen: Seen) -> None:
     seen.bus.tell(RECORD)
     seen.now_s += 0.9

@@ -1,0 +1,67 @@
+"""The gauge of event-loop lag sees a callback that computes for long, and forgets it after its window."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from runtime.loop_lag import INTERVAL_S, WINDOW_S, LoopLag
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def block(seconds: float) -> None:
+    """What must never happen in a role."""
+    time.sleep(seconds)
+
+
+async def test_a_blocking_callback_is_measured() -> None:
+    lag = LoopLag()
+    lag.start(asyncio.get_running_loop())
+    try:
+        await asyncio.sleep(0)
+        block(INTERVAL_S + 0.2)
+        await asyncio.sleep(0.001)
+        assert 0.19 < lag.max_s() < 5
+    finally:
+        lag.stop()
+
+
+async def test_after_stop_nothing_is_measured() -> None:
+    lag = LoopLag()
+    lag.start(asyncio.get_running_loop())
+    lag.stop()
+    block(INTERVAL_S + 0.05)
+    await asyncio.sleep(0.001)
+    assert lag.max_s() == 0
+
+
+def test_the_greatest_lag_of_the_window_counts() -> None:
+    clock = Clock()
+    lag = LoopLag(clock)
+    assert lag.max_s() == 0
+    lag.record(0.5)
+    clock.now_s += 0.1
+    lag.record(0.1)
+    clock.now_s += WINDOW_S - 1
+    lag.record(0.2)
+    assert lag.max_s() == 0.5
+    clock.now_s += 2
+    assert lag.max_s() == 0.2
+    clock.now_s += 2 * WINDOW_S
+    assert lag.max_s() == 0
+
+
+def test_memory_is_bounded_by_the_window() -> None:
+    clock = Clock()
+    lag = LoopLag(clock)
+    for _ in range(10_000):
+        clock.now_s += INTERVAL_S
+        lag.record(0.001)
+    assert len(lag._seconds) <= WINDOW_S + 1
