@@ -17,9 +17,13 @@ class Unreachable(Exception):
 
 
 class JobsClient:
-    """The offline jobs of the server at `url` ("host:port", or with http:// or https:// before it)."""
+    """The offline jobs of the server at `url` ("host:port", or with http:// or https:// before it).
 
-    def __init__(self, url: str) -> None:
+    `hint` is what to say as well where nobody answers there.
+    """
+
+    def __init__(self, url: str, hint: str = "") -> None:
+        self.hint = hint
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartError(f"--url must be host:port, not '{url}'")

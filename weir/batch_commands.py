@@ -7,10 +7,12 @@ Exit statuses: 0 all items succeeded, 1 the job failed or was cancelled (or coul
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weir.local_servers import DEFAULT_HTTP, none_found_hint, only_local_server
 from weir.start_error import StartError
 
 if TYPE_CHECKING:
@@ -26,10 +28,19 @@ batch = typer.Typer(
 _INTERRUPTED = 130
 
 _Url = Annotated[
-    str, typer.Option("--url", envvar="WEIR_URL", metavar="HOST:PORT", help="Where the server listens for HTTP.")
+    str,
+    typer.Option(
+        "--url",
+        envvar="WEIR_URL",
+        metavar="HOST:PORT",
+        help=f"Where the server listens for HTTP. Without: that of the weir serve on this machine, else {DEFAULT_HTTP}.",
+    ),
+]
+_DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="FOLDER", help="The data folder of a weir serve on this machine."),
 ]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")]
-_DEFAULT_URL = "localhost:8000"
 
 
 @batch.command()
@@ -62,7 +73,8 @@ def submit(
         int, typer.Option(min=-1, metavar="COUNT", help="Stop when more items than this fail.", show_default="never")
     ] = -1,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it has ended.")] = True,
-    url: _Url = _DEFAULT_URL,
+    url: _Url = "",
+    data_dir: _DataDir = None,
 ) -> None:
     """Submit a job, and watch it. The files must lie below a --batch-root of the server."""
     given = [*(inputs or ()), *(files or ())]
@@ -79,8 +91,8 @@ def submit(
         "max_in_flight": max_in_flight,
         "max_failures": max_failures,
     }
-    client = _client(url)
-    job = _asked(client.submit, document)
+    client = _client(url, data_dir)
+    job = _asked(client, client.submit, document)
     if not wait:
         print(job["id"])
         return
@@ -91,10 +103,12 @@ def submit(
 @batch.command("list")
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    url: _Url = _DEFAULT_URL,
+    url: _Url = "",
+    data_dir: _DataDir = None,
 ) -> None:
     """List all jobs, the newest first."""
-    jobs = _asked(_client(url).list)
+    client = _client(url, data_dir)
+    jobs = _asked(client, client.list)
     if as_json:
         import json
 
@@ -109,83 +123,94 @@ def list_jobs(
 def status(
     id: _Id,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    url: _Url = _DEFAULT_URL,
+    url: _Url = "",
+    data_dir: _DataDir = None,
 ) -> None:
     """Tell all of one job."""
     from weir.batch_display import show_job
 
-    show_job(_job(_client(url), id), as_json)
+    show_job(_job(_client(url, data_dir), id), as_json)
 
 
 @batch.command()
-def watch(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+def watch(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """Watch a job until it has ended."""
-    client = _client(url)
+    client = _client(url, data_dir)
     _watch(client, _job(client, id))
 
 
 @batch.command()
-def pause(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+def pause(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """Have a job keep its place and do nothing until it is resumed."""
-    _control(url, id, "pause")
+    _control(_client(url, data_dir), id, "pause")
 
 
 @batch.command()
-def resume(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+def resume(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """Have a paused job go on."""
-    _control(url, id, "resume")
+    _control(_client(url, data_dir), id, "resume")
 
 
 @batch.command()
-def cancel(id: _Id, url: _Url = _DEFAULT_URL) -> None:
+def cancel(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """End a job; what is done of it stays."""
-    _control(url, id, "cancel")
+    _control(_client(url, data_dir), id, "cancel")
 
 
 @batch.command()
 def retry(
     id: _Id,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it has ended.")] = True,
-    url: _Url = _DEFAULT_URL,
+    url: _Url = "",
+    data_dir: _DataDir = None,
 ) -> None:
     """Try the failures of a job that has ended again, and do what it had not come to."""
-    client = _client(url)
-    job = _asked(client.control, _job(client, id)["id"], "retry")
+    client = _client(url, data_dir)
+    job = _asked(client, client.control, _job(client, id)["id"], "retry")
     if wait:
         _watch(client, job)
     else:
         print(f"{job['id']}: {job['state']}")
 
 
-def _client(url: str) -> JobsClient:
+def _client(url: str, data_dir: Path | None) -> JobsClient:
+    """A client of the server at `url`; without a URL of the only local server, else of the default address."""
     from weir.batch_client import JobsClient
 
-    return JobsClient(url)
+    if url and data_dir is None:
+        return JobsClient(url)
+    server = only_local_server(data_dir, "--url HOST:PORT")
+    if server is None:
+        return JobsClient(DEFAULT_HTTP, f"{none_found_hint(DEFAULT_HTTP)}--url HOST:PORT.")
+    if not server.http:
+        raise StartError(f"the server found on this machine does not listen for HTTP (yet): {server}")
+    if data_dir is None:
+        typer.echo(f"server found on this machine: {server}", err=True)
+    return JobsClient(server.http)
 
 
-def _asked(ask: Any, *arguments: Any) -> Any:
+def _asked(client: JobsClient, ask: Any, *arguments: Any) -> Any:
     from weir.batch_client import Unreachable
 
     try:
         return ask(*arguments)
     except Unreachable as error:
-        raise StartError(str(error)) from error
+        raise StartError(f"{error}. {client.hint}" if client.hint else str(error)) from error
 
 
 def _job(client: JobsClient, id: str) -> dict[str, Any]:
     """The job of this id, or the only one whose id begins so."""
     full = id if id.startswith("batch-") else f"batch-{id}"
     if len(full) >= len("batch-") + 16:
-        return dict(_asked(client.status, full))
-    found = [job for job in _asked(client.list) if job["id"].startswith(full)]
+        return dict(_asked(client, client.status, full))
+    found = [job for job in _asked(client, client.list) if job["id"].startswith(full)]
     if len(found) != 1:
         raise StartError(f"{'several jobs are' if found else 'there is no job'} called '{id}'")
     return dict(found[0])
 
 
-def _control(url: str, id: str, verb: str) -> None:
-    client = _client(url)
-    job = _asked(client.control, _job(client, id)["id"], verb)
+def _control(client: JobsClient, id: str, verb: str) -> None:
+    job = _asked(client, client.control, _job(client, id)["id"], verb)
     doing = {"pause": "pausing", "cancel": "cancelling"}.get(verb, "")
     state = job["state"] if not doing or job["state"] not in ("running", "queued") else doing
     print(f"{job['id']}: {state}")

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 
 from weir.batch_client import JobsClient, Unreachable
+from weir.local_servers import DEFAULT_HTTP
 
 FINAL = ("succeeded", "failed", "cancelled")
 
@@ -120,10 +121,7 @@ def watch(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
 
 def url_option(client: JobsClient) -> str:
     """What is to be typed to come back to the same server."""
-    return "" if client.url == DEFAULT_URL else f" --url {client.url}"
-
-
-DEFAULT_URL = "localhost:8000"
+    return "" if client.url == DEFAULT_HTTP else f" --url {client.url}"
 
 
 def _watch_bar(client: JobsClient, job: dict[str, Any], console: Console) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`NamedBroker`: the NATS servers that a command line names, for commands that look at a running cluster and end."""
+"""`NamedBroker`: the NATS servers that a command talks to: those it was given, else those of the local server."""
 
 from __future__ import annotations
 
@@ -6,21 +6,38 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 import typer
 
 from bus.broker_access import NO_ACCESS, BrokerAccess
 from weir import NATS_URL_VARIABLE
+from weir.local_servers import DEFAULT_NATS_URL, access_to, none_found_hint, only_local_server
 from weir.options.broker_options import ACCESS_OPTIONS
-from weir.start_error import StartError
 
 
 class NamedBroker(NamedTuple):
-    """Where it is ("": that was not said), and how it is spoken to."""
+    """Where it is, and how it is spoken to. `hint` is what to say as well where nobody answers there."""
 
     url: str
     access: BrokerAccess = NO_ACCESS
+    hint: str = ""
+
+    @classmethod
+    def choose(cls, url: str | None, data_dir: Path | None, access: BrokerAccess) -> Self:
+        """The one at `url`; without a URL that of the only local server (which a line on stderr names), else the default.
+
+        Raises UsageError where several local servers run.
+        """
+        if url and data_dir is None:
+            return cls(url, access_to(url, access))
+        server = only_local_server(data_dir, "--nats URL")
+        if server is None:
+            return cls(DEFAULT_NATS_URL, access, f"{none_found_hint(DEFAULT_NATS_URL)}--nats URL.")
+        if data_dir is None:
+            typer.echo(f"server found on this machine: {server}", err=True)
+        return cls(server.nats_url, server.access(access))
 
     @asynccontextmanager
     async def connected(self, name: str, patience_s: float = 10.0) -> AsyncIterator[Any]:
@@ -30,7 +47,12 @@ class NamedBroker(NamedTuple):
         from bus.connection import Bus
 
         async with asyncio.TaskGroup() as background:
-            bus = await Bus.connect(self.url, name, background, patience_s, self.access)
+            try:
+                bus = await Bus.connect(self.url, name, background, patience_s, self.access)
+            except OSError as error:
+                if not self.hint:
+                    raise
+                raise ConnectionError(f"{error}. {self.hint}") from error
             try:
                 yield bus
             finally:
@@ -56,21 +78,24 @@ def out_of_groups(*kinds: type[BaseException]) -> Iterator[None]:
 
 def asks_broker(command: Callable[..., None]) -> Callable[..., None]:
     """A command of typer's with the options that name the broker, which it gets as its argument `broker`."""
-    return _with_broker_options(command, "")
-
-
-def asks_some_broker(default: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same for a command that finds a server itself where none is named; `default` says which."""
-    return functools.partial(_with_broker_options, default=default)
-
-
-def _with_broker_options(command: Callable[..., None], default: str) -> Callable[..., None]:
-    told = "The NATS server." + (f" Without: {default}." if default else "")
-    described = {
-        "nats": typer.Option("--nats", envvar=NATS_URL_VARIABLE, metavar="URL", help=told),
+    described: dict[str, tuple[type, Any]] = {
+        "nats": (
+            str,
+            typer.Option(
+                "--nats",
+                envvar=NATS_URL_VARIABLE,
+                metavar="URL",
+                help=f"The NATS server. Without: that of the weir serve on this machine, else {DEFAULT_NATS_URL}.",
+            ),
+        ),
+        "data_dir": (
+            Path,
+            typer.Option("--data-dir", metavar="FOLDER", help="The data folder of a weir serve on this machine."),
+        ),
         **{
-            option.key.replace("-", "_"): typer.Option(
-                *option.names, envvar=option.environment, metavar=option.value.metavar, help=option.help
+            option.key: (
+                str,
+                typer.Option(*option.names, envvar=option.environment, metavar=option.value.metavar, help=option.help),
             )
             for option in ACCESS_OPTIONS
         },
@@ -80,9 +105,7 @@ def _with_broker_options(command: Callable[..., None], default: str) -> Callable
     @functools.wraps(command)
     def typed(**values: Any) -> None:
         asked = {key: values.pop(key) for key in described}
-        if not asked["nats"] and not default:
-            raise StartError("--nats must be specified")
-        command(**values, broker=NamedBroker(asked["nats"] or "", BrokerAccess.of(asked)))
+        command(**values, broker=NamedBroker.choose(asked["nats"], asked["data_dir"], BrokerAccess.of(asked)))
 
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
@@ -90,8 +113,8 @@ def _with_broker_options(command: Callable[..., None], default: str) -> Callable
         if name != "broker"
     ]
     added = [
-        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option])
-        for key, option in described.items()
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+        for key, (kind, option) in described.items()
     ]
     typed.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     typed.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}

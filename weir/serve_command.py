@@ -23,6 +23,7 @@ from telemetry.readiness import announce_ready
 from weir import NATS_URL_VARIABLE
 from weir.forked_role import import_roles
 from weir.gpu_count import count_gpus
+from weir.local_servers import data_home, write_addresses
 from weir.options import OPTIONS, SERVE, UsageError, options_of
 from weir.options.broker_options import ACCESS_OPTIONS
 from weir.options.deprecated import replaced
@@ -31,7 +32,6 @@ from weir.preflight import Listener, check_backend_directories, check_listeners,
 from weir.role import RoleSpec
 from weir.start_error import StartError
 from weir.startup_block import StartupFacts, render_startup_block
-from weir.status.local_servers import data_home
 from weir.supervisor import Supervisor
 
 HELP = "Serve model repositories: message bus, scheduler, worker and gateway in one command."
@@ -194,6 +194,8 @@ def _report(
         models=announced.get("models", []),
         durability=announced.get("durability", {}),
     )
+    if embedded:
+        write_addresses(embedded.data_dir, {**places, "nats_url": startup.nats_url})
     announce_ready(**places, nats_url=startup.nats_url)
     # The server goes on when nobody reads what it prints.
     with contextlib.suppress(OSError):
