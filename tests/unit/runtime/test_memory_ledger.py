@@ -1,0 +1,114 @@
+"""`MemoryLedger`: nothing is held beyond the limit or a share, whatever is charged, released and closed."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime import containment
+from runtime.memory_ledger import Account, MemoryLedger
+
+LIMIT = 1000
+KINDS = ("http", "grpc", "unsent")
+
+
+def check(ledger: MemoryLedger, accounts: list[Account]) -> None:
+    assert all(size >= 0 for size in ledger.held_bytes.values())
+    assert sum(ledger.held_bytes.values()) == ledger.total_bytes == sum(account.held_bytes for account in accounts)
+    assert ledger.total_bytes <= ledger.peak_bytes
+    share = ledger.account_share_bytes
+    beyond = [account for account in accounts if account.held_bytes > share]
+    assert len(beyond) <= 1
+    assert all(account.held_bytes <= ledger.largest_request_bytes for account in beyond)
+    assert sum(min(account.held_bytes, share) for account in accounts) <= LIMIT
+    for principal in {account.principal for account in accounts}:
+        own = [account for account in accounts if account.principal == principal]
+        assert sum(min(account.held_bytes, share) for account in own) <= ledger.principal_share_bytes
+
+
+@given(st.integers(0, 2 * LIMIT), st.integers(0, 2**32))
+def test_random_charges_stay_within_limit_and_shares(largest: int, seed: int) -> None:
+    chance = Random(seed)
+    ledger = MemoryLedger(LIMIT, largest)
+    accounts = [ledger.account(f"client {number % 3}") for number in range(6)]
+    held = [dict.fromkeys(KINDS, 0) for _ in accounts]
+    for _ in range(60):
+        position, kind = chance.randrange(len(accounts)), chance.choice(KINDS)
+        account, mine = accounts[position], held[position]
+        match chance.random():
+            case number if number < 0.6:
+                size = chance.choice([1, 30, 200, 450, 700, 1500])
+                fits = account.fits(size)
+                refused = ledger.refused.get(kind, 0)
+                assert account.charge(kind, size) is fits
+                assert ledger.refused.get(kind, 0) == refused + (not fits)
+                mine[kind] += size if fits else 0
+            case number if number < 0.95:
+                size = chance.randint(0, mine[kind])
+                account.release(kind, size)
+                mine[kind] -= size
+            case _:
+                account.close()
+                assert account.held_bytes == 0
+                accounts[position] = ledger.account(account.principal)
+                held[position] = dict.fromkeys(KINDS, 0)
+        assert account.held_bytes == sum(held[position].values()) or account is not accounts[position]
+        check(ledger, accounts)
+    for account in accounts:
+        account.close()
+    assert ledger.total_bytes == 0
+    assert not any(ledger.held_bytes.values())
+    fresh = ledger.account("a new client")  # nothing of what went is remembered
+    assert fresh.charge("http", ledger.account_share_bytes)
+
+
+def test_a_connection_has_half_and_a_client_three_quarters() -> None:
+    ledger = MemoryLedger(LIMIT)
+    first, second, other = ledger.account("a"), ledger.account("a"), ledger.account("b")
+    assert first.charge("http", 500)
+    assert not first.charge("http", 1)
+    assert second.charge("http", 250)
+    assert not second.charge("http", 1)
+    assert other.charge("grpc", 250)
+    assert not other.charge("grpc", 1)
+    assert ledger.refused == {"http": 2, "grpc": 1}
+    assert ledger.held_bytes == {"http": 750, "grpc": 250}
+    assert ledger.is_short
+
+
+def test_one_request_may_be_larger_than_its_share_and_costs_others_nothing_more() -> None:
+    ledger = MemoryLedger(LIMIT, largest_request_bytes=3000)
+    large, other = ledger.account("a"), ledger.account("b")
+    assert large.charge("grpc", 400)
+    assert large.charge("grpc", 2600)
+    assert not large.charge("grpc", 1)
+    assert other.charge("http", 500)
+    assert not other.charge("http", 1)  # one account at a time is beyond its share
+    large.release("grpc", 2700)
+    assert other.charge("http", 1)
+    assert not large.charge("grpc", 300)
+    assert ledger.total_bytes == 801
+    assert ledger.peak_bytes == 3500
+
+
+def test_a_closed_account_holds_nothing_and_refuses_all() -> None:
+    ledger = MemoryLedger(LIMIT)
+    account = ledger.account("a")
+    assert account.charge("http", 100)
+    account.close()
+    account.close()
+    account.release("http", 100)
+    assert not account.fits(1)
+    assert not account.charge("http", 1)
+    assert (ledger.total_bytes, ledger.refused) == (0, {})
+
+
+def test_releasing_more_than_is_held_is_reported_and_releases_what_is_held(caplog: pytest.LogCaptureFixture) -> None:
+    ledger = MemoryLedger(LIMIT)
+    account = ledger.account("a")
+    assert account.charge("http", 100)
+    before = containment.failures().get("runtime.memory_ledger: release", 0)
+    account.release("http", 101)
+    assert containment.failures()["runtime.memory_ledger: release"] == before + 1
+    assert ledger.total_bytes == account.held_bytes == 0
