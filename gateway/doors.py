@@ -11,6 +11,7 @@ from calls.readiness import Readiness
 from gateway.access import OPEN, Access
 from gateway.async_requests.async_requests import AsyncRequests
 from gateway.durable.store import DurableStore
+from gateway.http.cross_site import LOCAL, CrossSiteCheck
 from gateway.jobs.job_service import JobService
 from gateway.live_settings import LiveSettings
 from gateway.received_bytes import ReceivedBytes
@@ -36,6 +37,7 @@ class Doors:
     settings: LiveSettings
     durable: DurableStore
     access: Access = OPEN
+    cross_site: CrossSiteCheck = LOCAL
     later: AsyncRequests | None = None
     batch_jobs: JobService | None = None
     received: ReceivedBytes = field(default_factory=ReceivedBytes)

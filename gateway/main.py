@@ -36,6 +36,7 @@ from gateway.durable.store import DurableStore
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
+from gateway.http.cross_site import CrossSiteCheck
 from gateway.http.protocol import HttpProtocol
 from gateway.jobs.job_service import JobService
 from gateway.listeners import Listeners
@@ -78,6 +79,7 @@ async def _open_doors(
     listeners = Listeners()
     try:
         access = Access.of(settings)
+        cross_site = CrossSiteCheck(settings.allowed_hosts, settings.allowed_origins, settings.http_address)
         tracing = Tracing(TraceConfig.parse(settings.trace_config))
         metrics_config = parse_metrics_config(settings.metrics_config)
         cache_config = CacheConfig.parse(settings.cache_config)
@@ -135,6 +137,7 @@ async def _open_doors(
         settings=live_settings,
         durable=durable,
         access=access,
+        cross_site=cross_site,
         later=later,
         batch_jobs=jobs,
     )

@@ -40,6 +40,8 @@ class GatewaySettings:
     http_max_input_size: int = 64 * 1024 * 1024
     http_header_forward_pattern: str = ""
     http_restricted_api: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
 
     allow_grpc: bool = True
     grpc_address: str = "127.0.0.1"

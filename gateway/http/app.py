@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access import Access
 from gateway.doors import Doors
 from gateway.http.batch_job_routes import batch_job_routes
+from gateway.http.cross_site import CrossSiteCheck
 from gateway.http.generate_routes import generate_routes
 from gateway.http.job_routes import job_routes
 from gateway.http.metadata_routes import metadata_routes
@@ -47,6 +48,7 @@ def make_app(doors: Doors) -> Starlette:
         },
     )
     app.router.redirect_slashes = False
+    app.add_middleware(SameSiteRoutes, check=doors.cross_site)
     if doors.access.http:
         app.add_middleware(RestrictedRoutes, access=doors.access)
     return app
@@ -62,6 +64,19 @@ class RestrictedRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         refusal = self._access.http_refusal(scope["path"], scope["headers"])
+        await (error_answer(403, refusal) if refusal else self._app)(scope, receive, send)
+
+
+class SameSiteRoutes:
+    """Middleware: answers with 403 what a foreign web page has a browser send (`gateway.http.cross_site`)."""
+
+    def __init__(self, app: ASGIApp, check: CrossSiteCheck) -> None:
+        self._app = app
+        self._check = check
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Source: the ASGI specification."""
+        refusal = self._check.refusal(scope["method"], scope["path"], scope["headers"])
         await (error_answer(403, refusal) if refusal else self._app)(scope, receive, send)
 
 

@@ -56,6 +56,23 @@ def _http() -> tuple[Option, ...]:
             repeatable=True,
             **panel,
         ),
+        Option(
+            names=("--allowed-hosts",),
+            value=Text("NAME"),
+            help="Further name of this server (*.example.com: all below) that requests which change something may have in "
+            "Host; may be repeated. Addresses, localhost, names without a dot and the machine's own name always may.",
+            repeatable=True,
+            ours=True,
+            **panel,
+        ),
+        Option(
+            names=("--allowed-origins",),
+            value=Text("ORIGIN"),
+            help="Web origin whose pages may send requests that change something; may be repeated.",
+            repeatable=True,
+            ours=True,
+            **panel,
+        ),
     )
 
 

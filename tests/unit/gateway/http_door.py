@@ -67,8 +67,11 @@ class Door:
         self.inference = inference
         self.received = received
 
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
+
     async def ask(self, name: str, document: Any, *lines: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
+        reader, writer = await self.open()
         body = json.dumps(document).encode()
         head = [f"POST /v2/models/m/{name} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *lines, "", ""]
         writer.write("\r\n".join(head).encode() + body)
