@@ -116,8 +116,7 @@ class DeadLetters:
                     yield _letter(
                         message.subject,
                         told.sequence.stream,
-                        # nats-py reads a value that is not ASCII as an object of module `email`.
-                        [(header, str(value)) for header, value in (message.headers or {}).items()],
+                        list((message.headers or {}).items()),
                         b"",
                         int(told.timestamp.timestamp() * 1000),
                     )

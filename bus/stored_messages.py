@@ -15,7 +15,6 @@ import orjson
 from bus import durable_subjects as subjects
 from bus.connection import Bus, Message
 from bus.headers import last_header, parse_headers
-from runtime.containment import contained
 
 PATIENCE_S = 5.0
 """How long an answer is waited for."""
@@ -86,7 +85,6 @@ class StoredMessages:
         if asked is not None:
             self._bus.publish(f"$JS.API.DIRECT.GET.{asked.stream}", asked.payload, f"{self._inbox}.{number}")
 
-    @contained(on_error="_on_unreadable")
     def _on_answer(self, message: Message) -> None:
         number = int(message.subject.rpartition(".")[2])
         asked = self._questions.get(number)
@@ -102,13 +100,6 @@ class StoredMessages:
                 asked.found = found
             if b"multi_last" not in asked.payload[:16]:
                 asked.answer.set_result(found)
-
-    def _on_unreadable(self, error: Exception, message: Message) -> None:
-        """Ends the question whose answer can't be read; without it, it would wait until its time is up."""
-        number = message.subject.rpartition(".")[2]
-        asked = self._questions.get(int(number)) if number.isascii() and number.isdigit() else None
-        if asked is not None and not asked.answer.done():
-            asked.answer.set_exception(ConnectionError(f"JetStream's answer can't be read: {error}"))
 
 
 def stored_message(answer: Message) -> StoredMessage:

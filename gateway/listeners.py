@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,13 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """Returns when the server is to stop. (uvicorn's looks ten times a second.)"""
         await self._told_to_exit.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts no more connections, and returns when those that are open have ended; with `force_exit` ends them."""
+        if self.force_exit:
+            for connection in list(self.server_state.connections):
+                connection.transport.close()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,9 +104,17 @@ class Listeners:
             await asyncio.sleep(_POLL_S)
 
     def stop(self, name: str, at_once: bool = False) -> None:
-        """Accepts no more connections for `name`, if it is served, and ends those that are idle, or all `at_once`."""
+        """Accepts no more connections for `name`, if it is served. Its open ones end with their next response, after a
+        while without a request (`gateway.http.protocol.LINGER_S`), or `at_once`.
+        """
         if name in self._servers:
             self._servers[name].exit(at_once)
+
+    async def wait_disconnected(self, name: str, timeout_s: float) -> None:
+        """Returns when `name`, which was stopped, has no open connection any more, or after `timeout_s`."""
+        end_s = time.monotonic() + timeout_s
+        while name in self._servers and self._servers[name].server_state.connections and time.monotonic() < end_s:
+            await asyncio.sleep(_POLL_S)
 
     async def wait_closed(self) -> None:
         """Returns when all connections have ended, or could have."""

@@ -37,7 +37,7 @@ from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
 from gateway.http.cross_site import CrossSiteCheck
-from gateway.http.protocol import HttpProtocol
+from gateway.http.protocol import LINGER_S, HttpProtocol
 from gateway.jobs.job_service import JobService
 from gateway.listeners import Listeners
 from gateway.live_settings import LiveSettings
@@ -214,16 +214,18 @@ async def _open_doors(
     await stop.wait()
     presence_task.cancel()
     presence.tell(leaving=True)
-    # Connections stay open until what was asked on them is answered; then the doors close.
-    listeners.stop("HTTP")
-    later.stop()
+    # New connections are refused. Those that are open are served meanwhile, and end with their next response: a client
+    # that sends a request just now gets its response, not a reset.
     deadline_s = time.monotonic() + settings.exit_timeout_secs
+    listeners.stop("HTTP")
+    await listeners.wait_disconnected("HTTP", min(LINGER_S, settings.exit_timeout_secs))
+    later.stop()
     await nats_door.stop()
     await jobs.stop()
     await asyncio.gather(
-        grpc_server.stop(settings.exit_timeout_secs),
-        inference.stop(settings.exit_timeout_secs),
-        intake.stop(settings.exit_timeout_secs),
+        grpc_server.stop(max(0.0, deadline_s - time.monotonic())),
+        inference.stop(max(0.0, deadline_s - time.monotonic())),
+        intake.stop(max(0.0, deadline_s - time.monotonic())),
     )
     await nats_door.close(max(0.0, deadline_s - time.monotonic()))
     await tracing.stop()

@@ -6,6 +6,8 @@ the response's outputs and parameters. Source: Triton's generate extension, text
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -47,12 +49,28 @@ def parse_generate_request(
         if len(request.id) > limits.id_length:
             raise invalid(f"request 'id' cannot be longer than {limits.id_length} characters")
     reader = _Reader(request, config, limits)
+    _refuse_repeated_inputs(request.id, bytes(body), reader.inputs)
     for name, value in document.items():
         if name == _NESTED and name not in reader.inputs:
             reader.read_nested(value)
         else:
             reader.read(name, value)
     return request
+
+
+def _refuse_repeated_inputs(id: str, body: bytes, inputs: Iterable[str]) -> None:
+    """Refuses an object that names an input twice (`load_json` keeps the last one). Raises WeirError (INVALID_ARG)."""
+    suspects = [name for name in inputs if body.count(orjson.dumps(name)) > 1]
+    if not suspects:
+        return
+    try:
+        members = json.loads(body, object_pairs_hook=list)
+    except ValueError:
+        return  # in a dialect that only `load_json` reads
+    names = [name for name, _ in members]
+    for name in suspects:
+        if names.count(name) > 1:
+            raise refused(id, f"input '{name}' already exists in request")
 
 
 def build_generate_response(response: InferResponse) -> bytes:

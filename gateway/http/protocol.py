@@ -35,6 +35,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_CHUNKS = 65_536
 """Non-empty chunks of one request's body; Triton's limit. Each costs far more than the byte it may carry."""
 
+LINGER_S = 5.0
+"""How long an idle connection stays open when the server stops, for a client that is about to use it."""
+
 CONNECTION_KEY = "weir.connection"
 """Where the ASGI scope holds the `HttpProtocol` that a request came by."""
 
@@ -74,6 +77,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._chunks = 0
         self._body_bytes = 0
         self._is_refused = False
+        self._is_stopping = False
         self._is_held = False  # until the client has read what it was sent
         self._prefers = False
         self._forwards = doors.access.forwards_http
@@ -133,8 +137,11 @@ class HttpProtocol(HttpToolsProtocol):
             scope[CONNECTION_KEY] = self
             self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
             super().on_headers_complete()
+            self.cycle.keep_alive &= not self._is_stopping
             return
-        keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        keep_alive = (
+            not self._is_stopping and self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
+        )
         previous: Any = self.cycle
         exchange = InferExchange(
             self._doors,
@@ -218,6 +225,17 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     # Connection events
+
+    def shutdown(self) -> None:
+        """The server stops: the next response ends the connection, which is closed if it stays idle for `LINGER_S`."""
+        self._is_stopping = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+        self.loop.call_later(LINGER_S, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Parses what arrived. What can't be parsed is answered with 400, and ends this connection alone."""

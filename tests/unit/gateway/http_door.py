@@ -62,8 +62,9 @@ class FakeInference:
 class Door:
     """A running server with an inference, and connections to it."""
 
-    def __init__(self, port: int, inference: FakeInference, received: ReceivedBytes) -> None:
+    def __init__(self, port: int, inference: FakeInference, received: ReceivedBytes, listeners: Listeners) -> None:
         self.port = port
+        self.listeners = listeners
         self.inference = inference
         self.received = received
 
@@ -116,7 +117,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
         async with asyncio.TaskGroup() as background:
             listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
             try:
-                await asyncio.wait_for(scenario(Door(listeners.port("HTTP"), inference, doors.received)), 10)
+                await asyncio.wait_for(scenario(Door(listeners.port("HTTP"), inference, doors.received, listeners)), 10)
             finally:
                 listeners.stop("HTTP", at_once=True)
 

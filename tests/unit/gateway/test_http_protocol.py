@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from http_door import CONFIG, Door, head, run
 
+from gateway.http import protocol
 from gateway.http.protocol import MAX_CACHED_ROUTES, MAX_CHUNKS, parse_route
 from runtime.containment import SITES
 from schemas.errors import internal
@@ -252,3 +253,39 @@ def test_urls_that_no_client_repeats_are_not_remembered() -> None:
     assert max(map(len, routes)) <= 256
     parse_route(routes, b"/v2/models/m%20n/versions/02/infer")
     assert routes[b"/v2/models/m%20n/versions/02/infer"] == ("m n", "2")  # a new one is still learned
+
+
+@pytest.mark.usefixtures("one_answer")
+def test_open_connections_are_served_once_more_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_S", 0.3)
+
+    async def scenario(door: Door) -> None:
+        busy, idle, late = [await door.open() for _ in range(3)]
+        for _, writer in (busy, late):
+            writer.write(infer())
+        for _ in (busy, late):
+            (await door.asked())[1](internal("before"), True)
+        for reader, _ in (busy, late):
+            assert (await head(reader))[1].get("connection") is None
+            await reader.readuntil(b"}")
+        busy[1].write(infer())
+        _, on_answer = await door.asked()
+        door.listeners.stop("HTTP")
+        while True:  # until the port is closed
+            try:
+                _, refused = await door.open()
+                refused.close()
+                await asyncio.sleep(0)
+            except ConnectionError:
+                break
+        on_answer(internal("meanwhile"), True)
+        assert await read_error(busy[0]) == (500, "meanwhile")
+        late[1].write(infer())
+        (await door.asked())[1](internal("after"), True)
+        assert await read_error(late[0]) == (500, "after")
+        for reader, writer in (busy, idle, late):
+            assert await reader.read() == b""
+            writer.close()
+        await door.listeners.wait_disconnected("HTTP", 5)
+
+    run(scenario)

@@ -206,3 +206,11 @@ def test_any_document_is_understood_or_refused(document: dict[str, Any]) -> None
         assert error.code in (ErrorCode.INTERNAL, ErrorCode.INVALID_ARG)  # noqa: PT017
         return
     assert all(type(value) in (str, int, float, bool) for value in (request.parameters or {}).values())
+
+
+def test_an_input_that_is_named_twice_is_refused() -> None:
+    text = "[request id: <id_unknown>] input 'text' already exists in request"
+    assert refusal(b'{"text": "a", "count": 1, "text": "b"}') == (ErrorCode.INVALID_ARG, text)
+    named = "[request id: r] input 'count' already exists in request"
+    assert refusal(b'{"id": "r", "count": 1, "text": "count", "count": 2}') == (ErrorCode.INVALID_ARG, named)
+    assert [tensor.name for tensor in parse(b'{"text": "text", "count": 1, "x": "count"}').inputs] == ["text", "count"]
