@@ -11,7 +11,7 @@ Everything that arrives is untrusted: each `unpack_*` raises `MalformedMessage` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -293,14 +293,23 @@ def join_answers(version: int, messages: Sequence[bytes]) -> bytes:
     return b"".join((head, _ROWS_16, rows, *(message[len(head) + 1 :] for message in messages)))
 
 
-def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
-    """(model version, answers) of an answers message. Raises MalformedMessage."""
+def unpack_answers(
+    data: bytes, on_malformed: Callable[[int | None, MalformedMessage], None] | None = None
+) -> tuple[int, list[Answer]]:
+    """(model version, answers) of an answers message. Raises MalformedMessage.
+
+    An answer that can't be decoded is passed to `on_malformed`, with the key of its request where that can be read, and
+    the others are returned; without `on_malformed` it raises.
+    """
     version, rows = unpack(data, 2)
+    if type(version) is not int or type(rows) is not list:
+        raise MalformedMessage("not answers: expected a version and a list")
     answers: list[Answer] = []
-    try:
-        for key, outcome, detail, *more in rows:
-            if type(key) is not int or type(version) is not int:
-                raise TypeError("expected integers")
+    for row in rows:
+        try:
+            key, outcome, detail, *more = row
+            if type(key) is not int:
+                raise TypeError("expected an integer as key")
             ending = _unpack_ending(*more) if more else ()
             if type(outcome) is int:
                 error = _unpack_error(outcome, *(detail if type(detail) is list else (detail,)))
@@ -308,8 +317,11 @@ def unpack_answers(data: bytes) -> tuple[int, list[Answer]]:
             else:
                 outputs = None if outcome is None else unpack_tensors(outcome, payload_ref)
                 answers.append(Answer(key, outputs, parameters_or_none(detail), None, *ending))
-    except (TypeError, ValueError) as error:
-        raise MalformedMessage(f"not answers: {error}") from error
+        except (TypeError, ValueError) as problem:
+            malformed = MalformedMessage(f"not answers: {problem}")
+            if on_malformed is None:
+                raise malformed from problem
+            on_malformed(row[0] if type(row) is list and row and type(row[0]) is int else None, malformed)
     return version, answers
 
 
