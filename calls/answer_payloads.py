@@ -7,6 +7,7 @@ from collections.abc import Callable
 from bus.identity import owner_of
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
+from runtime.containment import contained
 from schemas.errors import WeirError, internal
 from schemas.messages import Answer
 from schemas.requests import InferResponse
@@ -36,6 +37,7 @@ class AnswerPayloads:
             return internal("the response was lost before it could be read")
         return InferResponse(pending.model.name, str(version), pending.request.id, answer.outputs, answer.parameters)
 
+    @contained()
     def discard(self, answer: Answer | InferResponse) -> None:
         """Gives back the memory of an answer, or a response, that nobody waits for."""
         for tensor in answer.outputs or ():

@@ -16,6 +16,7 @@ from bus.registry import RegistryView
 from calls.acquaintance import Acquaintance
 from calls.partition_choice import destination_of
 from calls.prepared import PreparedRequests
+from runtime.containment import contained
 from schemas.errors import WeirError, invalid, not_found, overloaded, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import namespace_of, plain_name
@@ -223,6 +224,7 @@ class Catalog:
         workers = (view.record for view in self._registry.workers.values())
         return self._acquaintance is None or self._acquaintance.is_made(self._clock(), workers, bool(self._away))
 
+    @contained()
     def _refresh(self, name: str) -> None:
         if not name:
             self._is_acquainted()  # when the first has settled is noted when it does

@@ -8,6 +8,7 @@ from calls.answer_order import AnswerOrder
 from calls.in_flight import InFlight
 from calls.pending import Line, Pending
 from calls.tracing import Tracing
+from runtime.containment import contained
 from schemas.errors import WeirError, overloaded
 from schemas.messages import Moments
 from schemas.requests import InferResponse
@@ -63,13 +64,24 @@ class Delivery:
         else:
             self._give(pending, outcome, is_final, moments)
 
+    @contained(on_error="_giving_failed")
     def _give(self, pending: Pending, outcome: Outcome, is_final: bool, moments: Moments | None) -> None:
-        """Whoever asked is told."""
+        """Calls `on_answer`, and completes the trace if there is one."""
         pending.moments = moments
+        pending.has_ended = is_final
         if pending.trace is None:
             pending.on_answer(outcome, is_final)
         else:
             self._tracing.deliver(pending.trace, pending, outcome, is_final, moments)
+
+    def _giving_failed(
+        self, _error: Exception, pending: Pending, _outcome: Outcome, is_final: bool, *_: object
+    ) -> None:
+        """`on_answer` has raised. Nobody knows how much of the response its caller has seen, so the request has ended."""
+        pending.has_ended = True
+        self._give_up(pending)
+        if pending.line is not None and not is_final:
+            self.leave(pending)
 
     def _put_in_order(
         self, line: Line, pending: Pending, outcome: Outcome, is_final: bool, moments: Moments | None

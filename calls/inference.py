@@ -3,6 +3,10 @@
 A request is resolved, normalised and published (`calls.outbox`). The caller holds it until its answer: when the broker
 is back without its memory stream, it sends again what has no answer yet. Whatever happens, `on_answer` is told of an end
 at most once, and once for a request that was not abandoned. Answers before the last come from decoupled models only.
+
+A message brings the responses of a whole batch. What fails while one of them is decoded, completed or delivered ends that
+request with an internal error (`runtime.containment`), and none of the others. An `on_answer` that raises is not called
+again: its request has ended.
 """
 
 from __future__ import annotations
@@ -36,8 +40,10 @@ from calls.response_cache import Question, ResponseCache
 from calls.shut_queues import ShutQueues
 from calls.stream_order import Place, StreamOrder
 from calls.tracing import Tracing
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from schemas.bodies import pack_body
-from schemas.errors import WeirError, invalid, overloaded, unavailable
+from schemas.errors import WeirError, internal, invalid, overloaded, unavailable
 from schemas.lost_attempts import unpack_lost_attempts
 from schemas.messages import Answer, Part, unpack_answers
 from schemas.request_errors import is_given_up
@@ -47,12 +53,18 @@ from telemetry.trace import Trace
 
 logger = logging.getLogger("weir.calls")
 
+_limited = LogLimiter(logger)
+
 BROKER_PATIENCE_S = 30.0
 """How long requests wait for a broker that is away before they are refused."""
 
 _LOST_STREAM = "the rest of the response was lost; the request may be sent again"
 
 _LOST_PAYLOAD = "content was lost between two hosts; the request may be sent again"
+
+_UNEXPECTED = "an unexpected error occurred while the response was handled; the server's log has the details"
+
+_UNDECODABLE = "the response of the worker could not be decoded"
 
 MAX_RERUNS = 3
 """How often a request runs again whose content, or that of its answer, was lost on its way between two hosts."""
@@ -99,9 +111,10 @@ class Inference:
         self._answers = AnswerPayloads(self._outbox.give_back, keeps_references)
         self.release = self._answers.release
         self._keeps_references = keeps_references
-        self._remote = RemoteAnswers(fetcher, self._complete, self._lost, self.release, self._answers.discard)
+        self._remote = RemoteAnswers(fetcher, self._complete_fetched, self._lost, self.release, self._answers.discard)
         self._delivery = Delivery(self.tracing, self._in_flight, self._give_up, self._answers.discard)
         self._ticker: asyncio.Task[None] | None = None
+        self._away_since: float | None = None
         self.duplicate_answers = 0
         self._malformed_answers = 0
 
@@ -127,7 +140,9 @@ class Inference:
                 keys, reason = unpack_lost_attempts(message.data)
             except MalformedMessage as error:
                 self._malformed_answers += 1
-                logger.warning("dropped a message that tells of no lost attempts: %s", error)
+                _limited.warning(
+                    "malformed lost attempts", "dropped a malformed message about lost attempts: %s", error
+                )
                 return
             listener(keys, reason)
 
@@ -183,14 +198,18 @@ class Inference:
             return self._accept(model, request, b"", _NO_SLOTS, on_answer, request.deadline_ms, trace, question)
         payload_host = ""
         slots: list[Freeable] = []
-        if request.regions:
-            if self._regions is None:
-                raise invalid("shared memory regions can't be used here")
-            slots.append(self._regions.hold(model.name, request.regions))
-        if is_large(request):
-            slots += self._payloads.place(model.name, request.inputs, body_slot)
-            payload_host = host_of_payloads(request.inputs)
-        body = pack_body(request)
+        try:
+            if request.regions:
+                if self._regions is None:
+                    raise invalid("shared memory regions can't be used here")
+                slots.append(self._regions.hold(model.name, request.regions))
+            if is_large(request):
+                slots += self._payloads.place(model.name, request.inputs, body_slot)
+                payload_host = host_of_payloads(request.inputs)
+            body = pack_body(request)
+        except Exception:
+            free_all(slot for slot in slots if slot is not body_slot)  # which is still the caller's
+            raise
         if len(body) > self._bus.max_payload_bytes - 4096:
             free_all(slots)
             raise invalid(
@@ -267,6 +286,7 @@ class Inference:
         else:
             self._queue(pending)
 
+    @contained(on_error="_cache_failed")
     def _on_cache(self, pending: Pending) -> None:
         """The cache has said whether it has the answer."""
         if self._in_flight.find(pending.key) is None or self._cache is None or pending.question is None:
@@ -276,9 +296,12 @@ class Inference:
             self._queue(pending)
             return
         self._in_flight.take(pending.key)
-        free_all(pending.slots)
+        pending.free_slots()
         self.counters.changed(len(self._in_flight))
         self._delivery.deliver(pending, response, True)
+
+    def _cache_failed(self, _error: Exception, pending: Pending) -> None:
+        self._end(pending, internal(_UNEXPECTED))
 
     def _queue(self, pending: Pending) -> None:
         pending.is_queued = True
@@ -286,6 +309,7 @@ class Inference:
 
     def abandon(self, pending: Pending) -> None:
         """The caller has gone: nothing is answered any more, and the request leaves the queue if it is still there."""
+        pending.has_ended = True
         is_open = self._give_up(pending)
         was_in_line = pending.line is not None and self._delivery.leave(pending)
         if pending.trace is not None and (is_open or was_in_line):
@@ -296,30 +320,61 @@ class Inference:
         """Nothing more is wanted of a request; False when it had its last answer before."""
         if self._in_flight.take(pending.key) is None:
             return False
-        free_all(pending.slots)
+        pending.free_slots()
         if pending.is_queued:
             self._outbox.cancel(pending.queue, pending.key)
         return True
 
     def _on_answers(self, message: Message) -> None:
         try:
-            version, answers = unpack_answers(message.data)
+            version, answers = unpack_answers(message.data, self._on_malformed_answer)
         except MalformedMessage as error:
-            self._malformed_answers += 1
-            logger.warning("dropped a message that is no answer: %s", error)
+            self._on_malformed_answer(None, error)
             return
-        keeps_references = self._keeps_references
         for answer in answers:
             pending = self._in_flight.find(answer.key)
             if pending is None:
                 self.duplicate_answers += answer.is_final
                 self._answers.discard(answer)
-                continue
-            if answer.run and not self._is_next(pending, answer):
-                continue
-            if not self._remote.holds(pending, version, answer, keeps_references and not pending.reads_content):
-                self._complete(pending, version, answer)
+            else:
+                self._take_response(pending, version, answer)
         self.counters.changed(len(self._in_flight))
+
+    def _on_malformed_answer(self, key: int | None, error: MalformedMessage) -> None:
+        """One response of a message can't be decoded: its request, if that is known, ends with an error."""
+        self._malformed_answers += 1
+        _limited.warning("malformed response", "dropped a malformed response: %s", error)
+        pending = None if key is None else self._in_flight.find(key)
+        if pending is not None:
+            self._end(pending, internal(_UNDECODABLE), is_running=True)
+
+    @contained(on_error="_response_failed")
+    def _take_response(self, pending: Pending, version: int, answer: Answer) -> None:
+        if answer.run and not self._is_next(pending, answer):
+            return
+        passes_on = self._keeps_references and not pending.reads_content
+        if not self._remote.holds(pending, version, answer, passes_on):
+            self._complete(pending, version, answer)
+
+    @contained(on_error="_response_failed")
+    def _complete_fetched(self, pending: Pending, version: int, answer: Answer) -> None:
+        """The outputs of a response that lay on another host have been fetched."""
+        self._complete(pending, version, answer)
+
+    def _response_failed(self, _error: Exception, pending: Pending, *response: int | Answer) -> None:
+        answer = response[-1]
+        assert isinstance(answer, Answer)  # noqa: S101 - each of the functions that may fail has it last
+        self._end(pending, internal(_UNEXPECTED), is_running=not answer.is_final)
+
+    @contained()
+    def _end(self, pending: Pending, error: WeirError, is_running: bool = False) -> None:
+        """Ends a request with `error`, unless it has ended; if it may be running yet, its worker is told to stop."""
+        if self._in_flight.take(pending.key) is None and pending.has_ended:
+            return
+        pending.free_slots()
+        if is_running and pending.is_queued:
+            self._outbox.cancel(pending.queue, pending.key)
+        self._delivery.deliver(pending, error, True)
 
     def _complete(self, pending: Pending, version: int, answer: Answer) -> None:
         """An answer is here, with all that belongs to it."""
@@ -338,9 +393,10 @@ class Inference:
         if pending.question is not None and isinstance(outcome, InferResponse) and self._cache is not None:
             self._cache.keep(pending.question, version, outcome, self._answers.copy_of)
         if pending.slots and answer.is_final:
-            free_all(pending.slots)
+            pending.free_slots()
         self._delivery.deliver(pending, outcome, answer.is_final, answer.moments)
 
+    @contained(on_error="_response_failed")
     def _lost(self, pending: Pending, answer: Answer) -> None:
         """The answer, or what the request had in it, was lost between two hosts: it runs again where it may."""
         if self._in_flight.find(pending.key) is not pending:
@@ -351,9 +407,7 @@ class Inference:
             # Its scheduler is to have heard of the end of its last run before it comes again.
             asyncio.get_running_loop().call_later(_RERUN_WAIT_S, self._outbox.resend, [pending.key])
             return
-        if not answer.is_final and pending.is_queued:
-            self._outbox.cancel(pending.model.name, pending.key)
-        self._fail([pending.key], unavailable(_LOST_PAYLOAD))
+        self._end(pending, unavailable(_LOST_PAYLOAD), is_running=not answer.is_final)
 
     def _is_next(self, pending: Pending, answer: Answer) -> bool:
         """Whether a stream goes on with this answer; one that can't any more is ended."""
@@ -364,20 +418,14 @@ class Inference:
             return True
         self._answers.discard(answer)
         if place is Place.BROKEN:
-            if answer.is_final:
-                self._in_flight.take(pending.key)
-                free_all(pending.slots)
-            else:
-                self._give_up(pending)
-            self._delivery.deliver(pending, unavailable(_LOST_STREAM), True)
+            self._end(pending, unavailable(_LOST_STREAM), is_running=not answer.is_final)
         return False
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:
-            pending = self._in_flight.take(key)
+            pending = self._in_flight.find(key)
             if pending is not None:
-                free_all(pending.slots)
-                self._delivery.deliver(pending, error, True)
+                self._end(pending, error)
 
     async def _resend_all(self) -> None:
         """The broker came back, perhaps without its memory."""
@@ -385,16 +433,18 @@ class Inference:
         self._outbox.resend_all()
 
     async def _watch_broker(self) -> None:
-        away_since: float | None = None
         while True:
             await asyncio.sleep(1.0)
-            now = time.monotonic()
-            if self._bus.is_connected:
-                away_since = None
-                self._outbox.check()
-                self._outbox.tell_turned_away(self.shut.take_untold())
-                await self._streams.look()
-            elif away_since is None:
-                away_since = now
-            elif now - away_since > BROKER_PATIENCE_S:
-                self._fail(self._in_flight.keys(), overloaded("the message broker is not available"))
+            await self._look_at_broker(time.monotonic())
+
+    @contained()
+    async def _look_at_broker(self, now: float) -> None:
+        if self._bus.is_connected:
+            self._away_since = None
+            self._outbox.check()
+            self._outbox.tell_turned_away(self.shut.take_untold())
+            await self._streams.look()
+        elif self._away_since is None:
+            self._away_since = now
+        elif now - self._away_since > BROKER_PATIENCE_S:
+            self._fail(self._in_flight.keys(), overloaded("the message broker is not available"))

@@ -22,6 +22,7 @@ from bus.model_files import ModelFiles, object_name
 from bus.registry import RegistryView
 from repository.dependencies import left_over
 from repository.paths import check_model_name
+from runtime.containment import contained
 from schemas.desired import MAX_FILES, DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
 from schemas.model_config import ModelConfig
@@ -284,6 +285,7 @@ class ModelOperations:
         ]
         return [ModelConfig.model_validate(record.config) for record in records if record.config is not None]
 
+    @contained()
     def _on_model_change(self, name: str) -> None:
         self._look_at_modes()
         if name in self._awaited:

@@ -22,13 +22,19 @@ from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.partition_choice import AnyQueue, Destination, PartitionChoice, PlaceInPartition
 from calls.payload_store import FRAME_INLINE_BYTES, PayloadStore
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from schemas.bodies import is_body_ref
-from schemas.errors import WeirError, overloaded
+from schemas.errors import WeirError, internal, overloaded
 from schemas.messages import MAX_TURNED_AWAY, Part, pack_cancel, pack_frame, pack_release
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
 from telemetry.request_log import log_request, logs_requests
 
 logger = logging.getLogger("weir.calls")
+
+_limited = LogLimiter(logger)
+
+_NOT_SENT = "an unexpected error occurred while the request was sent; the server's log has the details"
 
 MAX_FRAME_BYTES = 512 * 1024
 """Bodies of several requests that share a frame; a larger one travels alone."""
@@ -43,9 +49,9 @@ SlotRow = tuple[str, int, int]
 
 
 class Outbox:
-    """See the module. `on_refused(keys, error)` is called with requests that the stream did not take.
+    """See the module. `on_refused(keys, error)` is called with requests that the stream refused, or that can't be sent.
 
-    `refused` counts those.
+    `refused` counts those that the stream refused.
     """
 
     def __init__(
@@ -143,12 +149,20 @@ class Outbox:
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, {}
             for queue, keys in cancelled.items():
-                subject = subjects.cancel(queue) if isinstance(queue, str) else queue.cancel_subject
-                self._bus.publish(subject, pack_cancel(self._id, keys))
+                self._send_cancel(queue, keys)
         if self._released:
             released, self._released = self._released, {}
             for owner, slots in released.items():
-                self._bus.publish(subjects.release(owner), pack_release(slots))
+                self._send_release(owner, slots)
+
+    @contained()
+    def _send_cancel(self, queue: str | LiveQueue, keys: list[int]) -> None:
+        subject = subjects.cancel(queue) if isinstance(queue, str) else queue.cancel_subject
+        self._bus.publish(subject, pack_cancel(self._id, keys))
+
+    @contained()
+    def _send_release(self, owner: str, slots: list[SlotRow]) -> None:
+        self._bus.publish(subjects.release(owner), pack_release(slots))
 
     def _schedule_flush(self) -> None:
         if not self._flush_due:
@@ -156,6 +170,7 @@ class Outbox:
             # Once everything that arrived in this turn of the loop has been taken in, from whichever door.
             self._bus.at_turn_end(self.flush)
 
+    @contained(on_error="_sending_failed")
     def _send(self, to: Destination, parts: list[Part]) -> None:
         # What was given up while it waited for an acknowledgement is not sent: its cancellation would be ahead of it.
         parts = [part for part in parts if self._in_flight.find(part.key) is not None]
@@ -168,6 +183,11 @@ class Outbox:
             self._spread(to, parts)
         elif isinstance(to, LiveQueue):
             self._publish(to, self._layout.subject(to), parts)
+
+    def _sending_failed(self, _error: Exception, _to: Destination, parts: list[Part]) -> None:
+        """Ends the requests that have not left in a frame."""
+        sent = {key for _, keys, _ in self._unacked.values() for key in keys}
+        self._on_refused([part.key for part in parts if part.key not in sent], internal(_NOT_SENT))
 
     def _spread(self, to: AnyQueue, parts: list[Part]) -> None:
         """Sends what may go to any queue of a model; each request keeps the one it is given."""
@@ -185,14 +205,26 @@ class Outbox:
 
     def _publish(self, to: Destination, subject: str, parts: list[Part]) -> None:
         for frame in frames_of(parts):
-            self._place_bodies(to if isinstance(to, str) else to.model, frame)
-            number = next(self._frame_numbers)
-            self._unacked[number] = (to, [part.key for part in frame], time.monotonic())
-            self._on_the_way[to] += 1
-            ack = f"{subjects.publish_ack(self._id)}.{number}"
-            message = pack_frame(self._id, frame)
-            self._bus.publish(subject, message, ack)
-            self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
+            self._publish_frame(to, subject, frame)
+
+    @contained(on_error="_frame_failed")
+    def _publish_frame(self, to: Destination, subject: str, frame: list[Part]) -> None:
+        self._place_bodies(to if isinstance(to, str) else to.model, frame)
+        number = next(self._frame_numbers)
+        ack = f"{subjects.publish_ack(self._id)}.{number}"
+        message = pack_frame(self._id, frame)
+        self._bus.publish(subject, message, ack)
+        self._unacked[number] = (to, [part.key for part in frame], time.monotonic())
+        self._on_the_way[to] += 1
+        self._counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
+
+    def _frame_failed(self, _error: Exception, to: Destination, subject: str, frame: list[Part]) -> None:
+        """One request can't be packed, perhaps: the requests of the frame are sent alone, and those that can't be end."""
+        if len(frame) > 1:
+            for part in frame:
+                self._publish_frame(to, subject, [part])
+        else:
+            self._on_refused([part.key for part in frame], internal(_NOT_SENT))
 
     def _place_bodies(self, model: str, frame: list[Part]) -> None:
         if sum([len(part.body) for part in frame]) <= FRAME_INLINE_BYTES:
@@ -211,6 +243,7 @@ class Outbox:
                 self._in_flight.replace_part(pending, frame[position])
                 pending.slots = (*pending.slots, slot)
 
+    @contained()
     def _on_publish_ack(self, message: Message) -> None:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
         if frame is None:
@@ -225,7 +258,9 @@ class Outbox:
             if self._losses == self._bus.losses:
                 self._bus.doubt("nobody answers for the queues")
         elif b'"error"' in message.data:
-            logger.warning("model %s: the queue refused %d requests: %s", to, len(keys), message.data[:500])
+            _limited.warning(
+                "refused", "model %s: the queue refused %d requests: %s", to, len(keys), message.data[:500]
+            )
             self.refused += len(keys)
             self._on_refused(keys, overloaded())
 

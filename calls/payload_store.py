@@ -9,6 +9,7 @@ import numpy as np
 
 from bus.identity import host_of, owner_of
 from bus.payloads import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, Slot
+from runtime.containment import contained
 from schemas.bodies import pack_body_ref
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef, Tensor
@@ -119,7 +120,12 @@ def is_large(request: InferRequest) -> bool:
 def free_all(held: Iterable[Freeable]) -> None:
     """The request that held these is over."""
     for each in held:
-        each.free()
+        _free(each)
+
+
+@contained()
+def _free(each: Freeable) -> None:
+    each.free()
 
 
 def host_of_payloads(tensors: Iterable[Tensor]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from calls.catalog import ServedModel
 from calls.partition_choice import Destination
-from calls.payload_store import Freeable
+from calls.payload_store import Freeable, free_all
 from calls.response_cache import Question
 from calls.stream_order import StreamOrder
 from schemas.errors import WeirError
@@ -26,10 +26,11 @@ class Pending:
     None where they are given as they come. `question` is there where the response cache may know the answer, and until it
     has said that it doesn't, the request `is_queued` not. `queue` is the one that it goes to, or went to. `reads_content`
     says that whoever asked is about to read outputs, also where he otherwise passes references on. `reruns` counts how
-    often its answer was lost on the way here.
+    often its answer was lost on the way here. `has_ended` says that `on_answer` is not called any more.
     """
 
     __slots__ = (
+        "has_ended",
         "is_queued",
         "key",
         "line",
@@ -70,6 +71,12 @@ class Pending:
         self.is_queued = True
         self.reads_content = False
         self.reruns = 0
+        self.has_ended = False
         self.trace = trace
         self.moments: Moments | None = None
         """Of the answer that `on_answer` is being told of, where the request wants them."""
+
+    def free_slots(self) -> None:
+        """Frees what the request holds (`slots`); called when it has ended, and harmless when called again."""
+        slots, self.slots = self.slots, ()
+        free_all(slots)

@@ -14,10 +14,14 @@ from itertools import count
 from bus import subjects
 from bus.connection import Bus, Message
 from calls.catalog import Catalog
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from schemas.readiness import pack_readiness_question, unpack_readiness
 from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.calls")
+
+_limited = LogLimiter(logger)
 
 ANSWER_TIMEOUT_S = 6.0
 """How long workers may take to ask their models, which have 5 s; then the version is not ready."""
@@ -101,12 +105,13 @@ class Readiness:
                     if await answer:
                         return True
         except TimeoutError:
-            logger.warning("'%s' version %d did not say in time whether it is ready", *key)
+            _limited.warning("late", "model '%s' version %d did not say in time whether it is ready", *key)
         finally:
             for reply in answers:
                 del self._asked[reply]
         return False
 
+    @contained(on_error="_answer_failed")
     def _on_answer(self, message: Message) -> None:
         answer = self._asked.get(message.subject)
         if answer is None or answer.done():
@@ -118,4 +123,9 @@ class Readiness:
             answer.set_result(unpack_readiness(message.data))
         except MalformedMessage as error:
             self.malformed_messages += 1
-            logger.warning("dropped a message about readiness: %s", error)
+            _limited.warning("malformed", "dropped a malformed message about readiness: %s", error)
+
+    def _answer_failed(self, _error: Exception, message: Message) -> None:
+        answer = self._asked.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(False)

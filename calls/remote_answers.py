@@ -14,6 +14,7 @@ from bus.fetch_plan import Loss, Outcome
 from bus.identity import lies_elsewhere
 from bus.payload_fetcher import PayloadFetcher
 from calls.pending import Pending
+from runtime.containment import contained
 from schemas.messages import Answer
 from schemas.tensors import PayloadRef, Tensor
 
@@ -73,10 +74,21 @@ class RemoteAnswers:
             for tensor in answer.outputs or ():
                 if _is_elsewhere(tensor) and isinstance(tensor.data, PayloadRef):
                     held.awaited += 1
-                    self._fetcher.fetch(tensor.data, partial(self._came, held, tensor, tensor.data))
+                    self._fetch(self._fetcher, held, tensor, tensor.data)
         self._go_on(pending.key)
         return True
 
+    @contained(on_error="_fetch_failed")
+    def _fetch(self, fetcher: PayloadFetcher, held: _Held, tensor: Tensor, ref: PayloadRef) -> None:
+        fetcher.fetch(ref, partial(self._came, held, tensor, ref))
+
+    def _fetch_failed(
+        self, _error: Exception, _fetcher: PayloadFetcher, held: _Held, _tensor: Tensor, _ref: PayloadRef
+    ) -> None:
+        held.awaited -= 1
+        held.is_lost = True
+
+    @contained(on_error="_coming_failed")
     def _came(self, held: _Held, tensor: Tensor, ref: PayloadRef, outcome: Outcome) -> None:
         held.awaited -= 1
         if isinstance(outcome, Loss):
@@ -84,6 +96,10 @@ class RemoteAnswers:
         else:
             tensor.data = outcome
             self._release(ref)
+        self._go_on(held.pending.key)
+
+    def _coming_failed(self, _error: Exception, held: _Held, *_: object) -> None:
+        held.is_lost = True
         self._go_on(held.pending.key)
 
     def _go_on(self, key: int) -> None:

@@ -3,6 +3,7 @@
 A request is looked up before it is queued, and its answer is kept when it has come. What is kept belongs to one load of one
 version: after a reload, or while workers have different files of the version, it is not found. Not looked up are requests
 whose tensors lie in memory of clients, which can change them at any time, and which no answer of ours would reach.
+A failure of the cache itself is contained: the request is run as if there were no cache.
 Source: Triton's response cache.
 """
 
@@ -23,6 +24,7 @@ from calls.catalog import Catalog, ServedModel
 from calls.local_cache import LocalCache
 from calls.shared_cache import SharedCache
 from repository.dependencies import step_identity
+from runtime.containment import contained
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef, Reference
 
@@ -89,6 +91,7 @@ class ResponseCache:
         if self._shared is not None:
             await self._shared.start()
 
+    @contained()
     def ask(self, model: ServedModel, request: InferRequest) -> Question | None:
         """The question that a checked request is, with its answer if it is here; None where there can't be one."""
         begun_ns = time.perf_counter_ns()
@@ -117,6 +120,7 @@ class ResponseCache:
 
         self._shared.find(question.key, found)
 
+    @contained()
     def take(self, question: Question, id: str) -> InferResponse | None:
         """The answer for the request with this id, which counts as a hit; None where the question has none."""
         if question.answer is None:
@@ -124,6 +128,7 @@ class ResponseCache:
         self.counters.hit((question.model, question.version), time.perf_counter_ns() - question.begun_ns)
         return question.answer.response(question.model, id)
 
+    @contained()
     def keep(self, question: Question, version: int, response: InferResponse, copy_of: CopyOf) -> None:
         """Keeps the answer of `version`, which counts as a miss; `copy_of` copies content out of a worker's memory."""
         begun_ns = time.perf_counter_ns()
@@ -171,6 +176,7 @@ class ResponseCache:
             self._told_too_large.add(model)
             logger.warning("an answer of model %s is too large for the response cache: %d bytes", model, size_bytes)
 
+    @contained()
     def _forget_unloaded(self, model: str) -> None:
         served = self._catalog.served_model(model)
         for name, version in self.counters.versions():

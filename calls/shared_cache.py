@@ -16,10 +16,14 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.streams import ensure_response_cache
 from calls.cached_answer import CachedAnswer
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from schemas.errors import WeirError
 from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.calls")
+
+_limited = LogLimiter(logger)
 
 PATIENCE_S = 0.25
 """How long a request waits for the cache."""
@@ -71,6 +75,7 @@ class SharedCache:
         except WeirError as error:
             logger.warning("nothing is found in the response cache: %s", error.message)
 
+    @contained(on_error="_answer_failed")
     def _on_answer(self, message: Message) -> None:
         answer = None
         if not message.status:  # else it tells that there is nothing, or no bucket
@@ -78,8 +83,11 @@ class SharedCache:
                 answer = CachedAnswer.unpack(message.data)
             except MalformedMessage as error:
                 self.malformed_messages += 1
-                logger.warning("the response cache holds what is no answer: %s", error)
+                _limited.warning("malformed entry", "ignored a malformed entry of the response cache: %s", error)
         self._found(message.subject, answer)
+
+    def _answer_failed(self, _error: Exception, message: Message) -> None:
+        self._found(message.subject, None)
 
     def _found(self, subject: str, answer: CachedAnswer | None) -> None:
         waiting = self._waiting.pop(subject, None)

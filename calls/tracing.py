@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
+from runtime.containment import contained
 from schemas.errors import WeirError
 from schemas.messages import Moments
 from schemas.requests import InferRequest, InferResponse
@@ -128,14 +129,7 @@ class Tracing:
         moments: Moments | None = None,
     ) -> None:
         """Gives an answer to whoever asked, and hands the trace on with the last one."""
-        trace.add_workers(moments or {})
-        trace.mark("INFER_RESPONSE_COMPLETE")
-        if isinstance(outcome, WeirError):
-            trace.error = outcome.message
-        elif outcome is not None:
-            trace.model_version = int(outcome.model_version)
-            if self._wants_tensors(trace.model_name):
-                trace.add_tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs)
+        self._note_outcome(trace, outcome, moments)
         if not is_final:
             asked.on_answer(outcome, False)
             return
@@ -149,6 +143,18 @@ class Tracing:
             trace.mark(f"{door}_SEND_END")
         self._end(trace)
 
+    @contained()
+    def _note_outcome(self, trace: Trace, outcome: InferResponse | WeirError | None, moments: Moments | None) -> None:
+        trace.add_workers(moments or {})
+        trace.mark("INFER_RESPONSE_COMPLETE")
+        if isinstance(outcome, WeirError):
+            trace.error = outcome.message
+        elif outcome is not None:
+            trace.model_version = int(outcome.model_version)
+            if self._wants_tensors(trace.model_name):
+                trace.add_tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs)
+
+    @contained()
     def abandon(self, trace: Trace) -> None:
         """The request was given up."""
         trace.error = "the request was given up"
@@ -158,6 +164,7 @@ class Tracing:
     def _wants_tensors(self, model: str) -> bool:
         return self._spans is None and TENSORS in self._of(model).setting.levels
 
+    @contained()
     def _end(self, trace: Trace) -> None:
         if self._spans is not None:
             self._spans.add(trace)

@@ -3,103 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from inference_bench import Bench
 
 from bus import subjects
 from bus.connection import Message
-from bus.live_layout import LiveLayout
 from calls import answer_order
-from calls.cache_config import CacheConfig
-from calls.catalog import ServedModel
-from calls.inference import Inference
 from calls.pending import Pending
-from calls.response_cache import ResponseCache
 from schemas.errors import WeirError, unavailable
-from schemas.frames import unpack_frame_rows
-from schemas.messages import pack_answer, pack_answers, pack_end, pack_error, unpack_release
-from schemas.model_config import ModelConfig
-from schemas.requests import InferRequest, InferResponse
+from schemas.messages import pack_answer, pack_answers, pack_end, pack_error
 from schemas.tensors import PayloadRef, Tensor
-
-CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
-ORDERED = {"dynamic_batching": {"preserve_ordering": True}}
-STREAMS = {**ORDERED, "model_transaction_policy": {"decoupled": True}}
-CACHED = {**ORDERED, "response_cache": {"enable": True}}
-
-
-class Bench:
-    """A bus, a catalog, a registry and payloads for one `Inference`. `told` is what callers heard: (name, what)."""
-
-    is_connected = True
-    losses = 0
-    max_payload_bytes = 1 << 20
-
-    def __init__(self, cache: str = "", keeps_references: bool = False) -> None:
-        self.live_layout = LiveLayout()
-        self.sent: list[int] = []  # keys, in the order in which they left
-        self.cancels = 0
-        self.released: list[tuple[str, int, int]] = []
-        self.models = {
-            name: ServedModel(name, ModelConfig.model_validate({"name": name, **CONFIG, **more}), [1], {}, {1: "load"})
-            for name, more in (("ordered", ORDERED), ("other", ORDERED), ("streams", STREAMS), ("cached", CACHED))
-        }
-        self.cache = None
-        if cache:
-            self.cache = ResponseCache(self, "me", self, self, CacheConfig(cache, 1 << 20))  # type: ignore[arg-type]
-        self.inference = Inference(self, "me", self, self, None, None, keeps_references, self.cache)  # type: ignore[arg-type]
-        self.told: list[tuple[str, Any]] = []
-        self.lookups: list[str] = []
-
-    def resolve(self, name: str, _version: str) -> ServedModel:
-        return self.models[name]
-
-    def served_model(self, name: str) -> ServedModel | None:
-        return self.models.get(name)
-
-    def on_model_change(self, _listener: object) -> None:
-        pass
-
-    def place_bodies(self, _model: str, _bodies: object) -> None:
-        return None
-
-    def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        if subject.startswith("live."):
-            self.sent += [row[0] for row in unpack_frame_rows(data)[1]]
-        elif subject.startswith("$JS.API.DIRECT.GET."):
-            self.lookups.append(reply)
-        elif subject.startswith("cancel."):
-            self.cancels += 1
-        elif subject.startswith("release."):
-            self.released += unpack_release(data)
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(callback)
-
-    def submit(
-        self, name: str, model: str = "ordered", content: bytes = b"x", then: Callable[[], Any] = int
-    ) -> Pending:
-        def on_answer(outcome: Any, is_final: bool) -> None:
-            what = outcome
-            if isinstance(outcome, InferResponse):
-                what = bytes(outcome.outputs[0].data)  # type: ignore[arg-type]
-            self.told.append((name, what if not isinstance(outcome, WeirError) else "error"))
-            then()
-
-        request = InferRequest(model, id=name, inputs=[Tensor("IN", "UINT8", [1], content)])
-        return self.inference.submit(request, on_answer)
-
-    def answer(self, pending: Pending, content: bytes = b"y", final: bool = True, run: Any = None) -> None:
-        row = pack_answer(pending.key, [Tensor("OUT", "UINT8", [len(content)], content)], None, final, None, run)
-        self.hear(row)
-
-    def hear(self, *rows: Any) -> None:
-        self.inference._on_answers(Message("reply.me", "", pack_answers(1, rows), ""))
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.told]
 
 
 @pytest.fixture
@@ -166,8 +81,7 @@ async def test_a_caller_that_fails_leaves_the_line_whole(bench: Bench) -> None:
 
     first, second = bench.submit("1", then=fail), bench.submit("2")
     bench.answer(second)
-    with pytest.raises(ZeroDivisionError):
-        bench.answer(first)
+    bench.answer(first)
     third = bench.submit("3")
     bench.answer(third)
     assert bench.names() == ["1", "2", "3"]
