@@ -19,6 +19,8 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement networks.lock
+	@# What was installed here before the distribution got its name.
+	$(RUN) pip uninstall --quiet --yes --disable-pip-version-check weir 2>/dev/null
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 

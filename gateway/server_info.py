@@ -40,7 +40,7 @@ logging. One is added here when it works.
 def server_version() -> str:
     """The installed version of Weir, "unknown" when it runs from a bare source tree."""
     try:
-        return metadata.version("weir")
+        return metadata.version("weir-serve")
     except metadata.PackageNotFoundError:
         return "unknown"
 

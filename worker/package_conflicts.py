@@ -8,7 +8,7 @@ _CONFLICTS = {
     "onnxruntime": (
         ("onnxruntime", "onnxruntime-gpu"),
         "the packages onnxruntime and onnxruntime-gpu are both installed, and own the same files: "
-        "uninstall both (pip uninstall onnxruntime onnxruntime-gpu), then install one (weir[cpu] or weir[gpu])",
+        "uninstall both (pip uninstall onnxruntime onnxruntime-gpu), then install one (weir-serve[cpu] or weir-serve[gpu])",
     ),
 }
 """By backend: packages that must not lie in one folder, and what is said where they do."""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from schemas.errors import internal
 
-NOT_INSTALLED = "the onnxruntime package is not installed: install weir[cpu] or weir[gpu]"
+NOT_INSTALLED = "the onnxruntime package is not installed: install weir-serve[cpu] or weir-serve[gpu]"
 
-NO_CUDA = "the installed onnxruntime has no CUDA provider: install weir[gpu] in the place of weir[cpu]"
+NO_CUDA = "the installed onnxruntime has no CUDA provider: install weir-serve[gpu] in the place of weir-serve[cpu]"
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 

@@ -44,7 +44,7 @@ class PyTorchBackend:
         formats = ("model.pt", "model.pt2", "model.py")
         version = pytorch_library.installed_version()
         if not version:
-            return Availability((), formats, "", ("the torch package is not installed: install weir[torch]",))
+            return Availability((), formats, "", ("the torch package is not installed: install weir-serve[torch]",))
         runs_on: tuple[str, ...] = ("KIND_CPU", "KIND_MODEL")
         problems: tuple[str, ...] = ()
         if not pytorch_library.built_for_cuda():

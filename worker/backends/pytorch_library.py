@@ -18,7 +18,7 @@ from typing import Any
 
 from schemas.errors import unavailable
 
-_NOT_INSTALLED = "the torch package is not installed: install weir[torch]"
+_NOT_INSTALLED = "the torch package is not installed: install weir-serve[torch]"
 
 lock = threading.RLock()
 """Held while torch is imported, and while a model is loaded: the loader of AOTInductor can't do two at once, and the

@@ -32,7 +32,7 @@ _MODULES = ("tensorrt", "tensorrt_lean")
 _PACKAGES = ("tensorrt-cu13", "tensorrt-cu12", "tensorrt", "tensorrt-lean-cu13", "tensorrt-lean-cu12")
 _FORMATS = ("model.plan",)
 
-NOT_INSTALLED = "the tensorrt package is not installed: install weir[tensorrt]"
+NOT_INSTALLED = "the tensorrt package is not installed: install weir-serve[tensorrt]"
 
 
 class TensorRtBackend:

@@ -39,7 +39,7 @@ def cuda_runtime() -> Any:
     try:
         from cuda.bindings import runtime
     except ImportError as error:
-        raise unavailable(f"the cuda-bindings package can't be used: {error}: install weir[cuda]") from error
+        raise unavailable(f"the cuda-bindings package can't be used: {error}: install weir-serve[cuda]") from error
     return runtime
 
 

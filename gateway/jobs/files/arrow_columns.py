@@ -45,7 +45,7 @@ def arrow() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise WeirError(
-            ErrorCode.UNSUPPORTED, "Parquet needs pyarrow: install Weir with its extra `parquet` (weir[parquet])"
+            ErrorCode.UNSUPPORTED, "Parquet needs pyarrow: install Weir with its extra `parquet` (weir-serve[parquet])"
         ) from None
     return pyarrow
 

@@ -357,7 +357,7 @@ def test_operations_that_the_cpu_lacks_are_described_on_the_gpu(ort: FakeOnnxRun
     ("devices", "found", "runs_on", "problem"),
     [
         (WorkerDevices((0,), (0,)), Installation("1.31.1", True), ("KIND_CPU", "KIND_GPU"), ""),
-        (WorkerDevices((0,), (0,)), Installation("1.31.1", False), ("KIND_CPU",), "install weir[gpu]"),
+        (WorkerDevices((0,), (0,)), Installation("1.31.1", False), ("KIND_CPU",), "install weir-serve[gpu]"),
         (WorkerDevices(), Installation("1.31.1", True), ("KIND_CPU",), "no GPU"),
         (
             WorkerDevices((0,), (0,)),

@@ -302,4 +302,4 @@ def test_without_a_gpu_it_runs_on_the_cpu_and_says_why_not_elsewhere() -> None:
     assert availability.problems == ("KIND_GPU: this machine has no GPU that the driver tells of",)
     on_gpu_host = OnnxRuntimeBackend().availability(WorkerDevices((0,), (0,)))
     if on_gpu_host.runs_on == ("KIND_CPU",):
-        assert "install weir[gpu]" in on_gpu_host.problems[0]
+        assert "install weir-serve[gpu]" in on_gpu_host.problems[0]

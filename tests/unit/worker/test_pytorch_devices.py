@@ -160,7 +160,7 @@ def test_what_is_available_is_told_without_importing_it(monkeypatch: pytest.Monk
     assert backend.availability(gpu).runs_on == ("KIND_CPU", "KIND_MODEL", "KIND_GPU")
     assert backend.availability(WorkerDevices()).problems == ("there is no GPU",)
     monkeypatch.setattr(pytorch_library, "installed_version", lambda: "")
-    assert backend.availability(gpu).problems == ("the torch package is not installed: install weir[torch]",)
+    assert backend.availability(gpu).problems == ("the torch package is not installed: install weir-serve[torch]",)
 
 
 def test_the_build_is_read_from_its_files() -> None:
