@@ -1,6 +1,6 @@
 """`Client`: what a Python program can ask of a server, over gRPC.
 
-Errors are WeirErrors, with the code and the words of the server.
+Errors are WeirErrors, with the code and the message of the server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from schemas.errors import ErrorCode, WeirError
+from weir.errors import ErrorCode, WeirError
 from weir.inference import InferResult, infer_request
 
 Outputs = Sequence[str] | Mapping[str, int]
-
-_CODES = {code.grpc_status: code for code in ErrorCode}
 
 # Tensors are as large as the server allows, so the client sets no bound of its own.
 _CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
@@ -49,7 +47,7 @@ class Client:
         WeirError.
         """
         request = infer_request(model, inputs, outputs, **details)
-        with _told_as_weir_error():
+        with _weir_errors():
             return InferResult(self._stub().ModelInfer(request))
 
     def stream(
@@ -61,7 +59,7 @@ class Client:
         """
         request = infer_request(model, inputs, outputs, **details)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
-        with _told_as_weir_error():
+        with _weir_errors():
             call = self._stub().ModelStreamInfer(iter([request]), metadata=_STREAM_METADATA)
             try:
                 for answer in call:
@@ -74,7 +72,7 @@ class Client:
     async def ainfer(self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any) -> InferResult:
         """As `infer`, without blocking the running event loop."""
         request = infer_request(model, inputs, outputs, **details)
-        with _told_as_weir_error():
+        with _weir_errors():
             return InferResult(await self._aio_stub().ModelInfer(request))
 
     async def astream(
@@ -83,7 +81,7 @@ class Client:
         """As `stream`, without blocking the running event loop."""
         request = infer_request(model, inputs, outputs, **details)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
-        with _told_as_weir_error():
+        with _weir_errors():
             call = self._aio_stub().ModelStreamInfer(iter([request]), metadata=_STREAM_METADATA)
             try:
                 async for answer in call:
@@ -96,7 +94,7 @@ class Client:
     def ready(self, model: str | None = None, model_version: str | int = "") -> bool:
         """Whether the server is ready, or a model of it; a model that is not there is not ready."""
         try:
-            with _told_as_weir_error():
+            with _weir_errors():
                 if model is None:
                     return bool(self._stub().ServerReady(messages.ServerReadyRequest()).ready)
                 request = messages.ModelReadyRequest(name=model, version=str(model_version))
@@ -108,7 +106,7 @@ class Client:
 
     def metadata(self, model: str | None = None, model_version: str | int = "") -> dict[str, Any]:
         """The metadata of the server, or of a model: its versions, inputs and outputs. Raises WeirError."""
-        with _told_as_weir_error():
+        with _weir_errors():
             if model is None:
                 return _plain(self._stub().ServerMetadata(messages.ServerMetadataRequest()))
             request = messages.ModelMetadataRequest(name=model, version=str(model_version))
@@ -117,18 +115,18 @@ class Client:
     def config(self, model: str, model_version: str | int = "") -> dict[str, Any]:
         """The configuration of a model, completed. Raises WeirError."""
         request = messages.ModelConfigRequest(name=model, version=str(model_version))
-        with _told_as_weir_error():
+        with _weir_errors():
             return _plain(self._stub().ModelConfig(request).config)
 
     def statistics(self, model: str = "", model_version: str | int = "") -> list[dict[str, Any]]:
         """What each version has done since it was loaded, of one model or of all. Raises WeirError."""
         request = messages.ModelStatisticsRequest(name=model, version=str(model_version))
-        with _told_as_weir_error():
+        with _weir_errors():
             return [_plain(one) for one in self._stub().ModelStatistics(request).model_stats]
 
     def index(self) -> list[dict[str, Any]]:
         """The models of the repositories with their states: name, version, state, reason. Raises WeirError."""
-        with _told_as_weir_error():
+        with _weir_errors():
             return [_plain(one) for one in self._stub().RepositoryIndex(messages.RepositoryIndexRequest()).models]
 
     def load(
@@ -147,7 +145,7 @@ class Client:
             request.parameters["config"].string_param = config if isinstance(config, str) else json.dumps(dict(config))
         for path, content in (files or {}).items():
             request.parameters[f"file:{path.removeprefix('file:')}"].bytes_param = content
-        with _told_as_weir_error():
+        with _weir_errors():
             self._stub().RepositoryModelLoad(request)
 
     def unload(self, model: str, unload_dependents: bool = False) -> None:
@@ -155,7 +153,7 @@ class Client:
         request = messages.RepositoryModelUnloadRequest(model_name=model)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True
-        with _told_as_weir_error():
+        with _weir_errors():
             self._stub().RepositoryModelUnload(request)
 
     def close(self) -> None:
@@ -171,26 +169,31 @@ class Client:
             await self._aio_channel.close()
         self.close()
 
+    def _address(self) -> str:
+        """Where to connect. Of a server that does not run, raises StartError."""
+        return self.grpc_url
+
     def _stub(self) -> GRPCInferenceServiceStub:
         if self._channel is None:
-            self._channel = grpc.insecure_channel(self.grpc_url, _CHANNEL)
+            self._channel = grpc.insecure_channel(self._address(), _CHANNEL)
         return GRPCInferenceServiceStub(self._channel)
 
     def _aio_stub(self) -> GRPCInferenceServiceStub:
         # A channel belongs to its loop; a program may run one loop after the other.
         loop = asyncio.get_running_loop()
         if self._aio_channel is None or self._aio_loop is not loop:
-            self._aio_channel, self._aio_loop = grpc.aio.insecure_channel(self.grpc_url, _CHANNEL), loop
+            self._aio_channel, self._aio_loop = grpc.aio.insecure_channel(self._address(), _CHANNEL), loop
         return GRPCInferenceServiceStub(self._aio_channel)
 
 
 @contextlib.contextmanager
-def _told_as_weir_error() -> Iterator[None]:
+def _weir_errors() -> Iterator[None]:
+    """Raises errors of gRPC as WeirErrors, and not as their cause: they repeat the message, in many lines."""
     try:
         yield
     except grpc.RpcError as error:
-        number = error.code().value[0]
-        raise WeirError(_CODES.get(number, ErrorCode.UNKNOWN), error.details() or error.code().name) from error
+        code: grpc.StatusCode = error.code()
+        raise WeirError(ErrorCode.of_grpc(code.value[0]), error.details() or code.name) from None
 
 
 def _streamed(answer: messages.ModelStreamInferResponse) -> InferResult | None:

@@ -5,15 +5,15 @@ Source: `grpc_service.proto` of the KServe v2 protocol with Triton's extensions.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
-from schemas.datatypes import DATATYPES, name_of_numpy
-from schemas.errors import invalid
-from schemas.tensors import Tensor, as_array
+from weir.errors import ErrorCode, WeirError
 
 
 class InferResult(Mapping[str, np.ndarray]):
@@ -68,9 +68,9 @@ def infer_request(
     """
     request = ModelInferRequest(model_name=model, model_version=str(model_version), id=request_id)
     for name, value in inputs.items():
-        tensor = _tensor(name, value)
-        request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        request.raw_input_contents.append(bytes(tensor.data))  # type: ignore[arg-type]
+        array, datatype = _array(name, value)
+        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        request.raw_input_contents.append(_packed(array) if datatype == "BYTES" else array.tobytes())
     for name in outputs:
         output = request.outputs.add(name=name)
         if isinstance(outputs, Mapping) and outputs[name]:
@@ -105,34 +105,42 @@ def _parameter(name: str, value: str | bool | int | float) -> InferParameter:
             return InferParameter(double_param=value)
         case str():
             return InferParameter(string_param=value)
-    raise invalid(f"parameter '{name}' must be a string, a boolean or a number, not {type(value).__name__}")
+    raise _invalid(f"parameter '{name}' must be a string, a boolean or a number, not {type(value).__name__}")
 
 
-def _tensor(name: str, value: Any) -> Tensor:
+def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
+    """The array of input `name`, and its datatype; of BF16 the bits, as uint16."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
         values, datatype = value
-        if datatype not in DATATYPES:
-            raise invalid(f"input '{name}' has unknown datatype '{datatype}'")
+        if datatype != "BF16" and triton_to_np_dtype(datatype) is None:
+            raise _invalid(f"input '{name}' has unknown datatype '{datatype}'")
     else:
         values, datatype = value, None
     try:
-        if datatype == "BYTES":
-            array = np.asarray(values, np.object_)
-        elif datatype is None or datatype == "BF16":
+        if datatype is None or datatype == "BF16":
             array = np.asarray(values)
         else:
-            array = np.asarray(values, DATATYPES[datatype].numpy)
+            array = np.asarray(values, triton_to_np_dtype(datatype))
     except (ValueError, TypeError) as error:
-        raise invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
+        raise _invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
     # The type of ml_dtypes is known by its name, so that the library need not be there.
     if array.dtype.name == "bfloat16":
-        array, datatype = array.view(np.uint16), "BF16"
-    elif datatype == "BF16" and array.dtype != np.uint16:
-        array = _rounded_to_bf16(array)
-    datatype = datatype or name_of_numpy(array.dtype)
+        return array.view(np.uint16), "BF16"
+    if datatype == "BF16":
+        return (array if array.dtype == np.uint16 else _rounded_to_bf16(array)), "BF16"
+    datatype = datatype or ("BYTES" if array.dtype.kind == "U" else np_to_triton_dtype(array.dtype))
     if datatype is None:
-        raise invalid(f"input '{name}' is an array of {array.dtype}, which is not a datatype of the protocol")
-    return Tensor.from_numpy(name, array, datatype)
+        raise _invalid(f"input '{name}' is an array of {array.dtype}, which is not a datatype of the protocol")
+    return array, datatype
+
+
+def _packed(array: np.ndarray) -> bytes:
+    """BYTES content: each element with its length before it, bytes as they are, anything else as its text in UTF-8."""
+    parts: list[bytes] = []
+    for element in array.ravel():
+        raw = bytes(element) if isinstance(element, bytes | bytearray | memoryview) else str(element).encode()
+        parts += (struct.pack("<I", len(raw)), raw)
+    return b"".join(parts)
 
 
 def _rounded_to_bf16(array: np.ndarray) -> np.ndarray:
@@ -145,7 +153,14 @@ def _rounded_to_bf16(array: np.ndarray) -> np.ndarray:
 
 
 def _received(datatype: str, shape: list[int], content: bytes) -> np.ndarray:
-    array = as_array(content, datatype, shape)
+    if datatype == "BYTES":
+        elements: np.ndarray = deserialize_bytes_tensor(content)
+        return elements.reshape(shape)
     if datatype == "BF16":
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array
+        bits = np.frombuffer(content, np.uint16).reshape(shape)
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(content, triton_to_np_dtype(datatype)).reshape(shape)
+
+
+def _invalid(message: str) -> WeirError:
+    return WeirError(ErrorCode.INVALID_ARG, message)

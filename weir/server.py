@@ -119,8 +119,12 @@ class Server(Client):
 
     def _running(self) -> ServerProcess:
         if self._process is None:
-            raise StartError("the server is not running")
+            raise StartError("the server is not running: call its start(), or use it in a with statement")
         return self._process
+
+    def _address(self) -> str:
+        self._running()
+        return self.grpc_url
 
     def _fact(self, name: str) -> str:
         self._running()

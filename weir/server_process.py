@@ -16,9 +16,11 @@ import weakref
 from collections.abc import Sequence
 from typing import IO, Any
 
-from telemetry.readiness import READY_FD
 from weir.parent import PARENT_PID
 from weir.start_error import StartError
+
+READY_FD = "WEIR_READY_FD"
+"""Names the pipe for the ready line. That of `telemetry.readiness`, which a program can't import (`weir.own_packages`)."""
 
 _COMMAND = (sys.executable, "-P", "-m", "weir", "serve")
 

@@ -18,6 +18,7 @@ from model_zoo import write_identity, write_model, write_slow
 from serving import alive, segments_of, wait_until
 
 from weir import Server, StartError, WeirError
+from weir.own_packages import OWN_PACKAGES
 from weir.server_process import PARENT_PID
 
 BIG = 300_000
@@ -143,12 +144,16 @@ PROGRAM = """
 def test_nothing_outlives_the_program(tmp_path: Path, end: str) -> None:
     (tmp_path / "tmp").mkdir()
     write_identity(tmp_path / "models", "identity", "FP32")
+    (tmp_path / "project").mkdir()
+    for name in OWN_PACKAGES:  # of the program's own, on its path and on the server's
+        (tmp_path / "project" / f"{name}.py").write_text("raise ImportError('not this one')")
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM.format(end=end)), str(tmp_path / "models")],
+        cwd=tmp_path / "project",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(tmp_path / "project")},
         text=True,
     )
     with program:

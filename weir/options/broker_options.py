@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from bus.live_layout import MAX_LIVE_STREAMS
 from weir import NATS_URL_VARIABLE
 from weir.options.forms import listen_address
 from weir.options.option import GATEWAY, ROLES, SERVE, WORKER, Option
 from weir.options.values import Checked, Integer, Text
+
+MAX_LIVE_STREAMS = 64
+"""That of `bus.live_layout`, which a program with a `weir.Server` can't import (`weir.own_packages`)."""
 
 TOOLS = "tools"
 """The commands that look at a running cluster, `weir dead` and the like, take the options that name it too."""

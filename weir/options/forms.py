@@ -1,5 +1,6 @@
 """The forms of options that hold several things in one text, checked in the words of Triton's parser.
 
+Checks import what they need of our packages when they run, which is in our own processes only (`weir.own_packages`).
 Source: `command_line_parser.cc` of Triton's server. The text itself is passed on as it is.
 """
 
@@ -8,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from schemas.listen_address import ListenAddress
-from schemas.placement import read_resource
 from weir.options.values import BadValue, Integer, Number
 
 
@@ -27,7 +26,6 @@ def setting_of(option: str, what: str) -> Callable[[str], None]:
 
 def backend_setting(text: str) -> None:
     """`<backend name>,<setting>=<value>`, or `<setting>=<value>` for all."""
-    # Imported here: what the worker knows of configurations takes time to import, and few give this option.
     from worker.backend_settings import BackendSettings
 
     try:
@@ -57,6 +55,8 @@ def cache_setting(text: str) -> None:
 
 def listen_address(text: str) -> None:
     """`<host>` or `<host>:<port>`."""
+    from schemas.listen_address import ListenAddress
+
     try:
         ListenAddress.of(text)
     except ValueError as error:
@@ -89,6 +89,8 @@ def rate_limit_resource(text: str) -> None:
 
 def worker_resource(text: str) -> None:
     """`<name>=<count>`."""
+    from schemas.placement import read_resource
+
     try:
         read_resource(text)
     except ValueError as error:

@@ -12,8 +12,8 @@ from tritonclient.grpc.service_pb2_grpc import (
     add_GRPCInferenceServiceServicer_to_server,
 )
 
-from schemas.errors import ErrorCode, WeirError
 from weir.client import Client
+from weir.errors import ErrorCode, WeirError
 
 
 class Service(GRPCInferenceServiceServicer):
@@ -126,7 +126,7 @@ def test_infer_is_a_mapping_of_names_to_arrays(client: Client, service: Service)
 
 
 def test_errors_have_the_server_s_code_and_words(client: Client) -> None:
-    with pytest.raises(WeirError, match=r"^Request for unknown model: 'x' is not found$") as refused:
+    with pytest.raises(WeirError, match=r"^NOT_FOUND: Request for unknown model: 'x' is not found$") as refused:
         client.infer("x", {})
     assert refused.value.code is ErrorCode.NOT_FOUND
 
@@ -144,10 +144,10 @@ def test_a_stream_may_be_left(client: Client) -> None:
 
 
 def test_errors_of_a_stream(client: Client) -> None:
-    with pytest.raises(WeirError, match=r"^negative$") as refused:
+    with pytest.raises(WeirError, match=r"^INVALID_ARG: negative$") as refused:
         list(client.stream("count", count(-1)))
     assert refused.value.code is ErrorCode.INVALID_ARG
-    with pytest.raises(WeirError, match=r"^no$") as refused:
+    with pytest.raises(WeirError, match=r"^UNKNOWN: no$") as refused:
         list(client.stream("count", count(99)))
     assert refused.value.code is ErrorCode.UNKNOWN
 

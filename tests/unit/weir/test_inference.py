@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferResponse
 from tritonclient.utils import serialize_byte_tensor
 
-from schemas.errors import ErrorCode, WeirError
+from weir.errors import ErrorCode, WeirError
 from weir.inference import InferResult, infer_request, parameter_value
 
 ARRAYS = [
