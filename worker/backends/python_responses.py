@@ -18,6 +18,9 @@ from worker.python_stub._weir_channel import Channel, Kind
 
 logger = logging.getLogger("weir.worker")
 
+DROPPED = "the model finished with the request without sending a final response"
+"""What a request fails with whose response sender the model has dropped."""
+
 
 class _Run:
     __slots__ = ("has_returned", "sink", "size", "unanswered")
@@ -133,18 +136,24 @@ class ResponseReader:
         position, *response = arguments
         if not 0 <= position < run.size:
             raise ValueError(f"there is no request {position}")
+        if kind == Kind.DROPPED:
+            self._respond(run, number, position, PythonResponse(error=self._failure(DROPPED), raised=True), is_final=True)
+            return None
         if kind == Kind.IS_CANCELLED:
             return run.sink.is_cancelled(position)
         if kind != Kind.RESPONSE:
             raise ValueError(f"there is no question {kind}")
         packed, is_final = response
-        run.sink.respond(position, None if packed is None else self._unpack(*packed), is_final)
+        self._respond(run, number, position, None if packed is None else self._unpack(*packed), is_final)
+        return None
+
+    def _respond(self, run: _Run, number: int, position: int, response: PythonResponse | None, is_final: bool) -> None:
+        run.sink.respond(position, response, is_final)
         if is_final:
             with self._lock:
                 run.unanswered -= 1
                 if run.has_returned and run.unanswered <= 0:
                     self.forget(number)
-        return None
 
 
 def process_lost() -> WeirError:

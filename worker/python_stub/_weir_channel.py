@@ -48,6 +48,8 @@ class Kind(IntEnum):
     """number of the run, place of the request in it. Done: whether its caller has given up."""
     RUN_FAILED = 10
     """number of the run, why: what it has not answered yet has failed. Done: None."""
+    DROPPED = 11
+    """number of the run, place of the request in it: the model holds nothing any more that could answer it. Done: None."""
     LOG = 20
     """log settings, by their names. Done: None."""
     CALL = 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -9,26 +10,28 @@ from typing import Any
 
 
 class Coroutines:
-    """One event loop for all coroutines of a model; it is made, and runs in a thread, only once it is needed."""
+    """One event loop for all coroutines of a model. It is made, and its thread started, with the first coroutine.
+
+    The loop always runs in its own thread: tasks and callbacks that a coroutine leaves behind go on after it.
+    """
 
     def __init__(self) -> None:
         self._loop: Any = None
-        self._runs_in_thread = False
+        self._starting = threading.Lock()
+        self._has_started = False
         self._running: set[Any] = set()  # a loop itself does not keep what it runs
 
     def awaited(self, result: Any) -> Any:
-        """The coroutine's result; anything else is a result itself."""
+        """The coroutine's result; anything else is a result itself. Not for the loop's thread."""
         if not isinstance(result, types.CoroutineType):
             return result
         import asyncio  # a third of the start-up time, which few models need
 
-        if self._runs_in_thread:
-            return asyncio.run_coroutine_threadsafe(result, self._loop).result()
-        return self._made_loop().run_until_complete(result)
+        return asyncio.run_coroutine_threadsafe(result, self._running_loop()).result()
 
     def awaited_elsewhere(self, result: Any) -> Any:
-        """As `awaited`, for a thread beside the one that runs batches: its loop may be running, or begin to."""
-        if not isinstance(result, types.CoroutineType) or self._runs_in_thread:
+        """As `awaited`, but in a loop of its own where `execute` is waited for: it may block the other loop."""
+        if not isinstance(result, types.CoroutineType) or self._has_started:
             return self.awaited(result)
         import asyncio
 
@@ -37,12 +40,6 @@ class Coroutines:
     def start(self, coroutine: Any, on_error: Callable[[BaseException], None]) -> None:
         """Runs the coroutine in the loop's thread; `on_error` is called there if it raises."""
         import asyncio
-        import threading
-
-        loop = self._made_loop()
-        if not self._runs_in_thread:
-            self._runs_in_thread = True
-            threading.Thread(target=self._run_loop, name="event loop", daemon=True).start()
 
         async def run() -> None:
             try:
@@ -50,21 +47,27 @@ class Coroutines:
             except BaseException as error:  # noqa: BLE001  # user code
                 on_error(error)
 
-        future = asyncio.run_coroutine_threadsafe(run(), loop)
+        self._has_started = True
+        future = asyncio.run_coroutine_threadsafe(run(), self._running_loop())
         self._running.add(future)
         future.add_done_callback(self._running.discard)
 
+    def _running_loop(self) -> Any:
+        import asyncio
+
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._run_loop, name="event loop", daemon=True).start()
+        return self._loop
+
     def _run_loop(self) -> None:
+        import asyncio
+
+        asyncio.set_event_loop(self._loop)
         while True:
             try:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt):
                 # A task of the model's has asked for its end: whoever awaits it hears of that, the others go on.
                 traceback.print_exc()
-
-    def _made_loop(self) -> Any:
-        if self._loop is None:
-            import asyncio
-
-            self._loop = asyncio.new_event_loop()
-        return self._loop

@@ -184,8 +184,15 @@ class InferenceRequest:
         if self._channel is None:
             raise TritonModelException("a request made by a model has no response sender")
         if self._sender is None:
+            self._channel.start_reporting_drops()
             self._sender = InferenceResponseSender(self._channel, self._place, self._outputs)
         return self._sender
+
+    def __del__(self) -> None:
+        # A decoupled model need not have taken the sender: without it nobody can answer the request any more.
+        channel = getattr(self, "_channel", None)
+        if channel is not None and channel.is_decoupled and self._sender is None:
+            channel.drop(self._place)
 
     def has_sender(self) -> bool:
         """Whether somebody has the response sender, and may have used it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from queue import SimpleQueue
 from typing import Any
 
 from _weir_channel import INLINE_LIMIT, Channel, Kind
@@ -52,7 +53,32 @@ class ResponseChannel:
         self._channel = channel
         self._packer = ResponsePacker(memory)
         self._lock = threading.Lock()
+        self._dropped: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._reports_drops = False
         self.is_decoupled = False
+
+    def start_reporting_drops(self) -> None:
+        """From now on a thread reports to the worker what `drop` is called with."""
+        with self._lock:
+            if self._reports_drops:
+                return
+            self._reports_drops = True
+        threading.Thread(target=self._report_drops, name="dropped requests", daemon=True).start()
+
+    def drop(self, place: tuple[int, int]) -> None:
+        """The model has dropped the request at `place` without a final response: the worker ends it with an error.
+
+        For finalizers, which run in any thread at any time, also while that thread holds the lock: this never blocks.
+        """
+        self._dropped.put(place)
+
+    def _report_drops(self) -> None:
+        while True:
+            place = self._dropped.get()
+            try:
+                self.ask(Kind.DROPPED, *place)
+            except TritonModelException:
+                return  # the worker is gone, and this process will end
 
     def ask(self, kind: Kind, *arguments: Any) -> Any:
         """The worker's answer. Raises TritonModelException when it says that it can't, or is gone."""
@@ -99,6 +125,11 @@ class InferenceResponseSender:
         self.wanted = wanted
         self._responses = 0
         self._is_closed = False
+
+    def __del__(self) -> None:
+        # Neither `execute` nor a thread of the model can answer the request any more.
+        if not self.has_ended():
+            self._channel.drop(self.place)
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
         """Sends a response, or with TRITONSERVER_RESPONSE_COMPLETE_FINAL the last one, or that alone.

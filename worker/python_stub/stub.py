@@ -145,6 +145,8 @@ class Stub:
         """Whether the model has an `is_ready`."""
         config = json.loads(arguments.get("model_config") or "{}")
         self._responses.is_decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
+        if self._responses.is_decoupled:
+            self._responses.start_reporting_drops()
         self._instance_name = self._metrics.instance = arguments.get("model_instance_name", "")
         self._output_names = [output["name"] for output in config.get("output", ())]
         model = self._load()()
@@ -204,15 +206,16 @@ class Stub:
                 answers[place] = (pb_utils.TritonError.INTERNAL, message)
         if requests:
             try:
+                # The model gets a list of its own, which it may change.
                 if self._responses.is_decoupled:
-                    for place, answer in zip(places, self._run_decoupled(run, requests), strict=True):
-                        answers[place] = answer
+                    returned = self._run_decoupled(run, requests)
                 else:
-                    for place, answer in zip(places, self._run(requests), strict=True):
-                        answers[place] = answer
+                    returned = self._run(requests)
             except BaseException:
                 _close(requests)
                 raise
+            for place, answer in zip(places, returned, strict=True):
+                answers[place] = answer
         return answers
 
     def _request(self, row: tuple[Any, ...], place: tuple[int, int]) -> pb_utils.InferenceRequest:
@@ -226,10 +229,9 @@ class Stub:
         wanted = outputs or self._output_names
         return pb_utils.InferenceRequest.received(*facts, wanted, tensors, self._responses, place)
 
-    def _run(self, requests: list[pb_utils.InferenceRequest]) -> list[Any]:
+    def _run(self, asked: list[pb_utils.InferenceRequest]) -> list[Any]:
         """The packed answer to each request; None where its response sender has sent it, or will."""
-        asked = list(requests)  # the model may change its list
-        returned = self._coroutines.awaited(self._model.execute(requests))
+        returned = self._coroutines.awaited(self._model.execute(list(asked)))
         responses = [None] * len(asked) if returned is None else returned
         if not isinstance(responses, list):
             raise _ModelFault(f"Expected a list in the execute return, found type '{type(responses)}'.")
@@ -263,10 +265,9 @@ class Stub:
                 answers.append((pb_utils.TritonError.INTERNAL, "expected a single response, got 0"))
         return answers
 
-    def _run_decoupled(self, run: int, requests: list[pb_utils.InferenceRequest]) -> list[Any]:
+    def _run_decoupled(self, run: int, asked: list[pb_utils.InferenceRequest]) -> list[Any]:
         """RESCHEDULED for each request that is to run again; None for the others, which their senders answer."""
-        asked = list(requests)
-        returned = self._model.execute(requests)
+        returned = self._model.execute(list(asked))
         if isinstance(returned, types.CoroutineType):
             self._coroutines.start(returned, lambda error: self._run_failed(run, asked, error))
         elif returned is not None:
