@@ -137,7 +137,9 @@ class ResponseReader:
         if not 0 <= position < run.size:
             raise ValueError(f"there is no request {position}")
         if kind == Kind.DROPPED:
-            self._respond(run, number, position, PythonResponse(error=self._failure(DROPPED), raised=True), is_final=True)
+            self._respond(
+                run, number, position, PythonResponse(error=self._failure(DROPPED), raised=True), is_final=True
+            )
             return None
         if kind == Kind.IS_CANCELLED:
             return run.sink.is_cancelled(position)

@@ -9,6 +9,7 @@ anybody sees them, so they are the model's own.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import count
 from queue import SimpleQueue
@@ -138,8 +139,10 @@ class Calls:
                     self._answer(number, *arguments)
                 elif (answers := self._asked.get(number)) is not None:
                     answers.put((kind, *arguments))
-        except (EOFError, OSError, TritonModelException):
+        except (EOFError, OSError):
             pass  # the worker has ended, and this process will
+        except BaseException:  # noqa: BLE001  # whoever waits would wait for ever
+            traceback.print_exc()
         with self._sending:
             self._is_lost = True
         for answers in list(self._asked.values()):
@@ -153,10 +156,14 @@ class Calls:
 
     def _answer(self, number: int, packed: tuple[Any, Any], is_final: bool) -> None:
         first, second = packed
-        if isinstance(first, int):
-            response = InferenceResponse(error=TritonError(second, first))
-        else:
-            response = self._response(first, second, number in self._listeners)
+        try:
+            if isinstance(first, int):
+                response = InferenceResponse(error=TritonError(second, first))
+            else:
+                response = self._response(first, second, number in self._listeners)
+        except Exception as error:  # noqa: BLE001  # this call fails, the others go on
+            traceback.print_exc()
+            response = InferenceResponse(error=TritonError(f"the response can't be read: {error}"))
         on_response = self._listeners.pop(number, None) if is_final else self._listeners.get(number)
         if on_response is not None:
             on_response(response, is_final)
@@ -177,7 +184,7 @@ class Calls:
             outputs.append(Tensor.received(name, datatype, shape, content))
         if read:
             self._send(Kind.RELEASE, read)
-        return InferenceResponse(error=failure) if failure else InferenceResponse(outputs, parameters=parameters)
+        return InferenceResponse(error=failure) if failure else InferenceResponse.received(outputs, parameters)
 
 
 def _packed(tensors: Sequence[Tensor], contents: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -65,9 +65,19 @@ class _Writable:
         return interface | {"data": (interface["data"][0], False)}
 
 
-def export_array(array: np.ndarray, datatype: str) -> Any:
-    """A capsule over `array`, whose elements are of the wire type `datatype`."""
-    capsule = array.__dlpack__()
+class _Owned:
+    """The memory of an array that belongs to `owner`: an array made of this holds a reference to the owner."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, array: np.ndarray, owner: object) -> None:
+        self.__array_interface__ = array.__array_interface__
+        self._owner = owner
+
+
+def export_array(array: np.ndarray, datatype: str, owner: object) -> Any:
+    """A capsule over `array`, whose elements are of the wire type `datatype`; it holds a reference to `owner`."""
+    capsule = np.asarray(_Owned(array, owner)).__dlpack__()
     if datatype == "BF16":
         _described(capsule).code = _BFLOAT
     return capsule

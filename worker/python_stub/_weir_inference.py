@@ -25,7 +25,8 @@ class InferenceRequest:
     """A request handed to a model's `execute`, or one that a model makes for another model.
 
     `requested_output_names` empty are all outputs, `model_version` -1 the latest, `timeout` microseconds. The responses'
-    tensors lie in host memory whatever memory is preferred. With `trace=request.trace()` the asked model's request
+    tensors lie in host memory whatever memory is preferred. Names and ids may be `bytes` too, as elements of BYTES tensors
+    are. With `trace=request.trace()` the asked model's request
     continues the trace. Raises TypeError for arguments of other types, TritonModelException for a correlation id that is
     neither int nor str and for parameters that are not bool, int or str.
     """
@@ -62,11 +63,14 @@ class InferenceRequest:
         parameters: Parameters | None = None,
     ) -> None:
         trace = InferenceTrace() if trace is None else trace
+        request_id, model_name = _text(request_id), _text(model_name)
+        if isinstance(requested_output_names, (Sequence, Set)):
+            requested_output_names = [_text(name) for name in requested_output_names]
         if not (
             isinstance(request_id, str)
             and isinstance(inputs, Sequence)
             and all(tensor is None or isinstance(tensor, Tensor) for tensor in inputs)
-            and isinstance(requested_output_names, (Sequence, Set))
+            and isinstance(requested_output_names, list)
             and all(isinstance(name, str) for name in requested_output_names)
             and isinstance(model_name, str)
             and isinstance(model_version, int)
@@ -89,7 +93,7 @@ class InferenceRequest:
             raise TritonModelException(
                 f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be empty."
             )
-        check_parameters(parameters, (bool, int, str))
+        check_parameters(parameters)
         self._id = request_id
         self._correlation_id = correlation_id
         self._inputs = list(inputs)
@@ -275,6 +279,16 @@ class InferenceRequest:
             self._trace.get_context() or "",
         )
         return current_calls().start(facts, self._inputs, is_decoupled, on_response)
+
+
+def _text(value: Any) -> Any:
+    """`bytes` as text, where they are UTF-8; anything else as it is."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    return value
 
 
 def _is_number(value: Any, bits: int) -> bool:

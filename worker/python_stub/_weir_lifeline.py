@@ -60,9 +60,14 @@ class Lifeline:
 
     def _answer(self) -> None:
         while True:
-            (number,) = QUESTION.unpack(self._questions.get())
+            questions = [self._questions.get()]
             is_ready = self._is_ready is not None and self._is_ready()
+            # The worker has given the first one up where others have come meanwhile: a model that takes longer than
+            # it may is as ready for those as it says now. Asking it anew each time, it would never be ready.
+            while not self._questions.empty():
+                questions.append(self._questions.get())
             try:
-                self._end.send(ANSWER.pack(number, is_ready))
+                for question in questions:
+                    self._end.send(ANSWER.pack(*QUESTION.unpack(question), is_ready))
             except OSError:
                 return  # the worker is gone, which the other thread sees too

@@ -15,7 +15,7 @@ Parameters = dict[str, Any]
 class InferenceResponse:
     """A model's answer to one request: output tensors, or an error, beside which outputs are ignored.
 
-    `parameters` are given to the client: bool, int, float or str values. Raises TypeError for arguments of other types,
+    `parameters` are given to the client: bool, int or str values. Raises TypeError for arguments of other types,
     TritonModelException for parameters of others and for None among the outputs.
     """
 
@@ -40,10 +40,17 @@ class InferenceResponse:
         outputs = [] if output_tensors is None else list(output_tensors)
         if None in outputs:
             raise TritonModelException("Output tensor for inference response should not be empty.")
-        check_parameters(parameters, (bool, int, float, str))
+        check_parameters(parameters)
         self._outputs = outputs
         self._error = error
         self._parameters = parameters
+
+    @classmethod
+    def received(cls, outputs: list[Tensor], parameters: Parameters | None) -> InferenceResponse:
+        """The response of another model as it came, whose parameters may be floats too."""
+        response = cls(outputs)
+        response._parameters = parameters
+        return response
 
     def output_tensors(self) -> list[Tensor]:
         """The output tensors."""
@@ -70,13 +77,14 @@ class InferenceResponse:
         return self._parameters
 
 
-def check_parameters(parameters: Parameters | None, types: tuple[type, ...]) -> None:
-    """Raises TritonModelException for what is no dictionary, keys that are not str, values of other types than these."""
+def check_parameters(parameters: Parameters | None) -> None:
+    """Raises TritonModelException for what is no dictionary of bool, int (of 64 bits) and str values by str keys."""
     if parameters is not None and not isinstance(parameters, dict):
-        raise TritonModelException(f"Expect parameters to have type dict, found type {type(parameters)}")
+        raise TritonModelException(f"Expect parameters to have type dict, got {type(parameters)}")
     for key, value in (parameters or {}).items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
-        if not isinstance(value, types):
-            names = "/".join(known.__name__ for known in types)
-            raise TritonModelException(f"Expect parameters values to have type {names}, found type {type(value)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+            raise TritonModelException(f"Expect parameters values of type int to have 64 bits, found {value}")

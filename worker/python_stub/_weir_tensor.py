@@ -18,8 +18,8 @@ class Tensor:
     """A tensor made by a model from a numpy array, or received as an input.
 
     Arrays of received tensors are the model's own: writable, and valid as long as the model keeps them. BYTES tensors
-    are object arrays of `bytes`. BF16 has no numpy type: its arrays hold the 16 bits of each element as uint16, and
-    `to_dlpack` / `from_dlpack` exchange it with frameworks that know it.
+    are object arrays of `bytes`. BF16 has no numpy type: `to_dlpack` and `from_dlpack` exchange it with frameworks that
+    know it.
 
     Raises TritonModelException for an empty name or a type Triton has not, TypeError for what is no array.
     """
@@ -89,8 +89,16 @@ class Tensor:
     def as_numpy(self) -> np.ndarray:
         """The content as an array, the same one at every call.
 
-        Raises ValueError for a received tensor whose content does not fill its shape.
+        Raises ValueError for a received tensor whose content does not fill its shape, TritonModelException for BF16.
         """
+        if self._datatype == "BF16":
+            raise TritonModelException(
+                "Tensor dtype is BF16 and cannot be converted to numpy. Use to_dlpack() and from_dlpack() instead."
+            )
+        return self._elements()
+
+    def _elements(self) -> np.ndarray:
+        """As `as_numpy`; the elements of BF16 are their 16 bits."""
         if self._array is None:
             self._array = self._decode()
             self._content = b""
@@ -112,7 +120,7 @@ class Tensor:
         """
         if self._array is None and self._datatype == "BYTES":
             return self._content
-        array = self.as_numpy()
+        array = self._elements()
         if self._datatype == "BYTES":
             return serialize_byte_tensor(array)
         if not array.dtype.isnative:
@@ -125,7 +133,7 @@ class Tensor:
         """A DLPack capsule over the content, to be consumed once by another framework."""
         if self._datatype == "BYTES":
             raise TritonModelException("DLPack does not have support for string tensors.")
-        return export_array(self.as_numpy(), self._datatype)
+        return export_array(self._elements(), self._datatype, self)
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         """As `to_dlpack`; `stream` is of no meaning for host memory."""

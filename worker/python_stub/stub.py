@@ -292,7 +292,9 @@ def _close(requests: list[pb_utils.InferenceRequest]) -> None:
 
 def main() -> None:
     """Serves one model until told to stop."""
-    fds = [int(argument) for argument in sys.argv[1:11]]
+    # A model sees the arguments of an interpreter that is embedded in a server: none.
+    arguments, sys.argv = sys.argv[1:], [""]
+    fds = [int(argument) for argument in arguments[:10]]
     channel_fd, lifeline_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, *memories = fds
     calls_fd, metrics_fd, _ = memories
     lifeline = Lifeline(socket.socket(fileno=lifeline_fd))
@@ -314,7 +316,7 @@ def main() -> None:
     calls = Calls.current = Calls(call_channel, MemoryWriter(calls_fd))
     metrics = Metrics.current = Metrics(calls, metrics_fd)
     Stub(
-        sys.argv[11:14], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, metrics, lifeline
+        arguments[10:13], channel, InputMemory(inputs_fd), MemoryWriter(outputs_fd), responses, metrics, lifeline
     ).serve()
 
 

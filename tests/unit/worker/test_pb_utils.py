@@ -144,7 +144,25 @@ class TestDlpack:
         ml_dtypes = pytest.importorskip("ml_dtypes")
         tensor = pb_utils.Tensor("A", np.array([1.0, -2.0], ml_dtypes.bfloat16))
         assert tensor.datatype() == "BF16"
-        assert tensor.as_numpy().tolist() == [0x3F80, 0xC000]
+        assert bytes(tensor.content(0)) == np.array([0x3F80, 0xC000], np.uint16).tobytes()
+
+    def test_bf16_has_no_numpy_array(self) -> None:
+        received = pb_utils.Tensor.received("A", "BF16", (2,), bytes(4))
+        for tensor in (received, pb_utils.Tensor.from_dlpack("B", received.to_dlpack())):
+            with pytest.raises(pb_utils.TritonModelException, match="BF16 and cannot be converted to numpy"):
+                tensor.as_numpy()
+
+    def test_a_capsule_holds_a_reference_to_its_tensor(self) -> None:
+        tensor = pb_utils.Tensor.received("A", "FP32", (2,), np.array([1, 2], np.float32).tobytes())
+        before = sys.getrefcount(tensor)
+        capsule = tensor.to_dlpack()
+        assert sys.getrefcount(tensor) == before + 1
+        array = np.from_dlpack(tensor)
+        assert sys.getrefcount(tensor) == before + 2
+        del capsule
+        assert sys.getrefcount(tensor) == before + 1
+        del tensor
+        assert array.tolist() == [1, 2]
 
     def test_refusals(self) -> None:
         with pytest.raises(pb_utils.TritonModelException, match="not contiguous"):
@@ -207,8 +225,14 @@ class TestMessages:
             pb_utils.InferenceResponse([None])
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
             pb_utils.InferenceResponse(error="no")
-        with pytest.raises(pb_utils.TritonModelException):
-            pb_utils.InferenceResponse(parameters={"a": [1]})
+        for value in ([1], None, 1.5):
+            text = f"Expect parameters values to have type bool/int/str, found type {type(value)}"
+            with pytest.raises(pb_utils.TritonModelException, match=text):
+                pb_utils.InferenceResponse(parameters={"a": value})
+        with pytest.raises(pb_utils.TritonModelException, match=", got <class 'list'>"):
+            pb_utils.InferenceResponse(parameters=[])
+        with pytest.raises(pb_utils.TritonModelException, match="64 bits, found 18446744073709551616"):
+            pb_utils.InferenceResponse(parameters={"a": 1 << 64})
         with pytest.raises(pb_utils.TritonModelException, match="keys"):
             pb_utils.InferenceResponse(parameters={1: "a"})
         for arguments in (("no", 99), ("no", "b"), (5,)):
@@ -225,6 +249,14 @@ class TestRequestsOfModels:
     def test_names_of_outputs_count_once(self) -> None:
         request = pb_utils.InferenceRequest(requested_output_names=["B", "A", "B"])
         assert request.requested_output_names() == ["B", "A"]
+
+    def test_names_may_be_elements_of_a_bytes_tensor(self) -> None:
+        request = pb_utils.InferenceRequest(b"id", model_name=b"m", requested_output_names=[b"A", "B"])
+        assert request.request_id() == "id"
+        assert request.model_name == "m"
+        assert request.requested_output_names() == ["A", "B"]
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            pb_utils.InferenceRequest(model_name=b"\xff")
 
     @pytest.mark.parametrize(
         "wrong",
@@ -255,7 +287,7 @@ class TestRequestsOfModels:
                 "Expect parameters values to have type bool/int/str, found type <class 'float'>",
             ),
             ({"parameters": {1: 1}}, "Expect parameters keys to have type str, found type <class 'int'>"),
-            ({"parameters": [1]}, "Expect parameters to have type dict, found type <class 'list'>"),
+            ({"parameters": [1]}, "Expect parameters to have type dict, got <class 'list'>"),
             (
                 {"inputs": [None], "model_name": "m", "request_id": "r"},
                 "Input tensor for request with id 'r' and model name 'm' should not be empty.",

@@ -103,7 +103,7 @@ class TestRequests:
     def test_what_can_not_be_sent_raises_and_harms_nothing(self, models: Models, asked: AskedModels) -> None:
         asked.react = lambda question: answer(question, outputs())
         source = asking("""
-            try: asks("m", parameters={"p": 1 << 70}).exec()
+            try: asks("m", model_version=1 << 70).exec()
             except pb_utils.TritonModelException as error: told = str(error)
             return [text(told, asks("m").exec().has_error())]
         """)

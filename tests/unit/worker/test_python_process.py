@@ -199,6 +199,15 @@ class TestRequests:
             first, second = process.execute([PythonRequest(), PythonRequest()])
         assert (first.parameters, second.parameters) == ({"a": 1, "b": "x"}, None)
 
+    def test_a_model_sees_no_arguments(self, models: Models) -> None:
+        with models.running(
+            execute_body("""
+            return [pb_utils.InferenceResponse([pb_utils.Tensor("A", np.array(sys.argv, dtype=object))])]
+        """)
+        ) as process:
+            response = only(process.execute([PythonRequest()]))
+        assert response.outputs[0].to_numpy().tolist() == [b""]
+
     def test_async_execute_keeps_its_loop(self, models: Models) -> None:
         with models.running("""
             import asyncio

@@ -59,6 +59,29 @@ def test_a_model_that_hangs_when_asked_is_not_ready_and_runs_on(models: Models) 
         assert asyncio.run(process.probe.ask()) is True
 
 
+def test_a_late_answer_is_for_those_who_asked_meanwhile(models: Models) -> None:
+    """Else a model that takes longer than it may would never be ready."""
+    source = """
+        import gc, time
+
+        class TritonPythonModel:
+            calls = 0
+
+            def is_ready(self):
+                self.calls += 1
+                lifeline = next(known for known in gc.get_objects() if type(known).__name__ == "Lifeline")
+                while lifeline._questions.empty():
+                    time.sleep(0.005)
+                return self.calls == 1
+
+            def execute(self, requests): pass
+    """
+    with models.running(source) as process:
+        assert process.probe is not None
+        assert asyncio.run(process.probe.ask(0.2)) is False
+        assert asyncio.run(process.probe.ask()) is True
+
+
 @pytest.mark.parametrize("method", ["def is_ready(self): return True", "async def is_ready(self): return True"])
 @pytest.mark.parametrize("execute", ["def execute", "async def execute"])
 def test_a_model_is_asked_while_it_executes(models: Models, method: str, execute: str, tmp_path: Path) -> None:
