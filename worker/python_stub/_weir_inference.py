@@ -233,17 +233,16 @@ class InferenceRequest:
         return answered.get()
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """As `exec`, as an awaitable; cancelling it gives the request up.
+        """As `exec`, as an awaitable; cancelling it gives the request up. With `decoupled` it waits for the first response.
 
         To be called in a coroutine: raises RuntimeError where no event loop runs.
         """
         import asyncio  # a third of the start-up time, which few models need
 
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
         if decoupled:
-            future.set_result(self._started_iterator())
-            return future
+            return loop.create_task(self._started_iterator().begun())
+        future = loop.create_future()
 
         def settle(response: InferenceResponse) -> None:
             if not future.done():

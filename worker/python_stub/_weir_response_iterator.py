@@ -67,20 +67,40 @@ class ResponseIterator:
         return self.__iter__()
 
     async def __anext__(self) -> InferenceResponse:
-        import asyncio
-
         while True:
             with self._changed:
                 response = self._taken()
                 if response is None:
-                    loop = asyncio.get_running_loop()
-                    woken = loop.create_future()
-                    self._sleepers.append((loop, woken))
+                    woken = self._sleeper()
             if isinstance(response, InferenceResponse):
                 return response
             if response is not None:
                 raise StopAsyncIteration
             await woken
+
+    async def begun(self) -> ResponseIterator:
+        """Returns the iterator once the first response is there: a model may then read it without `await`, as in Triton.
+
+        Its event loop runs others until then. Cancelling it gives the request up.
+        """
+        with self._changed:
+            woken = None if self._unread or self._is_complete else self._sleeper()
+        if woken is not None:
+            try:
+                await woken
+            except BaseException:
+                self.cancel()
+                raise
+        return self
+
+    def _sleeper(self) -> Any:
+        """A future of the running loop, which is done after the next response; under the lock."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+        self._sleepers.append((loop, woken))
+        return woken
 
     def cancel(self) -> None:
         """Gives the request up: the model it was sent to is told, and after what has come the iteration ends."""

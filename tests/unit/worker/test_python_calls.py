@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from asked_models import AskedModels, Question, answer, asked, outputs
 from python_models import Models, execute_body, numbers, only
-from python_senders import DECOUPLED, until
+from python_senders import DECOUPLED, Collected, until
 
 from bus.payloads import PayloadArena
 from schemas.errors import ErrorCode, WeirError
@@ -170,6 +170,41 @@ class TestResponses:
         """)
         with models.running(source, calls=asked.calls) as process:
             assert texts(process) == ["[1, 1, 0]", "[1, 1, 0]", "Iteration is done for the responses."]
+
+    def test_streams_that_are_awaited_run_beside_each_other(self, models: Models, asked: AskedModels) -> None:
+        """A model may read them without `await` once they have begun: nobody answers before all four have asked."""
+
+        def react(question: Question) -> None:
+            if len(asked.questions) == 4:
+                for waiting in asked.questions:
+                    answer(waiting, outputs(numbers(1)), None)
+
+        asked.react = react
+        source = asking("""
+            sender = requests[0].get_response_sender()
+            counts = [len(response.output_tensors()) for response in await asks("decoupled").async_exec(decoupled=True)]
+            sender.send(text(*counts), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        """).replace("def execute", "async def execute")
+        with models.running(source, DECOUPLED, calls=asked.calls) as process:
+            sinks = [Collected() for _ in range(4)]
+            for sink in sinks:
+                process.execute([PythonRequest()], sink)
+            until(lambda: all(sink.over for sink in sinks))
+        assert [sink.texts() for sink in sinks] == [["1"]] * 4
+
+    def test_an_awaited_stream_is_given_up_when_its_task_is_cancelled(self, models: Models, asked: AskedModels) -> None:
+        source = asking("""
+            import asyncio
+
+            waiting = asks("decoupled").async_exec(decoupled=True)
+            await asyncio.sleep(0)
+            waiting.cancel()
+            try: await waiting
+            except asyncio.CancelledError: return [text("cancelled")]
+        """).replace("def execute", "async def execute")
+        with models.running(source, calls=asked.calls) as process:
+            assert texts(process) == ["cancelled"]
+            until(lambda: asked.abandoned == asked.questions != [])
 
     def test_a_stream_that_is_cancelled(self, models: Models, asked: AskedModels) -> None:
         asked.react = lambda question: question.on_answer(outputs(), False)
