@@ -23,6 +23,7 @@ from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher
 from bus.connection import Bus
 from bus.headers import header_rows, pack_headers
+from bus.stored_objects import has_object, remove_object
 from bus.subjects import untoken
 from schemas.errors import not_found, unavailable
 from schemas.terminal import Attempt, Outcome, TerminalRecord, unpack_history
@@ -234,20 +235,11 @@ class DeadLetters:
             _check(answer)
 
     async def _has_object(self, name: str) -> bool:
-        try:
-            store = await self._bus.jetstream.object_store(subjects.REQUEST_OBJECTS)
-            await store.get_info(name)
-        except NotFoundError:
-            return False
-        return True
+        return await has_object(self._bus, subjects.REQUEST_OBJECTS, name)
 
     async def _delete_object(self, letter: DeadLetter) -> None:
         if letter.object:
-            try:
-                store = await self._bus.jetstream.object_store(subjects.REQUEST_OBJECTS)
-                await store.delete(letter.object)
-            except NotFoundError:
-                pass  # it has gone before
+            await remove_object(self._bus, subjects.REQUEST_OBJECTS, letter.object)
 
 
 def _check(answer: Mapping[str, object]) -> None:

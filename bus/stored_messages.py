@@ -15,6 +15,7 @@ import orjson
 from bus import durable_subjects as subjects
 from bus.connection import Bus, Message
 from bus.headers import last_header, parse_headers
+from runtime.containment import contained
 
 PATIENCE_S = 5.0
 """How long an answer is waited for."""
@@ -61,7 +62,7 @@ class StoredMessages:
     async def last(self, stream: str, *filters: str) -> StoredMessage | None:
         """The newest message on some subjects, which may have wildcards; None where there is none.
 
-        Raises TimeoutError where the broker doesn't answer in time.
+        Raises TimeoutError where the broker doesn't answer in time, ConnectionError for an answer that can't be read.
         """
         if len(filters) > 1 or "*" in filters[0]:
             return await self._ask(stream, {"multi_last": filters})
@@ -86,10 +87,13 @@ class StoredMessages:
             self._bus.publish(f"$JS.API.DIRECT.GET.{asked.stream}", asked.payload, f"{self._inbox}.{number}")
 
     def _on_answer(self, message: Message) -> None:
-        number = int(message.subject.rpartition(".")[2])
-        asked = self._questions.get(number)
-        if asked is None or asked.answer.done():
-            return
+        number = message.subject.rpartition(".")[2]
+        asked = self._questions.get(int(number)) if number.isascii() and number.isdigit() else None
+        if asked is not None and not asked.answer.done():
+            self._take_answer(asked, int(number), message)
+
+    @contained(on_error="_fail")
+    def _take_answer(self, asked: _Question, number: int, message: Message) -> None:
         if message.status == "503":
             asyncio.get_running_loop().call_later(_RETRY_S, self._send, number)
         elif message.status:  # 404: there is none; 204: that was all
@@ -100,6 +104,10 @@ class StoredMessages:
                 asked.found = found
             if b"multi_last" not in asked.payload[:16]:
                 asked.answer.set_result(found)
+
+    def _fail(self, error: Exception, asked: _Question, _number: int, _message: Message) -> None:
+        if not asked.answer.done():
+            asked.answer.set_exception(ConnectionError(f"JetStream's answer could not be read: {error}"))
 
 
 def stored_message(answer: Message) -> StoredMessage:

@@ -122,7 +122,7 @@ async def _open_doors(
     live_settings = LiveSettings(SharedSettings(bus), tracing, log)
     readiness = Readiness(bus, gateway_id, catalog)
     durable = DurableStore(bus, gateway_id, settings, catalog.knows)
-    later = AsyncRequests(durable, gateway_id, settings)
+    later = AsyncRequests(durable, settings)
     jobs = JobService(bus, gateway_id, inference, catalog, durable, settings)
     doors = Doors(
         catalog=catalog,

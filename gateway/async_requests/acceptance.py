@@ -13,13 +13,12 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 from uuid import uuid4
 
-from nats.js.errors import NotFoundError
-
 from bus import callback_subjects
 from bus import durable_subjects as subjects
 from bus.acked_publisher import StoreAck
 from bus.headers import pack_headers
 from bus.stored_messages import StoredMessages
+from bus.stored_objects import remove_object
 from calls.catalog import ServedModel
 from gateway.async_requests.job_ids import id_of_key, new_id
 from gateway.async_requests.queue_depths import UNREACHABLE, QueueDepths
@@ -187,7 +186,7 @@ class Acceptance:
         with contextlib.suppress(*UNREACHABLE):  # then it goes when its time has come
             there = await self._messages.last(subjects.QUEUE_STREAM, subject)
             if there is None or there.headers.get("weir-object", "") != name:
-                await self._remove_object(name)
+                await remove_object(self._bus, subjects.REQUEST_OBJECTS, name)
 
     async def _put_object(self, name: str, body: bytes) -> None:
         try:
@@ -195,8 +194,3 @@ class Acceptance:
             await store.put(name, body)
         except UNREACHABLE:
             raise no_broker() from None
-
-    async def _remove_object(self, name: str) -> None:
-        store = await self._bus.jetstream.object_store(subjects.REQUEST_OBJECTS)
-        with contextlib.suppress(NotFoundError):  # it is done, and was removed by who did it
-            await store.delete(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.stored_messages import StoredMessages
 from gateway.async_requests.acceptance import Acceptance
 from gateway.async_requests.callback_rules import CallbackRules
 from gateway.async_requests.callbacks import Callbacks
@@ -18,20 +17,17 @@ from schemas.queue_bounds import QueueBounds
 class AsyncRequests:
     """See the module. `durable` is what stores them."""
 
-    def __init__(self, durable: DurableStore, gateway_id: str, settings: GatewaySettings) -> None:
-        messages = StoredMessages(durable.bus, gateway_id)
+    def __init__(self, durable: DurableStore, settings: GatewaySettings) -> None:
         depths = QueueDepths(durable.bus)
-        self._messages = messages
         self.bus = durable.bus
         self.rules = CallbackRules(settings.callback_allow)
         bounds = QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs)
-        self.acceptance = Acceptance(durable, messages, depths, bounds)
-        self.jobs = RequestJobs(durable.bus, durable.publisher, messages, depths)
-        self.callbacks = Callbacks(durable.bus, messages, self.rules)
+        self.acceptance = Acceptance(durable, durable.messages, depths, bounds)
+        self.jobs = RequestJobs(durable.bus, durable.publisher, durable.messages, depths)
+        self.callbacks = Callbacks(durable.bus, durable.messages, self.rules)
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Ready to accept; posts answers to callback URLs from now on, where any are allowed."""
-        await self._messages.start()
         await self.callbacks.start(background)
 
     def stop(self) -> None:

@@ -19,7 +19,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 from bus import callback_subjects, durable_subjects
 from bus.connection import Bus
 from bus.stored_messages import StoredMessages
-from bus.stored_objects import StoredObject
+from bus.stored_objects import DamagedObject, StoredObject
 from bus.streams import ensure_stream
 from gateway.async_requests.callback_rules import CallbackRules, CallbackUrl
 from gateway.async_requests.queue_depths import UNREACHABLE
@@ -178,9 +178,11 @@ class Callbacks:
                 found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, name)
                 if found is None:
                     return False
-                body = b"".join([chunk async for chunk in found.chunks()])
+                body = await found.read()
             async with asyncio.timeout(POST_PATIENCE_S):
                 status = await post(url, headers, body)
+        except DamagedObject:
+            return False
         except (OSError, TimeoutError, EOFError, ValueError) as error:
             logger.debug("callback to %s: %s", url.authority, error)
             return None

@@ -7,24 +7,22 @@ lies in QUEUE, on a subject of its own. To cancel is to write the terminal recor
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 
 import orjson
-from nats.js.errors import NotFoundError
 
 from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher, StoreAck
 from bus.connection import Bus, Message
 from bus.headers import pack_headers
 from bus.stored_messages import StoredMessages
-from bus.stored_objects import StoredObject
+from bus.stored_objects import DamagedObject, StoredObject, remove_object
 from gateway.async_requests.acceptance import DELETED, STORE_PATIENCE_S
 from gateway.async_requests.job_state import JobState, JobStatus
 from gateway.async_requests.queue_depths import UNREACHABLE, QueueDepths
 from gateway.async_requests.refusals import gone, no_broker, no_job, not_done
-from schemas.errors import ErrorCode, WeirError, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, unavailable
 from schemas.kserve_response import error_body
 from schemas.terminal import Outcome, TerminalRecord
 
@@ -118,6 +116,8 @@ class RequestJobs:
             found = await StoredObject.find(self._messages, subjects.RESULT_OBJECTS, name)
         except UNREACHABLE:
             raise no_broker() from None
+        except DamagedObject as error:
+            raise internal(f"the result of job '{state.id}' can't be read: {error}") from error
         if found is None:
             raise gone(f"the result of job '{state.id}' is not kept any more")
         return found
@@ -212,9 +212,7 @@ class RequestJobs:
                 await self._store(subject, b"", [*headers, (DELETED, "true")])
             name = "" if state.message is None else state.message.headers.get("weir-object", "")
             if name:
-                store = await self._bus.jetstream.object_store(subjects.RESULT_OBJECTS)
-                with contextlib.suppress(NotFoundError):
-                    await store.delete(name)
+                await remove_object(self._bus, subjects.RESULT_OBJECTS, name)
         except UNREACHABLE:
             raise no_broker() from None
 

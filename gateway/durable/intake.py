@@ -61,7 +61,7 @@ class DurableIntake:
         self._catalog = doors.catalog
         self._api = JetStreamApi(store.bus, f"{subjects.durable_inbox(gateway_id)}.api")
         self._consumers = QueueConsumers(store.bus)
-        self._objects = ObjectBodies(store.bus, doors.limits.input_size)
+        self._objects = ObjectBodies(store.bus, store.messages, doors.limits.input_size)
         self._recorder = Recorder(store.bus, store.publisher, self._api, self._objects, store.counters)
         self._parts = IntakeParts(
             bus=store.bus,

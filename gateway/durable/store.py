@@ -10,6 +10,7 @@ from bus.connection import Bus
 from bus.durability import DurabilityCheck
 from bus.durable_streams import QueueLimits
 from bus.leases import Leases
+from bus.stored_messages import StoredMessages
 from bus.stream_guard import StreamGuard
 from gateway.durable.backlog import Backlog
 from gateway.durable.counters import DurableCounters
@@ -35,6 +36,7 @@ class DurableStore:
         self.counters = DurableCounters(is_known)
         self.backlog = Backlog(bus, self.counters)
         self.publisher = AckedPublisher(bus, gateway_id)
+        self.messages = StoredMessages(bus, gateway_id)
         self.leases = Leases(bus, self.publisher, gateway_id)
 
     async def start(self, background: asyncio.TaskGroup) -> None:
@@ -46,6 +48,7 @@ class DurableStore:
         await self.durability.start()
         await self.leases.start(background)
         await self.publisher.start(background)
+        await self.messages.start()
 
     def stop(self) -> None:
         """Gives up all leases."""

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from bus.stored_objects import DamagedObject
 from gateway.async_requests.async_requests import AsyncRequests
 from gateway.async_requests.job_state import JobState
 from gateway.async_requests.preferences import Preferences, read_preferences, wants_answer_later
@@ -127,7 +128,7 @@ async def _chunks(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     try:
         async for chunk in chunks:
             yield chunk
-    except (EOFError, TimeoutError) as error:
+    except (EOFError, DamagedObject, ConnectionError, TimeoutError) as error:
         # What was sent can't be taken back: the connection ends before the length that was told.
         logger.warning("the result of a job could not be sent to its end: %s", error)
         raise

@@ -1,8 +1,11 @@
 """Durable requests of producers, from stream QUEUE to their terminal records."""
 
 import asyncio
+import base64
+import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -144,6 +147,40 @@ async def test_bodies_in_the_object_store(durable: Server) -> None:
         missing, body = await to.ask("event.fast", b"", Nats_Msg_Id="big-2", Weir_Object="nowhere")
         assert missing["Weir-Outcome"] == "dead-lettered"
         assert b"nowhere" in body
+
+
+def _lies(described: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Descriptions of an object that a client has changed: (what was changed, the description)."""
+    for name in ("digest", "size", "chunks", "nuid"):
+        yield f"without-{name}", json.dumps({key: value for key, value in described.items() if key != name}).encode()
+        yield f"odd-{name}", json.dumps({**described, name: "x"}).encode()
+    yield "too-small", json.dumps({**described, "size": 10}).encode()
+    yield "link", json.dumps({**described, "options": {"link": {"bucket": "models", "name": "x"}}}).encode()
+    yield "odd-options", json.dumps({**described, "options": "x"}).encode()
+    yield "a-list", b"[1]"
+    yield "not-text", b"\xff\xfe"
+
+
+async def test_an_object_that_can_not_be_read_ends_its_request_and_nothing_else(durable: Server) -> None:
+    pid = durable.pids()["gateway"]
+    async with producer(durable.nats_url) as to:
+        store = await to.jetstream.object_store("requests")
+        info = await store.put("template", int64_body(5))
+        described = json.loads(json.dumps(info.as_dict()))
+        names: dict[str, bytes] = dict(_lies(described))
+        for name, data in names.items():
+            subject = f"$O.requests.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+            await to.jetstream.publish(subject, data)
+            await to.send("event.fast", b"", Nats_Msg_Id=f"lie-{name}", Weir_Object=name)
+        headers, _ = await to.ask("event.fast", int64_body(6), Nats_Msg_Id="beside-lies")
+        assert headers["Weir-Outcome"] == "succeeded"
+        outcomes = {name: (await to.record("fast", f"lie-{name}"))[0]["Weir-Outcome"] for name in names}
+        harmless = ("without-chunks", "odd-chunks", "odd-options")
+        dead = {name for name in names if not name.startswith(harmless)}
+        assert {name for name, outcome in outcomes.items() if outcome == "dead-lettered"} >= dead, outcomes
+        _, body = await to.record("fast", "lie-too-small")
+        assert b"longer than the 10 bytes" in body
+    assert durable.pids()["gateway"] == pid
 
 
 async def send_many(to: Producer, ids: range, model: str = "fast") -> None:

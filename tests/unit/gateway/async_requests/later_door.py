@@ -207,7 +207,7 @@ async def _serve(
         client = await nats.connect(url)
         chosen = GatewaySettings(nats_url=url, **settings)
         durable = DurableStore(bus, "door", chosen)
-        later = AsyncRequests(durable, "door", chosen)
+        later = AsyncRequests(durable, chosen)
         await durable.start(background)
         await later.start(background)
         doors: Any = Doors(

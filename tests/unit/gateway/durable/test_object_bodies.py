@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+import base64
+import hashlib
 from typing import Any, cast
 
+import orjson
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServerError
 
 from bus.connection import Bus
+from bus.stored_messages import StoredMessage, StoredMessages
 from gateway.durable import objects
 from gateway.durable.objects import ObjectBodies
-from schemas.errors import WeirError
+from schemas.errors import ErrorCode, WeirError
 
 
 class Broker:
@@ -24,6 +27,7 @@ class Broker:
         self.is_connected = True
         self.failures = 0
         self.stored: dict[str, bytes] = {}
+        self.is_clustered = False
         self.jetstream = self
         self._away = away
         self._error = error
@@ -37,11 +41,17 @@ class Broker:
     async def put(self, name: str, data: bytes) -> None:
         self.stored[name] = data
 
-    async def get_info(self, name: str) -> Any:
-        return SimpleNamespace(size=len(self.stored[name]))
+    async def last(self, _stream: str, _subject: str) -> StoredMessage:
+        if self.failures < self._away:
+            self.failures += 1
+            raise self._error
+        data = self.stored["n"]
+        digest = "SHA-256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+        described = {"nuid": "n", "size": len(data), "digest": digest}
+        return StoredMessage("", 1, 0, {}, b"", orjson.dumps(described))
 
-    async def get(self, name: str, writeinto: Any) -> None:
-        writeinto.write(self.stored[name])
+    async def next(self, _stream: str, _subject: str, _sequence: int) -> StoredMessage:
+        return StoredMessage("", 1, 0, {}, b"", self.stored["n"])
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +63,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put(broker: Broker) -> list[WeirError | None]:
     told: list[WeirError | None] = []
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
         bodies.start(background)
         bodies.put("n", b"answer", told.append)
     return told
@@ -66,7 +76,7 @@ async def test_a_broker_that_is_away_is_waited_for() -> None:
     assert (broker.failures, broker.stored) == (50, {"n": b"answer"})
     broker.failures, got = 0, list[bytes | WeirError]()
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
         bodies.start(background)
         bodies.fetch("n", got.append)
     assert got == [b"answer"]
@@ -82,9 +92,36 @@ async def test_one_that_stops_tells_nothing() -> None:
     broker, told = Broker(1000, NatsTimeoutError()), list[WeirError | None]()
     broker.is_connected = False
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
         bodies.start(background)
         bodies.put("n", b"answer", told.append)
         await asyncio.sleep(0.05)
         bodies.stop()
     assert told == []
+
+
+async def test_what_nobody_foresaw_ends_one_request_and_no_other() -> None:
+    broker = Broker(1, RuntimeError("not foreseen"))
+    broker.stored["n"] = b"answer"
+    got: list[bytes | WeirError] = []
+    async with asyncio.TaskGroup() as background:
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies.start(background)
+        bodies.fetch("first", got.append)
+        bodies.fetch("n", got.append)
+    [error, body] = got
+    assert isinstance(error, WeirError)
+    assert error.code is ErrorCode.INTERNAL
+    assert body == b"answer"
+
+
+async def test_an_object_larger_than_a_body_may_be_is_not_read() -> None:
+    broker, got = Broker(0, RuntimeError()), list[bytes | WeirError]()
+    broker.stored["n"] = bytes(101)
+    async with asyncio.TaskGroup() as background:
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies.start(background)
+        bodies.fetch("n", got.append)
+    [error] = got
+    assert isinstance(error, WeirError)
+    assert error.code is ErrorCode.INVALID_ARG
