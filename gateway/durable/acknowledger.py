@@ -17,6 +17,7 @@ from bus import durable_subjects as subjects
 from bus.connection import Bus
 from bus.jetstream_api import JetStreamApi
 from gateway.durable.ack_line import FLUSH_S, AckLine, DueAcks
+from runtime.containment import contained
 
 _BLOCKED_FLUSH_S = 0.1
 
@@ -24,16 +25,17 @@ _BLOCKED_FLUSH_S = 0.1
 class Acknowledger:
     """See the module. `plain` is the lane's subject for the model; others are below it."""
 
-    def __init__(self, bus: Bus, api: JetStreamApi, plain: str) -> None:
+    def __init__(self, bus: Bus, api: JetStreamApi, plain: str, background: asyncio.TaskGroup) -> None:
         self._bus = bus
+        self._background = background
         self._api = api
         self._plain = plain
         self._lines = {plain: AckLine(), f"{plain}.>": AckLine()}
         self._deeper = self._lines[f"{plain}.>"]
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._purges: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._purges: dict[str, asyncio.Task[None]] = {}
         self._losses = -1  # of the connection, when it began
+        self._is_stopped = False
 
     def __len__(self) -> int:
         """Messages that are done with and not told yet though they can be, and purges under way."""
@@ -73,6 +75,15 @@ class Acknowledger:
             timer.cancel()
         self._timers.clear()
 
+    def stop(self) -> None:
+        """Waits for no purge any more: what the broker has not heard it delivers to the next owner."""
+        self._is_stopped = True
+        for task in self._purges.values():
+            task.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
     @property
     def _may_tell(self) -> bool:
         return self._losses == self._bus.losses
@@ -84,7 +95,7 @@ class Acknowledger:
         return subject if subject == self._plain else f"{self._plain}.>"
 
     def _schedule(self, filter: str, delay_s: float) -> None:
-        if filter not in self._timers:
+        if filter not in self._timers and not self._is_stopped:
             self._timers[filter] = asyncio.get_running_loop().call_later(delay_s, self._flush, filter)
 
     def _flush(self, filter: str, everything: bool = False) -> None:
@@ -101,25 +112,27 @@ class Acknowledger:
         for ack_subject in due.singles:
             self._bus.publish(ack_subject, b"+ACK")
         if due.purge_below:
-            self._purges.add(filter)
-            task = asyncio.get_running_loop().create_task(self._purge(filter, due))
-            self._tasks.add(task)
+            task = self._purges[filter] = self._background.create_task(self._purge(filter, due))
             task.add_done_callback(partial(self._purged, filter))
         elif len(self._lines[filter]):
             self._schedule(filter, _BLOCKED_FLUSH_S)
 
+    @contained(on_error="_purge_failed")
     async def _purge(self, filter: str, due: DueAcks) -> None:
         try:
             await self._api.purge(subjects.QUEUE_STREAM, filter, due.purge_below)
         except APIError:  # it refuses
             for _, ack_subject in due.purged:
                 self._bus.publish(ack_subject, b"+ACK")
-        except (NatsError, OSError, TimeoutError):
-            for sequence, ack_subject in due.purged:
-                self._lines[filter].delivered_again(sequence, ack_subject)  # unless none is ours any more
+        except (NatsError, OSError, TimeoutError) as error:
+            self._purge_failed(error, filter, due)
+
+    def _purge_failed(self, _error: Exception, filter: str, due: DueAcks) -> None:
+        for sequence, ack_subject in due.purged:
+            self._lines[filter].delivered_again(sequence, ack_subject)  # unless none is ours any more
 
     def _purged(self, filter: str, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._purges.discard(filter)
+        if self._purges.get(filter) is task:
+            del self._purges[filter]
         if len(self._lines[filter]):
             self._schedule(filter, FLUSH_S)

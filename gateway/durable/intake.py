@@ -24,6 +24,7 @@ from bus.subjects import token
 from gateway.doors import Doors
 from gateway.durable.fair_queue import tenant_limits, tenant_weights
 from gateway.durable.intake_parts import IntakeParts
+from gateway.durable.lane_intake import LaneIntake
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.owned_model import LANES, OwnedModel
 from gateway.durable.recorder import Recorder
@@ -31,6 +32,7 @@ from gateway.durable.retry_policy import UNKNOWN_PATIENCE_MS, RetryPolicy
 from gateway.durable.store import DurableStore
 from gateway.durable.stray_messages import StrayMessages
 from gateway.settings import GatewaySettings
+from runtime.containment import contained
 from schemas.queue_bounds import QueueBounds
 
 logger = logging.getLogger("weir.gateway")
@@ -112,6 +114,8 @@ class DurableIntake:
             await asyncio.sleep(_STOP_POLL_S)
         if self._task is not None:
             self._task.cancel()
+        for lane in [lane for owned in self._models.values() for lane in owned.lanes.values()]:
+            lane.acks.stop()
         self._recorder.stop()
         self._objects.stop()
 
@@ -131,9 +135,13 @@ class DurableIntake:
         lanes = [lane for owned in self._models.values() for lane in owned.lanes.values()]
         for key in keys:
             for lane in lanes:
-                request = lane.runner.find(key)
-                if request is not None:
-                    request.lost(now_ms, reason)
+                self._note_loss(lane, key, now_ms, reason)
+
+    @contained()
+    def _note_loss(self, lane: LaneIntake, key: int, now_ms: int, reason: str) -> None:
+        request = lane.runner.find(key)
+        if request is not None:
+            request.lost(now_ms, reason)
 
     def _is_busy(self) -> bool:
         if len(self._recorder) or any(owned.running for owned in self._models.values()):
@@ -151,14 +159,18 @@ class DurableIntake:
                 owned.tick(now_s)
             if now_s - swept_s >= SWEEP_INTERVAL_S and self._store.bus.is_connected and not self.is_stopping:
                 swept_s = now_s
-                try:
-                    await self._sweep(now_s)
-                except NotFoundError:
-                    self._store.streams.gone(subjects.QUEUE_STREAM)
-                except (NatsError, OSError, TimeoutError) as error:
-                    logger.debug("the durable queues are not seen: %s: %s", type(error).__name__, error)
+                await self._look_around(now_s)
             await asyncio.sleep(_TICK_S)
 
+    async def _look_around(self, now_s: float) -> None:
+        try:
+            await self._sweep(now_s)
+        except NotFoundError:
+            self._store.streams.gone(subjects.QUEUE_STREAM)
+        except (NatsError, OSError, TimeoutError) as error:
+            logger.debug("the durable queues are not seen: %s: %s", type(error).__name__, error)
+
+    @contained(passes=(NatsError, OSError, TimeoutError))
     async def _sweep(self, now_s: float) -> None:
         await self._find_consumers()
         state = await self._api.stream_state(subjects.QUEUE_STREAM)
@@ -167,18 +179,24 @@ class DurableIntake:
             self._last_state = state
         if self._strays and await self._stray_messages.move(sorted(self._strays)):
             self._strays.clear()
-        for (lane, model), _ in self._found.items():
-            owned = self._models.get(model)
-            if owned is not None and lane in owned.lanes:
-                continue
-            if owned is not None or self._catalog.knows(model):
-                await self._track(lane, model)
-            elif self._is_unknown((lane, model), now_s):
-                await self._track(lane, model, is_unknown=True)
+        for lane, model in self._found:
+            await self._look_at((lane, model), now_s)
         for key in self._unknown_since_s.keys() - self._found.keys():
             del self._unknown_since_s[key]
         for owned in [owned for owned in self._models.values() if owned.is_unknown]:
             await self._mind_unknown(owned, now_s)
+
+    @contained(passes=(NatsError, OSError, TimeoutError))
+    async def _look_at(self, queue: Queue, now_s: float) -> None:
+        """Takes care of a queue in which messages were found."""
+        lane, model = queue
+        owned = self._models.get(model)
+        if owned is not None and lane in owned.lanes:
+            return
+        if owned is not None or self._catalog.knows(model):
+            await self._track(lane, model)
+        elif self._is_unknown(queue, now_s):
+            await self._track(lane, model, is_unknown=True)
 
     async def _find_consumers(self) -> None:
         names = await self._api.consumer_names(subjects.QUEUE_STREAM)
@@ -186,20 +204,20 @@ class DurableIntake:
             del self._known[gone]
         for name in names:
             if name not in self._known:
-                found = await self._consumers.look_up(name)
-                if found is not None and not found.is_unknown:
-                    self._known[name] = found
-                    await self._track(found.lane, found.model)
+                await self._look_up(name)
+
+    @contained(passes=(NatsError, OSError, TimeoutError))
+    async def _look_up(self, name: str) -> None:
+        found = await self._consumers.look_up(name)
+        if found is not None and not found.is_unknown:
+            self._known[name] = found
+            await self._track(found.lane, found.model)
 
     async def _find_messages(self) -> dict[Queue, int]:
         found: dict[Queue, int] = {}
         for filter in _SUBJECTS:
             for subject, messages in (await self._api.subjects(subjects.QUEUE_STREAM, filter)).items():
-                if subjects.canonical(subject) != subject:
-                    self._strays.add(subject)
-                    continue
-                lane, model, _ = subjects.durable_target(subject)
-                found[lane, model] = found.get((lane, model), 0) + messages
+                self._count_messages(found, subject, messages)
         # Each job has a subject of its own, so they are not all listed. Those of a model without a consumer, which only a
         # gateway that died while it took it may leave, come to be the oldest in time.
         job = await self._api.first_subject(subjects.QUEUE_STREAM, subjects.ANY_JOB)
@@ -210,6 +228,14 @@ class DurableIntake:
             found.setdefault((lane, model), 1)
         return found
 
+    @contained()
+    def _count_messages(self, found: dict[Queue, int], subject: str, messages: int) -> None:
+        if subjects.canonical(subject) != subject:
+            self._strays.add(subject)
+            return
+        lane, model, _ = subjects.durable_target(subject)
+        found[lane, model] = found.get((lane, model), 0) + messages
+
     def _is_unknown(self, queue: Queue, now_s: float) -> bool:
         """Whether no worker has had the model for so long that it can't be one that is about to have it."""
         if not self._has_workers():
@@ -218,6 +244,7 @@ class DurableIntake:
         since_s = self._unknown_since_s.setdefault(queue, now_s)
         return now_s - since_s >= UNKNOWN_PATIENCE_MS / 1000
 
+    @contained(passes=(NatsError, OSError, TimeoutError))
     async def _mind_unknown(self, owned: OwnedModel, now_s: float) -> None:
         """Lets go of a model that there isn't, once nothing is left of it; one that there is now is one as any other."""
         if self._catalog.knows(owned.model):
@@ -272,6 +299,7 @@ class DurableIntake:
         for owned in self._models.values():
             owned.take_again()
 
+    @contained()
     def _on_cancelled(self, message: Message) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             told = orjson.loads(message.data)

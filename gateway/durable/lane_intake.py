@@ -6,11 +6,13 @@
                               └────────────────────────────────▶ Recorder ◀─────────────────────────────────────┘
 ```
 
-What is held here is bounded by the pull; all else waits in the stream.
+What is held here is bounded by the pull; all else waits in the stream. Several requests come, begin, expire or end in one
+callback: an exception that nobody foresaw, in the part of one of them, sends that one to DEAD.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import time
 from functools import partial
@@ -31,7 +33,8 @@ from gateway.durable.runner import Runner
 from gateway.durable.sequence_lines import SequenceLines
 from gateway.durable.stalled_requests import StalledRequests
 from gateway.durable.waiting_limits import WaitingLimits
-from schemas.errors import ErrorCode, WeirError, invalid, unavailable
+from runtime.containment import contained
+from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.lanes import Lane
 from schemas.queue_bounds import queue_bounds
 from schemas.requests import SEQUENCE_START
@@ -44,13 +47,16 @@ ROW_BYTES = 64 << 10  # of a body count as much as a request does, when tenants 
 
 SEQUENCE_LOST = "the gateway was lost while it ran a request of sequence {}: start the sequence again"
 
+UNEXPECTED = "unexpected error while the request was handled: see the gateway's log"
+
 _AGE_SCAN_S = 2.0
+_SPARE_DEADLINES = 1024
 
 
 class LaneIntake:
     """See the module. `lane` is `Lane.EVENT` or `Lane.BATCH`. Everything runs in one event loop."""
 
-    def __init__(self, parts: IntakeParts, model: str, lane: Lane) -> None:
+    def __init__(self, parts: IntakeParts, model: str, lane: Lane, background: asyncio.TaskGroup) -> None:
         self.model = model
         self.lane = lane
         self.name = "batch" if lane is Lane.BATCH else "event"
@@ -61,7 +67,7 @@ class LaneIntake:
         self.inbox = f"{subjects.durable_inbox(parts.gateway_id)}.{self._plain_subject}"
         consumer = subjects.durable_consumer(self.name, model)
         self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self._arrived)
-        self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject)
+        self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject, background)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
         self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights)
         self._arrivals = ArrivalLine(self._admit)
@@ -72,7 +78,8 @@ class LaneIntake:
         self._named: dict[str, DurableRequest] = {}
         self._cancelled: dict[str, None] = {}
         self._stalled = StalledRequests()
-        self._deadlines: list[tuple[int, int, DurableRequest]] = []
+        self._deadlines: list[tuple[int, int]] = []
+        """A heap of deadlines and sequences; also of requests that have ended, of which nothing else is kept."""
         self._begun_sequence = 0
         self._is_owner = False
         self._losses = 0  # of the connection, when it began
@@ -145,8 +152,8 @@ class LaneIntake:
             self._wake()
         now_ms = time.time_ns() // 1_000_000
         while self._deadlines and self._deadlines[0][0] <= now_ms:
-            request = heapq.heappop(self._deadlines)[2]
-            if request.stage in (Stage.WAITING, Stage.BACKING_OFF):
+            request = self._held.get(heapq.heappop(self._deadlines)[1])
+            if request is not None and request.stage in (Stage.WAITING, Stage.BACKING_OFF):
                 self._expire(request, now_ms)
         if self._is_owner:
             self._stalled.try_again(self._enter)
@@ -185,6 +192,12 @@ class LaneIntake:
         version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
         request = DurableRequest(message, delivery, self.lane, self.model, version, self._on_ended)
         self._held[delivery.sequence] = request
+        self._take_in(request)
+
+    @contained(on_error="_end_broken")
+    def _take_in(self, request: DurableRequest) -> None:
+        """A message that was delivered to this owner for the first time."""
+        message, delivery = request.message, request.delivery
         request.maybe_begun = delivery.sequence <= self._begun_sequence or delivery.deliveries > 1
         if request.maybe_begun:
             self._parts.counters.redeliver(self.model)
@@ -220,6 +233,7 @@ class LaneIntake:
         elif not request.is_named and not request.terms.object_name:
             request.name(kserve_id(request, self._parts))
 
+    @contained(on_error="_end_broken")
     def _admit(self, request: DurableRequest) -> None:
         """A request that has no record yet."""
         if request.stage is not Stage.WAITING or request.delivery.sequence not in self._held:
@@ -229,12 +243,19 @@ class LaneIntake:
         if request.is_named and not self._on_named(request):
             return
         if request.trials.deadline_ms:
-            heapq.heappush(self._deadlines, (request.trials.deadline_ms, request.delivery.sequence, request))
+            self._note_deadline(request)
         if self._stalled.has(request.version) or not self._is_owner:
             self._stalled.add(request)
         else:
             self._enter(request)
 
+    def _note_deadline(self, request: DurableRequest) -> None:
+        if len(self._deadlines) > 2 * len(self._held) + _SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._held]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (request.trials.deadline_ms, request.delivery.sequence))
+
+    @contained(on_error="_end_broken")
     def _enter(self, request: DurableRequest) -> None:
         """A request whose model is to be found."""
         if request.stage is not Stage.WAITING:
@@ -267,6 +288,7 @@ class LaneIntake:
         self._limits.added(terms.tenant, request.size_bytes)
         return True
 
+    @contained(on_error="_end_broken")
     def _on_object(self, request: DurableRequest, body: bytes | WeirError) -> None:
         if request.stage is not Stage.WAITING:
             return
@@ -290,10 +312,12 @@ class LaneIntake:
         request.sequence = request.request.correlation_id
         return not request.sequence or self._lines.join(request.sequence, request)
 
+    @contained(on_error="_end_broken")
     def _queue_up(self, request: DurableRequest) -> None:
         self._queue.add(request.terms.tenant, request, 1 + len(request.body) // ROW_BYTES)
         self._wake()
 
+    @contained(on_error="_end_broken")
     def _enter_again(self, request: DurableRequest) -> None:
         if self._is_owner:
             self._enter(request)
@@ -313,6 +337,7 @@ class LaneIntake:
         while self.runner.has_room and (request := self._queue.pop()) is not None:
             self._begin(request)
 
+    @contained(on_error="_end_broken")
     def _begin(self, request: DurableRequest) -> None:
         now_ms = time.time_ns() // 1_000_000
         if request.trials.is_late(now_ms):
@@ -357,6 +382,7 @@ class LaneIntake:
 
     # Its end
 
+    @contained(on_error="_end_broken")
     def _expire(self, request: DurableRequest, now_ms: int) -> None:
         decision = self._parts.policy.before(now_ms, request.trials)
         if decision is None or decision.outcome is None:
@@ -371,22 +397,38 @@ class LaneIntake:
         self._stalled.remove(request)
         self.runner.give_up(request)
 
+    def _end_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
+        """Sends a request to DEAD whose handling raised what nobody foresaw."""
+        if request.stage in (Stage.ENDING, Stage.ENDED):
+            return  # the recorder sees to its end
+        self._leave(request)
+        if request.terms.id:
+            request.name("")
+        self._parts.recorder.bury(request, internal(UNEXPECTED))
+
+    @contained(on_error="_end_held")
     def _on_ended(self, request: DurableRequest) -> None:
-        sequence = request.delivery.sequence
-        if self._held.get(sequence) is not request:
+        if not self._end_held(None, request):
             return  # the lane was let go meanwhile
-        del self._held[sequence]
         if request.is_counted:
             self._limits.ended(request.terms.tenant, request.size_bytes)
         if self._named.get(request.id) is request:
             del self._named[request.id]
-        self.acks.ended(request.message.subject, sequence, request.ack_subject)
         if request.sequence:
             following = self._lines.leave(request.sequence, request)
             if following is not None:
                 self._queue_up(following)
-        self.pull.done(request.size_bytes)
         self._arrivals.advance()
+
+    def _end_held(self, _error: Exception | None, request: DurableRequest) -> bool:
+        """Acknowledges a request and holds it no longer; False where it was not held."""
+        sequence = request.delivery.sequence
+        if self._held.get(sequence) is not request:
+            return False
+        del self._held[sequence]
+        self.acks.ended(request.message.subject, sequence, request.ack_subject)
+        self.pull.done(request.size_bytes)
+        return True
 
 
 def _size_bytes(message: Message) -> int:

@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from bus.queue_consumers import QueueConsumers
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.lane_intake import LaneIntake
+from runtime.containment import contained
 from schemas.lanes import Lane
 
 logger = logging.getLogger("weir.gateway")
@@ -54,7 +55,7 @@ class OwnedModel:
         """Takes care of a lane from now on."""
         if lane in self.lanes:
             return
-        self.lanes[lane] = LaneIntake(self._parts, self.model, LANES[lane])
+        self.lanes[lane] = LaneIntake(self._parts, self.model, LANES[lane], self._background)
         if self.has_lease:
             self._take(lane)
 
@@ -83,6 +84,7 @@ class OwnedModel:
             intake.acks.clear()
         self.take_again()  # whoever makes the stream anew
 
+    @contained()
     def tick(self, now_s: float) -> None:
         """Looks after what time alone brings."""
         if not self.has_lease and not self._is_dropped and now_s - self._lost_s > RETAKE_PATIENCE_S:
@@ -92,16 +94,20 @@ class OwnedModel:
                 intake.drop()
             self._parts.counters.forget(self.model)
         for lane, intake in self.lanes.items():
-            intake.tick(now_s)
-            if self.has_lease:
-                self._parts.counters.set_oldest(self.model, LANES[lane], intake.oldest_ms)
-            if self.has_lease and intake.pull.consumer_lost:
-                if now_s - self._fenced_since_s.setdefault(lane, now_s) > _FENCED_PATIENCE_S:
-                    self._take(lane)
-            else:
-                self._fenced_since_s.pop(lane, None)
+            self._tick_lane(lane, intake, now_s)
         if self.has_lease and self._due and self._task is None:
             self._take()
+
+    @contained()
+    def _tick_lane(self, lane: str, intake: LaneIntake, now_s: float) -> None:
+        intake.tick(now_s)
+        if self.has_lease:
+            self._parts.counters.set_oldest(self.model, LANES[lane], intake.oldest_ms)
+        if self.has_lease and intake.pull.consumer_lost:
+            if now_s - self._fenced_since_s.setdefault(lane, now_s) > _FENCED_PATIENCE_S:
+                self._take(lane)
+        else:
+            self._fenced_since_s.pop(lane, None)
 
     def stop(self) -> None:
         """Nothing more is begun."""
@@ -115,6 +121,7 @@ class OwnedModel:
         self.has_lease = False
         for intake in self.lanes.values():
             intake.drop()
+            intake.acks.stop()
         for unsubscribe in self._unsubscribe.values():
             unsubscribe()
 
@@ -130,12 +137,16 @@ class OwnedModel:
 
     async def _take_due(self) -> None:
         try:
-            while self._due and self.has_lease:
-                await self._take_lane(next(iter(self._due)))
+            await self._take_all_due()
         except (NatsError, OSError, TimeoutError) as error:
             logger.debug("the durable queue of %s is not taken yet: %s", self.model, error)
         finally:
-            self._task = None
+            self._task = None  # what is still due is tried again at the next tick
+
+    @contained(passes=(NatsError, OSError, TimeoutError))
+    async def _take_all_due(self) -> None:
+        while self._due and self.has_lease:
+            await self._take_lane(next(iter(self._due)))
 
     async def _take_lane(self, lane: str) -> None:
         intake = self.lanes[lane]

@@ -28,8 +28,10 @@ from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.record_lines import RecordLines
 from gateway.durable.record_store import RecordStore
-from schemas.errors import ErrorCode, WeirError
-from schemas.terminal import Outcome
+from runtime.containment import contained
+from schemas.errors import ErrorCode, WeirError, internal
+from schemas.kserve_response import error_body
+from schemas.terminal import Outcome, TerminalRecord
 
 logger = logging.getLogger("weir.gateway")
 
@@ -93,6 +95,7 @@ class Recorder:
         """Requests whose end is known and not recorded yet."""
         return self._ending
 
+    @contained(on_error="_fail_broken")
     def succeed(self, request: DurableRequest, headers: Headers, body: bytes, version: str) -> None:
         """The request has its answer, the last one if there are several."""
         block = self._lines.of_success(request, version, headers, time.time_ns() // 1_000_000)
@@ -102,11 +105,13 @@ class Recorder:
         self._begin(request)
         self._store(request, Outcome.SUCCEEDED, block, body)
 
+    @contained(on_error="_record_briefly")
     def fail(self, request: DurableRequest, outcome: Outcome, error: WeirError, status: int = 0) -> None:
         """The request ends with an error."""
         headers, body = encode_error(error, request.format)
         self._end(request, outcome, status or error.http_status, headers, body)
 
+    @contained(on_error="_fail_unburied")
     def bury(self, request: DurableRequest, error: WeirError) -> None:
         """The request can't be done: it goes to DEAD, and the error is its answer."""
         self._begin(request)
@@ -133,6 +138,28 @@ class Recorder:
         self._lookup_tasks.add(task)
         task.add_done_callback(self._lookup_tasks.discard)
 
+    # What becomes of a request where one of these raised what nobody foresaw
+
+    def _fail_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
+        self.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
+
+    def _fail_unburied(self, _error: Exception, request: DurableRequest, error: WeirError, *_others: object) -> None:
+        self.fail(request, Outcome.FAILED, error)
+
+    def _record_briefly(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
+        """Records a failure with as little as can be said of it, so that there is nothing left that could fail."""
+        self._begin(request)
+        now_ms = time.time_ns() // 1_000_000
+        record = TerminalRecord(request.id, request.model, Outcome.FAILED, ended_ms=now_ms, status=500)
+        lines = pack_headers([*record.headers(), ("Content-Type", "application/json")])[len(_VERSION_LINE) :]
+        self._store(request, Outcome.FAILED, lines, error_body("unexpected error while the request was recorded"))
+
+    def _acknowledge_broken(
+        self, _error: Exception, request: DurableRequest, outcome: Outcome | None = None, *_others: object
+    ) -> None:
+        if request.stage is not Stage.ENDED:
+            self._acknowledge(request, outcome or Outcome.FAILED)
+
     # How it goes on
 
     def _begin(self, request: DurableRequest) -> None:
@@ -140,6 +167,7 @@ class Recorder:
             request.stage = Stage.ENDING
             self._ending += 1
 
+    @contained(on_error="_fail_unburied")
     def _buried(self, request: DurableRequest, error: WeirError) -> None:
         self.fail(request, Outcome.DEAD_LETTERED, error)
 
@@ -163,14 +191,17 @@ class Recorder:
         # A second execution has an object of its own: the record that stands must not lose what it names.
         name = f"{token(request.model)}.{token(request.id)}.{request.delivery.sequence}-{time.time_ns():x}"
 
-        def put(error: WeirError | None) -> None:
-            if error is not None:
-                self.fail(request, Outcome.FAILED, error)
-                return
-            block = pack_headers([*told, ("Weir-Object", name)])[len(_VERSION_LINE) :]
-            self._store(request, outcome, block, b"")
+        self._objects.put(name, body, partial(self._on_put, request, outcome, told, name))
 
-        self._objects.put(name, body, put)
+    @contained(on_error="_record_briefly")
+    def _on_put(
+        self, request: DurableRequest, outcome: Outcome, told: Headers, name: str, error: WeirError | None
+    ) -> None:
+        if error is not None:
+            self.fail(request, Outcome.FAILED, error)
+            return
+        block = pack_headers([*told, ("Weir-Object", name)])[len(_VERSION_LINE) :]
+        self._store(request, outcome, block, b"")
 
     def _store(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes) -> None:
         stored = partial(self._on_stored, request, outcome, lines, body)
@@ -179,6 +210,7 @@ class Recorder:
         kept = b"Nats-TTL: %ds\r\n%b" % (ttl_s, lines) if ttl_s else lines
         self._records.add(subject, kept, body, stored)
 
+    @contained(on_error="_acknowledge_broken")
     def _on_stored(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes, ack: StoreAck) -> None:
         if ack.is_stored:
             self._finish(request, outcome, lines, body)
@@ -206,6 +238,7 @@ class Recorder:
         if request.terms.reply_to:
             self._bus.publish(request.terms.reply_to, body, "", block)
 
+    @contained(on_error="_settle_broken")
     async def _settle(
         self,
         request: DurableRequest,
@@ -230,6 +263,12 @@ class Recorder:
                 return  # its own record is on its way, and finds this one
             on_found(request)
         self._on_found(request, found)
+
+    def _settle_broken(self, error: Exception, request: DurableRequest, *_others: object) -> None:
+        if request.stage is Stage.ENDING:  # a record of its id is there already
+            self._acknowledge_broken(error, request)
+        elif request.stage is not Stage.ENDED:
+            self.fail(request, Outcome.FAILED, internal("the record of the request's id could not be read"))
 
     def _on_found(self, request: DurableRequest, found: StoredMessage) -> None:
         self._begin(request)

@@ -18,6 +18,7 @@ from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.request_terms import check_id
 from gateway.durable.run_window import RunWindow
+from runtime.containment import contained
 from schemas.errors import WeirError, internal
 from schemas.lanes import Lane
 from schemas.requests import InferResponse
@@ -184,6 +185,7 @@ class Runner:
             return 0
         return int(text)
 
+    @contained(on_error="_answer_broken")
     def _on_answer(self, request: DurableRequest, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         if is_final:
             self._let_go(request)
@@ -197,6 +199,12 @@ class Runner:
         except WeirError as error:
             self.give_up(request)
             self.failed(request, error)
+
+    def _answer_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
+        """Ends a request whose answer could not be taken, for a reason that nobody foresaw."""
+        self.give_up(request)
+        if request.stage not in (Stage.ENDING, Stage.ENDED):
+            self._parts.recorder.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
 
     def _take(self, request: DurableRequest, response: InferResponse | None, is_final: bool) -> None:
         asked, served = request.request, request.served

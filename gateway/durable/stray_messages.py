@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nats.errors import Error as NatsError
+
 from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher
 from bus.headers import pack_headers
@@ -15,6 +17,7 @@ from bus.jetstream_api import JetStreamApi
 from bus.stored_messages import StoredMessage
 from gateway.durable.dead_letters import original_lines
 from gateway.durable.request_terms import ID, REPLAYED_ID
+from runtime.containment import contained
 
 
 class StrayMessages:
@@ -29,13 +32,16 @@ class StrayMessages:
 
         Raises NatsError, OSError or TimeoutError while the broker is away.
         """
-        for subject in strays:
-            while (found := await self._api.first(subjects.QUEUE_STREAM, subject)) is not None:
-                block = _block(found)
-                ack = await self._publisher.store(subjects.canonical(subject), found.data, block)
-                if not ack.is_stored and not ack.is_duplicate:
-                    return False
-                await self._api.delete(subjects.QUEUE_STREAM, found.sequence)
+        moved = [await self._move(subject) for subject in strays]
+        return all(moved)
+
+    @contained(passes=(NatsError, OSError, TimeoutError))
+    async def _move(self, subject: str) -> bool:
+        while (found := await self._api.first(subjects.QUEUE_STREAM, subject)) is not None:
+            ack = await self._publisher.store(subjects.canonical(subject), found.data, _block(found))
+            if not ack.is_stored and not ack.is_duplicate:
+                return False
+            await self._api.delete(subjects.QUEUE_STREAM, found.sequence)
         return True
 
 

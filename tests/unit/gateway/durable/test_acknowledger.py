@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,20 +18,21 @@ class Api:
     def __init__(self) -> None:
         self.purged: list[int] = []
         self.failures = 0
+        self.error: Exception = TimeoutError()
 
     async def purge(self, _stream: str, _filter: str, below: int) -> None:
         if self.failures:
             self.failures -= 1
-            raise TimeoutError
+            raise self.error
         self.purged.append(below)
 
 
 class Setting:
-    def __init__(self) -> None:
+    def __init__(self, background: asyncio.TaskGroup) -> None:
         self.published: list[str] = []
         self.bus = SimpleNamespace(losses=0, publish=lambda subject, data: self.published.append(subject))
         self.api = Api()
-        self.acks = Acknowledger(cast(Bus, self.bus), cast(JetStreamApi, self.api), "event.m")
+        self.acks = Acknowledger(cast(Bus, self.bus), cast(JetStreamApi, self.api), "event.m", background)
         self.acks.begin()
 
     def end(self, *sequences: int) -> None:
@@ -42,8 +43,11 @@ class Setting:
 
 
 @pytest.fixture
-async def setting() -> Any:
-    return Setting()
+async def setting() -> AsyncIterator[Setting]:
+    async with asyncio.TaskGroup() as background:
+        found = Setting(background)
+        yield found
+        found.acks.stop()
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -78,4 +82,11 @@ async def test_a_purge_that_nobody_answers_is_asked_for_again(setting: Setting) 
     setting.end(1, 2, 3, 4)
     await until(lambda: setting.api.purged == [5])
     assert setting.published == []
+    await until(lambda: len(setting.acks) == 0)
+
+
+async def test_a_purge_that_fails_as_nobody_foresaw_is_asked_for_again(setting: Setting) -> None:
+    setting.api.failures, setting.api.error = 1, RuntimeError("not foreseen")
+    setting.end(1, 2, 3, 4)
+    await until(lambda: setting.api.purged == [5])
     await until(lambda: len(setting.acks) == 0)

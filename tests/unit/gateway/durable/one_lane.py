@@ -1,0 +1,238 @@
+"""One lane of one model with everything behind it, as a gateway has it, and a broker and a model that tests control."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import orjson
+
+from bus import durable_subjects as subjects
+from bus.acked_publisher import WRONG_LAST_SEQUENCE, StoreAck
+from bus.connection import Message
+from bus.headers import pack_headers, parse_headers
+from bus.stored_messages import StoredMessage
+from calls.catalog import ServedModel
+from calls.prepared import PreparedRequest
+from calls.tracing import Tracing
+from gateway.durable.counters import DurableCounters
+from gateway.durable.intake_parts import IntakeParts
+from gateway.durable.lane_intake import LaneIntake
+from gateway.durable.objects import ObjectBodies
+from gateway.durable.recorder import Recorder
+from gateway.durable.retry_policy import RetryPolicy
+from schemas.errors import WeirError, not_found
+from schemas.lanes import Lane
+from schemas.model_config import ModelConfig
+from schemas.queue_bounds import QueueBounds
+from schemas.regions import no_regions
+from schemas.request_limits import DEFAULT_LIMITS
+from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
+
+CONFIG = ModelConfig.model_validate(
+    {
+        "name": "m",
+        "backend": "python",
+        "input": [{"name": "IN", "data_type": "TYPE_INT64", "dims": [-1]}],
+        "output": [{"name": "OUT", "data_type": "TYPE_INT64", "dims": [-1]}],
+    }
+)
+SERVED = ServedModel("m", CONFIG, [1], {})
+
+OnAnswer = Callable[[InferResponse | WeirError | None, bool], None]
+
+
+class Broker:
+    """The gateway's bus, its publisher and JetStream's API in one. Streams are dictionaries by subject."""
+
+    max_payload_bytes = 1 << 20
+    is_connected = True
+    is_clustered = False
+
+    def __init__(self) -> None:
+        self.losses = 0
+        self.results: dict[str, StoredMessage] = {}
+        self.dead: list[tuple[str, bytes]] = []
+        self.answers: list[tuple[str, dict[str, str], bytes]] = []
+        self.acked: set[int] = set()
+        self.objects: dict[str, bytes | WeirError] = {}
+        self.held_acks: list[Callable[[], None]] | None = None
+        """Where it is a list, acknowledgements of what is stored wait in it."""
+
+    # Bus
+
+    def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
+        if data == b"+ACK":
+            self.acked.add(int(subject.split(".")[5]))
+        elif not subject.startswith("$JS."):
+            self.answers.append((subject, parse_headers(header_block), data))
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+    # AckedPublisher; a batch comes one by one
+
+    def __len__(self) -> int:
+        return 0
+
+    def store_later(self, subject: str, data: bytes, block: bytes, on_stored: Callable[[StoreAck], None]) -> None:
+        headers = parse_headers(block)
+        ack = StoreAck(len(self.results) + 1)
+        if subject.startswith("dead."):
+            self.dead.append((headers.get("weir-dead-id", ""), data))
+        elif subject in self.results:
+            ack = StoreAck(error_code=WRONG_LAST_SEQUENCE[0])
+        else:
+            self.results[subject] = StoredMessage(subject, ack.sequence, 0, headers, block, data)
+        if self.held_acks is None:
+            asyncio.get_running_loop().call_soon(on_stored, ack)
+        else:
+            self.held_acks.append(lambda: on_stored(ack))
+
+    # JetStreamApi
+
+    async def last(self, _stream: str, subject: str) -> StoredMessage | None:
+        return self.results.get(subject)
+
+    async def purge(self, _stream: str, _filter: str, below: int) -> None:
+        self.acked.update(range(below))
+
+    # ObjectBodies
+
+    def fetch(self, name: str, on_body: Callable[[bytes | WeirError], None]) -> None:
+        asyncio.get_running_loop().call_soon(on_body, self.objects.get(name, not_found(name)))
+
+    def delete(self, name: str) -> None:
+        self.objects.pop(name, None)
+
+
+class Model:
+    """Stands for `calls.inference.Inference`: answers each request with its input, or with what `answer` returns."""
+
+    def __init__(self) -> None:
+        self.tracing = Tracing()
+        self.answer: Callable[[InferRequest], InferResponse | WeirError | None] = answer_with_input
+        self.open: dict[int, OnAnswer] = {}
+        self.is_holding = False
+        """Whether it gives no answers for now."""
+        self._keys = 0
+
+    def caches(self, _served: ServedModel) -> bool:
+        return False
+
+    def submit(self, request: InferRequest, on_answer: OnAnswer) -> Any:
+        self._keys += 1
+        key = self._keys
+        self.open[key] = on_answer
+        if not self.is_holding:
+            asyncio.get_running_loop().call_soon(lambda: self.end(key, self.answer(request)))
+        return SimpleNamespace(key=key)
+
+    def submit_prepared(
+        self, _served: ServedModel, prepared: PreparedRequest, _body: bytes, on_answer: OnAnswer, _deadline_ms: int
+    ) -> Any:
+        return self.submit(prepared.request, on_answer)
+
+    def end(self, key: int, outcome: InferResponse | WeirError | None) -> None:
+        on_answer = self.open.pop(key, None)
+        if on_answer is not None:
+            on_answer(outcome, True)
+
+    def abandon(self, pending: Any) -> None:
+        self.open.pop(pending.key, None)
+
+
+def answer_with_input(request: InferRequest) -> InferResponse:
+    """What the model answers unless a test says otherwise."""
+    tensor = request.inputs[0]
+    return InferResponse("m", "1", request.id, [Tensor("OUT", tensor.datatype, tensor.shape, tensor.data)])
+
+
+def body_of(value: int, size: int = 1) -> bytes:
+    """A request's body of `size` values."""
+    tensor = {"name": "IN", "datatype": "INT64", "shape": [size], "data": [value] * size}
+    return orjson.dumps({"inputs": [tensor]})
+
+
+class OneLane:
+    """See the module. Messages are numbered from 1 as they come."""
+
+    def __init__(self, background: asyncio.TaskGroup) -> None:
+        self.broker, self.model = Broker(), Model()
+        broker: Any = self.broker
+        publisher: Any = SimpleNamespace(publish=self.broker.store_later)
+        counters = DurableCounters()
+        objects = cast(ObjectBodies, broker)
+        recorder = Recorder(broker, publisher, broker, objects, counters)
+        recorder.start(background)
+        self.parts = IntakeParts(
+            bus=broker,
+            api=broker,
+            gateway_id="g",
+            catalog=cast(Any, SimpleNamespace(
+                resolve=lambda name, version: SERVED, knows=lambda name: True,
+                served_model=lambda name: SERVED, told_of=lambda name, version: [],
+            )),
+            inference=cast(Any, self.model),
+            limits=DEFAULT_LIMITS,
+            find_region=no_regions,
+            recorder=recorder,
+            objects=objects,
+            counters=counters,
+            policy=RetryPolicy(3),
+            bounds=QueueBounds(10_000, 1 << 30, 86_400),
+            weights={},
+            tenant_limits={},
+        )  # fmt: skip
+        self.intake = LaneIntake(self.parts, "m", Lane.EVENT, background)
+        self.recorder = recorder
+        self._sequence = 0
+        self.begin()
+
+    def begin(self, begun_sequence: int = 0, is_ours_still: bool = False) -> None:
+        """The lane's owner is this gateway, from now on or again."""
+        self.intake.begin(begun_sequence, is_ours_still, "inbox", "group")
+
+    def deliver(self, body: bytes, subject: str = "event.m", sequence: int = 0, **headers: str) -> int:
+        """A message is delivered; returns its sequence. `headers` have `_` for `-`."""
+        if not sequence:
+            self._sequence += 1
+            sequence = self._sequence
+        reply = f"$JS.ACK.QUEUE.c.1.{sequence}.{sequence}.{time.time_ns()}.0"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.intake.receive(Message(subject, reply, body, "", pack_headers(named) if named else b""))
+        return sequence
+
+    def outcome(self, id: str) -> str:
+        """What is recorded of a request, "" for nothing."""
+        found = self.broker.results.get(subjects.result("m", id))
+        return "" if found is None else found.headers.get("weir-outcome", "")
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Returns once `condition` is true."""
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0.002)
+
+    async def settled(self, *ids: str) -> dict[str, str]:
+        """The outcomes of these requests, once all have one and nothing is held or unacknowledged any more."""
+        await self.until(lambda: all(map(self.outcome, ids)) and not len(self.intake))
+        self.intake.acks.flush()
+        await self.until(lambda: self.broker.acked >= set(range(1, self._sequence + 1)))
+        return {id: self.outcome(id) for id in ids}
+
+
+@asynccontextmanager
+async def one_lane() -> AsyncIterator[OneLane]:
+    """A lane, for as long as the context lasts."""
+    async with asyncio.TaskGroup() as background:
+        lane = OneLane(background)
+        yield lane
+        lane.intake.drop()
+        lane.intake.acks.stop()
+        lane.recorder.stop()

@@ -1,0 +1,123 @@
+"""What becomes of the messages of one lane: each ends by itself, whatever it contains, and nothing of it is kept then."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from one_lane import OneLane, answer_with_input, body_of, one_lane
+
+from gateway.durable.durable_request import DurableRequest
+from runtime.containment import SITES, Site
+
+FAULTY = "faulty"
+PACKAGES = ("gateway.durable.lane_intake:", "gateway.durable.runner:", "gateway.durable.recorder:")
+CALLBACKS = sorted(name for name in SITES if name.startswith(PACKAGES))
+
+
+async def test_requests_are_answered_recorded_and_acknowledged() -> None:
+    async with one_lane() as lane:
+        for number in range(3):
+            lane.deliver(body_of(number), Nats_Msg_Id=f"r{number}", Weir_Reply_To="answers")
+        assert await lane.settled("r0", "r1", "r2") == dict.fromkeys(("r0", "r1", "r2"), "succeeded")
+        assert len(lane.broker.answers) == 3
+
+
+def concerns_faulty(*arguments: Any) -> bool:
+    return any(isinstance(argument, DurableRequest) and argument.terms.id == FAULTY for argument in arguments)
+
+
+def faulty(site: Site) -> Callable[..., Any]:
+    """The site's function, which raises for one request."""
+    function = site.function
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if concerns_faulty(*arguments):
+            raise RuntimeError("raised by the test")
+        return function(*arguments, **named)
+
+    async def call_async(*arguments: Any, **named: Any) -> Any:
+        return call(*arguments, **named) if concerns_faulty(*arguments) else await function(*arguments, **named)
+
+    return call_async if "settle" in site.name else call
+
+
+async def ask_everything(lane: OneLane) -> None:
+    """Has the faulty request, among others, go every way that there is."""
+    lane.broker.objects["object"] = body_of(1)
+    lane.model.answer = lambda request: None if request.id == "no answer" else answer_with_input(request)
+    passed = str(int(time.time() * 1000) - 5)
+    ways: list[tuple[bytes, dict[str, str]]] = [
+        (body_of(1), {}),
+        (b"{no json", {}),
+        (b"", {"Weir_Object": "object"}),
+        (b"", {"Weir_Object": "nowhere"}),
+        (body_of(1), {"Weir_Deadline_Ms": passed}),
+        (body_of(1), {"Weir_Tenant": "t", "Weir_Reply_To": "answers"}),
+    ]
+    for number, (body, headers) in enumerate(ways):
+        ids = [f"before{number}", f"after{number}"]
+        lane.broker.results.clear()
+        lane.deliver(body_of(1), Nats_Msg_Id=ids[0])
+        lane.deliver(body, Nats_Msg_Id=FAULTY, **headers)
+        lane.deliver(body_of(1), Nats_Msg_Id=ids[1])
+        outcomes = await lane.settled(*ids)
+        assert set(outcomes.values()) == {"succeeded"}
+    # As one that may have been begun by an owner before, which is looked up first.
+    lane.broker.results.clear()
+    lane.begin(begun_sequence=1000)
+    lane.deliver(body_of(1), Nats_Msg_Id="before")
+    lane.deliver(body_of(1), Nats_Msg_Id=FAULTY)
+    lane.deliver(body_of(1), Nats_Msg_Id="after")
+    assert set((await lane.settled("before", "after")).values()) == {"succeeded"}
+
+
+def test_there_are_callbacks() -> None:
+    assert len(CALLBACKS) > 10
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+async def test_an_exception_ends_one_request_and_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = SITES[name]
+    monkeypatch.setattr(site, "function", faulty(site))
+    async with one_lane() as lane:
+        await ask_everything(lane)  # all are acknowledged, the faulty one as well
+        assert not len(lane.recorder)
+
+
+async def test_a_body_that_breaks_its_parser_goes_to_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(_model: str, _version: str, data: bytes, *_rest: Any) -> Any:
+        raise RecursionError
+
+    monkeypatch.setattr("gateway.durable.runner.parse_body", parse)
+    async with one_lane() as lane:
+        lane.deliver(body_of(1), Nats_Msg_Id="r")
+        assert await lane.settled("r") == {"r": "dead-lettered"}
+        assert lane.broker.dead == [("r", body_of(1))]
+
+
+def held_requests() -> int:
+    gc.collect()
+    return sum(isinstance(found, DurableRequest) for found in gc.get_objects())
+
+
+async def test_nothing_is_kept_of_a_request_with_a_deadline_once_it_has_ended() -> None:
+    deadline = str(int(time.time() * 1000) + 3_600_000)
+    async with one_lane() as lane:
+        for number in range(20):
+            lane.deliver(body_of(number), Nats_Msg_Id=f"r{number}", Weir_Deadline_Ms=deadline)
+        await lane.settled(*(f"r{number}" for number in range(20)))
+        assert held_requests() == 0
+
+
+async def test_deadlines_of_requests_that_have_ended_are_not_kept_for_ever() -> None:
+    deadline = str(int(time.time() * 1000) + 3_600_000)
+    async with one_lane() as lane:
+        for number in range(5000):
+            lane.deliver(b"{", Nats_Msg_Id=f"r{number}", Weir_Deadline_Ms=deadline)
+            if number % 100 == 0:
+                await lane.until(lambda: not len(lane.intake))
+        assert len(lane.intake._deadlines) < 2000
