@@ -14,7 +14,7 @@ from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig, ModelInput
 from schemas.request_errors import refused
 from schemas.requests import InferRequest
-from schemas.string_content import check_strings
+from schemas.string_content import MAX_WALKED_BYTES, check_string_count, check_strings
 from schemas.tensors import Tensor
 
 
@@ -48,7 +48,8 @@ class RequestNormalizer:
     def normalize(self, request: InferRequest) -> None:
         """Check `request`, and set its `batch_size` and `shape_key`. Raises WeirError (INVALID_ARG).
 
-        Of content that is still a reference only the size is checked: strings in it are left to the worker.
+        Strings in content that is still a reference, or larger than `MAX_WALKED_BYTES`, are left to the worker: only the
+        size is checked.
         """
         for output in request.outputs:
             if output.name not in self._outputs:
@@ -113,7 +114,9 @@ class RequestNormalizer:
         data = tensor.data
         size = data.size if isinstance(data, tuple) else len(data)
         if not rule.element_size:
-            if not isinstance(data, tuple):
+            if size > MAX_WALKED_BYTES:
+                check_string_count(size, elements, request.id, tensor.name, self._model)
+            elif not isinstance(data, tuple):
                 check_strings(data, elements, request.id, tensor.name, self._model)
         elif size != elements * rule.element_size:
             raise refused(

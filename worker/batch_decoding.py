@@ -10,7 +10,8 @@ from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal, overloaded
 from schemas.request_errors import GIVEN_UP
 from schemas.requests import InferRequest
-from schemas.tensors import PayloadRef
+from schemas.string_content import MAX_WALKED_BYTES, check_strings
+from schemas.tensors import PayloadRef, element_count
 from worker.backend import Result
 from worker.batch_tensors import has_gone
 from worker.client_memory import ClientMemory
@@ -49,6 +50,7 @@ def decoded(
                 take_place(request, entry, is_reference=ref is not None)
             # A null row is a copy of a request of this batch, whose last row is never null.
             client_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
+            check_long_strings(request, reader)
         except StalePayload:
             results[position] = Result(error=WeirError(ErrorCode.CANCELLED, GIVEN_UP))
             statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
@@ -71,6 +73,16 @@ def content_of(ref: PayloadRef, running: RunningBatch, reader: PayloadReader) ->
     if isinstance(outcome, Loss):
         raise StalePayload(outcome.value)
     return reader.view(ref) if outcome is None else outcome
+
+
+def check_long_strings(request: InferRequest, reader: PayloadReader) -> None:
+    """Checks strings that were too long for the caller's event loop. Raises WeirError (INVALID_ARG), StalePayload."""
+    for tensor in request.inputs:
+        if tensor.datatype == "BYTES" and tensor.size_bytes > MAX_WALKED_BYTES:
+            data = tensor.data
+            content = reader.view(data) if isinstance(data, PayloadRef) else data
+            if not isinstance(content, tuple):  # what lay in a client's memory is here by now, or has no strings
+                check_strings(content, element_count(tensor.shape), request.id, tensor.name, request.model_name)
 
 
 def put_in_fetched(request: InferRequest, fetched: Mapping[PayloadRef, Outcome]) -> None:

@@ -16,7 +16,7 @@ from bus.client_regions import RegionUnusable, read_region, write_region
 from bus.identity import shares_memory
 from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.requests import InferRequest
-from schemas.string_content import check_strings
+from schemas.string_content import MAX_WALKED_BYTES, check_strings
 from schemas.tensors import ClientRef, CudaRegionRef, RegionRef, Tensor, element_count
 from worker.backend import Result
 from worker.cuda_regions import CudaRegions
@@ -110,7 +110,7 @@ class ClientMemory:
             self._read(ref, target)
         except RegionUnusable as error:
             raise invalid(f"failed to read input '{name}': {error}") from error
-        if tensor.datatype == "BYTES":
+        if tensor.datatype == "BYTES" and size <= MAX_WALKED_BYTES:  # what is longer is checked with all other content
             check_strings(target, element_count(tensor.shape), request.id, name, request.model_name)
         tensor.data = target
         self._ends[name] = start + size

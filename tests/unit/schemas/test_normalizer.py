@@ -12,6 +12,7 @@ from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig
 from schemas.normalizer import RequestNormalizer
 from schemas.requests import InferRequest, RequestedOutput
+from schemas.string_content import MAX_WALKED_BYTES
 from schemas.tensors import PayloadRef, Tensor, pack_bytes
 
 UNKNOWN = "[request id: <id_unknown>] "
@@ -352,3 +353,17 @@ def test_a_sequence_takes_one_row_at_a_time() -> None:
     asked.correlation_id = 5
     with pytest.raises(WeirError, match="must specify batch-size 1 due to requirements of sequence batcher"):
         sequences("TYPE_UINT64").normalize(asked)
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_long_strings_are_checked_by_arithmetic_alone(is_reference: bool) -> None:
+    count = MAX_WALKED_BYTES // 4 + 1
+    content = bytes(4 * count)
+    data = PayloadRef("segment", 0, 1, 0, len(content)) if is_reference else memoryview(content)
+    assert normalized(STRINGS, Tensor("A", "BYTES", [1, count], data)) == (1, f"0:{count}")
+    # Whether there are fewer strings than this is for the worker to find out.
+    assert normalized(STRINGS, Tensor("A", "BYTES", [1, 2], data)) == (1, "0:2")
+    text = f"expected {count + 1} string elements {WHERE}got at most {count}"
+    assert refusal(STRINGS, request(Tensor("A", "BYTES", [1, count + 1], data))) == UNKNOWN + text
+    text = f"unexpected number of string elements 1 {WHERE}expecting 0"
+    assert refusal(STRINGS, request(Tensor("A", "BYTES", [1, 0], data))) == UNKNOWN + text
