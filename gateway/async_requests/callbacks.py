@@ -23,6 +23,7 @@ from bus.stored_objects import DamagedObject, StoredObject
 from bus.streams import ensure_stream
 from gateway.async_requests.callback_rules import CallbackRules, CallbackUrl
 from gateway.async_requests.queue_depths import UNREACHABLE
+from runtime.containment import contained
 from schemas.errors import WeirError
 
 logger = logging.getLogger("weir.gateway")
@@ -120,18 +121,22 @@ class Callbacks:
 
     async def _run(self) -> None:
         while not self._is_stopping:  # nats-py may take a cancellation for a time-out
+            await self._pull_until_lost()
+            await asyncio.sleep(_RETRY_S)
+
+    @contained()
+    async def _pull_until_lost(self) -> None:
+        try:
+            pulling = await self._bus.jetstream.pull_subscribe_bind(
+                callback_subjects.CONSUMER, callback_subjects.STREAM
+            )
             try:
-                pulling = await self._bus.jetstream.pull_subscribe_bind(
-                    callback_subjects.CONSUMER, callback_subjects.STREAM
-                )
-                try:
-                    while not self._is_stopping:
-                        await self._pull(pulling)
-                finally:
-                    await pulling.unsubscribe()
-            except UNREACHABLE as error:
-                logger.debug("callbacks: %s", error)
-                await asyncio.sleep(_RETRY_S)
+                while not self._is_stopping:
+                    await self._pull(pulling)
+            finally:
+                await pulling.unsubscribe()
+        except UNREACHABLE as error:
+            logger.debug("callbacks: %s", error)
 
     async def _pull(self, pulling: Any) -> None:
         await self._slots.acquire()
@@ -146,6 +151,7 @@ class Callbacks:
             if not taken:
                 self._slots.release()
 
+    @contained()  # it is delivered again, MAX_TRIES times
     async def _deliver(self, message: Any) -> None:
         try:
             tries = int(message.metadata.num_delivered)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +25,8 @@ from gateway.jobs.job_pace import Pace
 from gateway.jobs.job_plan import PlanLimits
 from gateway.jobs.job_record import Job, JobProgress, JobState, Wanted, unix_ms
 from gateway.jobs.job_runner import JobRunner, Write
+from runtime.containment import contained
 from schemas.errors import ErrorCode, WeirError, invalid
-
-logger = logging.getLogger("weir.gateway")
 
 REPORT_INTERVAL_S = 1.0
 
@@ -116,6 +114,17 @@ class JobRun:
     async def run(self) -> None:
         """Runs it. Whatever comes of it is reported; nothing is raised but cancellation."""
         try:
+            problem = await self._run_while_wanted()
+            if problem and not self._is_leaving:
+                await self._end(self.progress.ended(JobState.FAILED, problem))
+        finally:
+            # Threads end what they have begun with: files are not written any more when this returns.
+            await asyncio.shield(asyncio.to_thread(self._threads.shutdown))
+
+    @contained(on_error="_unforeseen")
+    async def _run_while_wanted(self) -> str:
+        """Runs it to its end, or until something else is wanted; why it has failed, "" where it has not."""
+        try:
             if self._wanted is Wanted.RUN:
                 self._note()
                 await self._work()
@@ -125,19 +134,13 @@ class JobRun:
                 elif self._wanted is Wanted.PAUSE:
                     await self._end(replace(self.progress, state=JobState.PAUSED, note="", rate=0.0, left_s=-1.0))
         except WeirError as error:
-            if not self._is_leaving:
-                await self._end(self.progress.ended(JobState.FAILED, error.message))
+            return error.message
         except OSError as error:
-            if not self._is_leaving:
-                reason = error.strerror or type(error).__name__
-                await self._end(self.progress.ended(JobState.FAILED, f"the job's files can't be used: {reason}"))
-        except Exception:  # what a job's files bring about must not end the gateway, and again the next one
-            logger.exception("job %s has failed", self._job.id)
-            if not self._is_leaving:
-                await self._end(self.progress.ended(JobState.FAILED, "internal error: the gateway's log tells more"))
-        finally:
-            # Threads end what they have begun with: files are not written any more when this returns.
-            await asyncio.shield(asyncio.to_thread(self._threads.shutdown))
+            return f"the job's files can't be used: {error.strerror or type(error).__name__}"
+        return ""
+
+    def _unforeseen(self, _error: Exception) -> str:
+        return "internal error: the gateway's log tells more"
 
     async def _work(self) -> None:
         model = await self._until_served()
@@ -228,11 +231,12 @@ class JobRun:
         if self._stopped.is_set():
             self._stop_runner()
         pace = Pace()
-        ticking = asyncio.ensure_future(self._tick(runner, counts, pace, limits_failures))
+        ticking = self._loop.create_task(self._tick(runner, counts, pace, limits_failures))
         try:
             await runner.run()
         finally:
             ticking.cancel()
+            await asyncio.wait((ticking,))
             self._runner = None
             done, failed = counts()
             pace.note(self._loop.time(), runner.done)
@@ -243,14 +247,18 @@ class JobRun:
 
     async def _tick(self, runner: JobRunner, counts: Counts, pace: Pace, limits_failures: bool) -> None:
         while True:
-            done, failed = counts()
-            pace.note(self._loop.time(), runner.done)
-            left = max(0, self.progress.total - done) if self.progress.total >= 0 else -1
-            note = runner.note if runner.is_held_up else ""
-            self._note(done=done, failed=failed, rate=pace.rate, left_s=pace.left_s(left), note=note)
+            self._tell(runner, counts, pace)
             if limits_failures and self._has_too_many_failures():
                 runner.give_up()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    @contained()
+    def _tell(self, runner: JobRunner, counts: Counts, pace: Pace) -> None:
+        done, failed = counts()
+        pace.note(self._loop.time(), runner.done)
+        left = max(0, self.progress.total - done) if self.progress.total >= 0 else -1
+        note = runner.note if runner.is_held_up else ""
+        self._note(done=done, failed=failed, rate=pace.rate, left_s=pace.left_s(left), note=note)
 
     def _has_too_many_failures(self) -> bool:
         return 0 <= self._job.entry.spec.max_failures < self.progress.failed

@@ -19,6 +19,7 @@ from gateway.jobs.item_reader import ItemReader, size_of
 from gateway.jobs.item_requests import Meaning, meaning_of, meaning_of_refusal, request_for
 from gateway.jobs.job_plan import MAX_BACKOFF_S, JobPlan, PlanLimits
 from gateway.jobs.job_record import JobSpec
+from runtime.containment import contained
 from schemas.errors import WeirError, internal
 from schemas.requests import InferResponse
 
@@ -163,6 +164,7 @@ class JobRunner:
             submitted += 1
         return True
 
+    @contained(on_error="_submit_broken")
     def _submit(self, number: int) -> int:
         item = self._items[number]
         if isinstance(item.inputs, WeirError):
@@ -178,6 +180,19 @@ class JobRunner:
                 self._settle(number, error)
         return size_of(item)
 
+    def _submit_broken(self, _error: Exception, number: int) -> int:
+        self._settle_broken(_error, number)
+        return 0
+
+    def _settle_broken(self, _error: Exception, number: int, *_others: object) -> None:
+        """Fails one item whose handling raised what nobody foresaw."""
+        pending = self._pending.pop(number, None)
+        if pending is not None:
+            self._inference.abandon(pending)
+        if number in self._items:
+            self._settle(number, internal("unexpected error while the item was handled: see the gateway's log"))
+
+    @contained(on_error="_settle_broken")
     def _on_answer(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         if number not in self._pending:
             return  # it was given up
@@ -199,15 +214,14 @@ class JobRunner:
         self._wake.set()
 
     def _settle(self, number: int, outcome: InferResponse | WeirError) -> None:
+        if isinstance(outcome, WeirError):
+            size_bytes, outputs, error = len(outcome.message), None, outcome
+        else:
+            size_bytes, outputs, error = sum(tensor.size_bytes for tensor in outcome.outputs), outcome.outputs, None
         item = self._items.pop(number)
         self.note = ""
-        if isinstance(outcome, WeirError):
-            self.plan.answered(self._loop.time(), number, len(outcome.message))
-            self._keep(number, ItemResult(item.number, item.source, None, outcome))
-        else:
-            size_bytes = sum(tensor.size_bytes for tensor in outcome.outputs)
-            self.plan.answered(self._loop.time(), number, size_bytes)
-            self._keep(number, ItemResult(item.number, item.source, outcome.outputs, None))
+        self.plan.answered(self._loop.time(), number, size_bytes)
+        self._keep(number, ItemResult(item.number, item.source, outputs, error))
         self._wake.set()
 
     def _keep(self, number: int, result: ItemResult) -> None:

@@ -31,6 +31,7 @@ from gateway.jobs.job_run import STOPPING_PATIENCE_S, JobRun, RunTools, check_mo
 from gateway.jobs.job_store import JobStore
 from gateway.jobs.uploads import Uploads, json_lines
 from gateway.settings import GatewaySettings
+from runtime.containment import contained
 from schemas.errors import WeirError, invalid, unavailable
 
 logger = logging.getLogger("weir.gateway")
@@ -107,9 +108,13 @@ class JobService:
                 await asyncio.sleep(_OPEN_AGAIN_S)
         self._choose()
         if self._uploads is not None:
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(self._uploads.sweep, {job.id for job in self._store.all()})
+            await self._sweep(self._uploads)
         await self._store.follow_hints()
+
+    @contained(passes=(OSError,))
+    async def _sweep(self, uploads: Uploads) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(uploads.sweep, {job.id for job in self._store.all()})
 
     async def stop(self) -> None:
         """Leaves the jobs as they stand, for the next gateway: what is done by then is written."""
@@ -153,7 +158,9 @@ class JobService:
             raise
 
     async def _create(self, id: str, spec: JobSpec) -> dict[str, Any]:
+        self._check_output(spec)
         spec = await asyncio.to_thread(self._checked, id, spec)
+        self._check_output(spec)  # another job may have been stored meanwhile
         entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
         await self._store.create(entry)
         return self._find(id).told()
@@ -242,6 +249,12 @@ class JobService:
 
         return (await self._store.change(id, change)).told()
 
+    def _check_output(self, spec: JobSpec) -> None:
+        """Raises WeirError (INVALID_ARG) where another job writes to the same folder. To be called in the event loop."""
+        for job in self._store.all():
+            if job.needs_runner and job.entry.spec.output == spec.output:
+                raise invalid(f"job '{job.id}' writes to output '{spec.output}'")
+
     def _checked(self, id: str, spec: JobSpec) -> JobSpec:
         """Blocking: looks at the files."""
         checked = self._roots.checked(spec)
@@ -255,15 +268,11 @@ class JobService:
         if wanted_format not in list(OutputFormat):
             raise invalid(f"unknown output format '{wanted_format}': it is one of {', '.join(OutputFormat)}")
         JobFolder(output, id).check()
-        other = next(
-            (job for job in self._store.all() if job.needs_runner and job.entry.spec.output == spec.output), None
-        )
-        if other is not None:
-            raise invalid(f"job '{other.id}' writes to output '{spec.output}'")
         return replace(checked, input_format=format, output_format=str(wanted_format))
 
     # Which jobs are run here
 
+    @contained()
     def _on_change(self, id: str) -> None:
         run, job = self._runs.get(id), self._store.find(id)
         if run is not None:
@@ -304,6 +313,7 @@ class JobService:
             self._wanted_leases.add(id)
             self._leases.want(_lease(id), partial(self._begin, id), partial(self._lose, id))
 
+    @contained()
     def _begin(self, id: str) -> None:
         """The lease is ours: the job runs here, once a run before has ended."""
         job = self._store.find(id)
@@ -315,6 +325,7 @@ class JobService:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._tasks[id] = self._background.create_task(self._run(id, run))
 
+    @contained()
     def _lose(self, id: str) -> None:
         if id in self._runs:
             logger.warning("the lease of job %s is lost", id)
@@ -322,7 +333,7 @@ class JobService:
 
     async def _run(self, id: str, run: JobRun) -> None:
         try:
-            await run.run()
+            await self._run_to_its_end(run)
         finally:
             del self._runs[id], self._tasks[id]
             if not self._runs:
@@ -338,6 +349,10 @@ class JobService:
         self._choose()
         if self._leases.holds(_lease(id)):
             self._begin(id)  # something else is wanted of it since
+
+    @contained()
+    async def _run_to_its_end(self, run: JobRun) -> None:
+        await run.run()
 
 
 async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:

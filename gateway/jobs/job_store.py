@@ -22,6 +22,7 @@ from bus.acked_publisher import AckedPublisher
 from bus.connection import Bus, Message
 from bus.headers import pack_headers
 from gateway.jobs.job_record import ID_PREFIX, Job, JobEntry, JobProgress
+from runtime.containment import contained
 from schemas.errors import WeirError, not_found, unavailable
 
 logger = logging.getLogger("weir.gateway")
@@ -187,16 +188,21 @@ class JobStore:
             for id, until_s in list(self._hinted_until_s.items()):
                 if time.monotonic() > until_s:
                     del self._hinted_until_s[id]
-                try:
-                    self._take_entry((await self._read_entry(id))[0])
-                except WeirError as error:
-                    if not error.retryable:
-                        self._forget(id)
+                await self._read_again(id)
             if self._hinted_until_s:
                 await asyncio.sleep(_READ_AGAIN_S)
             else:
                 self._hint.clear()
 
+    @contained()
+    async def _read_again(self, id: str) -> None:
+        try:
+            self._take_entry((await self._read_entry(id))[0])
+        except WeirError as error:
+            if not error.retryable:
+                self._forget(id)
+
+    @contained()
     def _take(self, key: str, value: bytes) -> None:
         try:
             if key.endswith(_PROGRESS):
