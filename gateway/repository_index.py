@@ -20,6 +20,9 @@ logger = logging.getLogger("weir.gateway")
 ANSWER_TIMEOUT_S = 2.0
 """How long the index waits for a worker that doesn't tell what it sees."""
 
+STALE = "serves as it was loaded before: the model's files as they are now could not be loaded"
+"""How the reason of a READY version begins whose model was changed in a way that a worker rejected."""
+
 _BEST_FIRST = (ModelState.READY, ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE)
 
 Row = dict[str, str]
@@ -89,8 +92,12 @@ def index_rows(found: Mapping[str, str], records: Mapping[str, list[ModelRecord]
         told_of = records.get(name, [])
         of_model = [record for record in told_of if not record.elsewhere] or told_of
         versions = merged_versions(of_model)
+        rejected = next((record.rejected for record in of_model if record.rejected), "")
         for number, version in sorted(versions.items()):
-            reason = {"reason": version.reason} if version.reason else {}
+            text = version.reason
+            if version.state is ModelState.READY and rejected:
+                text = f"{STALE}: {rejected}"
+            reason = {"reason": text} if text else {}
             rows.append({"name": plain_name(name), "version": str(number), "state": version.state.value, **reason})
         if not versions:
             problem = found.get(name, "") or next((record.reason for record in of_model if record.reason), "")

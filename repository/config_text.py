@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from repository.field_positions import field_positions, position_of
 from repository.problem import ConfigProblem
+from repository.small_files import MAX_CONFIG_BYTES
 from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig
 
@@ -119,6 +120,8 @@ def config_from_json(text: str) -> ModelConfig:
 
     Raises WeirError(INVALID_ARG) that begins with Triton's "Invalid config override: ".
     """
+    if len(text) > MAX_CONFIG_BYTES:
+        raise invalid(f"Invalid config override: it has {len(text)} characters, at most {MAX_CONFIG_BYTES} are allowed")
     if not text.lstrip().startswith("{"):  # protobuf takes an empty list for an empty message
         raise invalid("Invalid config override: expected a JSON object")
     message = model_config_pb2.ModelConfig()

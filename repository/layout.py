@@ -2,12 +2,18 @@
 
 Layout: `<repository>/<model>/[config.pbtxt] [configs/<name>.pbtxt] <version>/<artifact>`. Looking changes nothing and
 opens no file: what is found is a snapshot, and reading the configuration is the work of `repository.loading`.
+
+A folder that can't be read is the problem of its model alone, and a repository that can't be read is the problem of the
+models in it: the others are found as ever.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from repository.paths import check_model_name, parse_version, path_inside
@@ -26,11 +32,12 @@ _SILENT_FOLDERS = frozenset({"configs", "initial_state", "warmup"})
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's folder as it was when looked at.
+    r"""A model's folder as it was when looked at.
 
     `config_file` is relative to `path`, "" when there is none. `versions` ascend. `ignored` names folders that are
     neither versions nor known by name. `problem` says why the model can't be served, "" when nothing is known to be
     wrong. With namespacing, `namespace` is the repository it lies in; `is_ambiguous` tells that others have its name.
+    The name of a folder that is not UTF-8 has its other bytes written as `\xff`.
     """
 
     name: str
@@ -56,6 +63,14 @@ class FoundModel:
         return path_inside(self.path, f"{version}/{filename}", "default_model_filename")
 
 
+@dataclass(frozen=True, slots=True)
+class RepositorySnapshot:
+    """What all repositories hold: `models` by identity in order of names, and `unreadable` repositories with the reason."""
+
+    models: dict[str, FoundModel] = field(default_factory=dict)
+    unreadable: dict[Path, str] = field(default_factory=dict)
+
+
 class ModelRepository:
     """One or more repository folders, looked at together.
 
@@ -70,17 +85,27 @@ class ModelRepository:
         self.config_name = config_name
         self.namespacing = namespacing
 
-    def scan(self) -> dict[str, FoundModel]:
-        """Every model folder by identity, in order of names; those that can't be served say so in `problem`.
-
-        Files and hidden folders are passed over. Raises WeirError(UNAVAILABLE) when a repository can't be read.
-        """
+    def look(self) -> RepositorySnapshot:
+        """Every model folder; those that can't be served say so in `problem`. Files and hidden folders are passed over."""
         places: dict[str, list[Path]] = {}
+        unreadable: dict[Path, str] = {}
         for path in self.paths:
-            for folder in _subfolders(path):
-                places.setdefault(folder.name, []).append(folder)
+            try:
+                folders = _model_folders(path)
+            except OSError as error:
+                unreadable[path] = f"failed to read model repository '{path.name}': {_why(error)}"
+                continue
+            for folder in folders:
+                places.setdefault(_shown(folder.name), []).append(folder)
         found = (model for name in sorted(places) for model in self._look_at_all(name, places[name]))
-        return {model.identity: model for model in found}
+        return RepositorySnapshot({model.identity: model for model in found}, unreadable)
+
+    def scan(self) -> dict[str, FoundModel]:
+        """The models of `look`. Raises WeirError(UNAVAILABLE) when a repository can't be read."""
+        snapshot = self.look()
+        for problem in snapshot.unreadable.values():
+            raise unavailable(problem)
+        return snapshot.models
 
     def find(self, identity: str) -> FoundModel:
         """The model of this identity. Raises INVALID_ARG for what can't be one, INTERNAL (as Triton) where it isn't."""
@@ -92,10 +117,10 @@ class ModelRepository:
     def find_all(self, name: str) -> list[FoundModel]:
         """The models called `name`: one, or with namespacing one for each repository that has it. Raises as `find`."""
         check_model_name(name)
-        folders = [path / name for path in self.paths if (path / name).is_dir()]
-        if not folders:
+        found = self._look_at_all(name, [path / name for path in self.paths if _is_model_folder(path / name)])
+        if not found:
             raise _not_found(name)
-        return self._look_at_all(name, folders)
+        return found
 
     def has(self, identity: str) -> bool:
         """Whether there is a model of this identity."""
@@ -110,7 +135,7 @@ class ModelRepository:
         plain = dict.fromkeys(map(plain_name, names))
         if not self.namespacing:
             return list(plain)
-        places = {name: [path / name for path in self.paths if (path / name).is_dir()] for name in plain}
+        places = {name: [path / name for path in self.paths if _is_model_folder(path / name)] for name in plain}
         return [
             model_identity(name, str(folder.parent)) if len(folders) > 1 else name
             for name, folders in places.items()
@@ -122,50 +147,101 @@ class ModelRepository:
         return self._look(name, folder)
 
     def _look_at_all(self, name: str, folders: list[Path]) -> list[FoundModel]:
-        if not self.namespacing:
-            if len(folders) > 1:
-                return [FoundModel(name, folders[0], problem=DUPLICATE)]
-            return [self._look(name, folders[0])]
+        """The models of this name in `folders`; without those that have vanished since they were listed."""
+        if len(folders) > 1 and not self.namespacing:
+            return [FoundModel(name, folders[0], problem=DUPLICATE)]
         is_ambiguous = len(folders) > 1
-        return [
-            replace(self._look(name, folder), namespace=str(folder.parent), is_ambiguous=is_ambiguous)
-            for folder in folders
-        ]
+        found = [self._look(name, folder) for folder in folders if _is_model_folder(folder)]
+        if not self.namespacing:
+            return found
+        return [replace(model, namespace=str(model.path.parent), is_ambiguous=is_ambiguous) for model in found]
 
     def _look(self, name: str, folder: Path) -> FoundModel:
         try:
             check_model_name(name)
         except WeirError as error:
             return FoundModel(name, folder, problem=error.message)
-        versions, ignored = _versions(folder)
-        return FoundModel(name, folder, self._config_file(folder), versions, ignored)
+        try:
+            versions, ignored = _versions(folder)
+        except OSError as error:
+            return FoundModel(name, folder, problem=f"failed to read the folder of model '{name}': {_why(error)}")
+        try:
+            return FoundModel(name, folder, self._config_file(folder), versions, ignored)
+        except OSError as error:
+            problem = f"failed to read the configuration of model '{name}': {_why(error)}"
+            return FoundModel(name, folder, "", versions, ignored, problem)
 
     def _config_file(self, folder: Path) -> str:
+        """The configuration to read. Raises OSError for one that is there and is not a file that can be read."""
         candidates = [f"configs/{self.config_name}.pbtxt"] if self.config_name else []
-        return next((file for file in [*candidates, CONFIG_FILE] if (folder / file).is_file()), "")
+        for file in [*candidates, CONFIG_FILE]:
+            try:
+                status = os.stat(folder / file)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, f"{file} is not a regular file")
+            return file
+        return ""
 
 
 def _not_found(name: str) -> WeirError:
     return internal(f"failed to load '{name}', failed to poll from model repository")
 
 
-def _subfolders(path: Path) -> list[Path]:
+def _model_folders(repository: Path) -> list[Path]:
+    """The folders in `repository` that are models' by their kind, whether they can be read or not. Raises OSError."""
+    with os.scandir(repository) as entries:
+        return [
+            repository / entry.name for entry in entries if not entry.name.startswith(".") and _may_be_folder(entry)
+        ]
+
+
+def _is_model_folder(folder: Path) -> bool:
+    """Whether there is a folder, or a link that leads to one or can't be followed."""
     try:
-        return [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    except OSError as error:
-        raise unavailable(f"failed to read model repository '{path.name}': {error.strerror}") from error
+        return stat.S_ISDIR(os.stat(folder).st_mode)
+    except FileNotFoundError:
+        return folder.is_symlink()
+    except NotADirectoryError:
+        return False
+    except OSError:
+        return True
+
+
+def _may_be_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether the entry is a folder, or a link that leads to one or can't be followed."""
+    try:
+        if entry.is_dir():
+            return True
+        return entry.is_symlink() and not entry.is_file() and _is_model_folder(Path(entry.path))
+    except OSError:
+        return True
 
 
 def _versions(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The versions in a model's folder, and the names of folders that are none. Raises OSError."""
     versions: list[int] = []
     ignored: list[str] = []
-    for entry in _subfolders(folder):
-        version = parse_version(entry.name)
-        if version is not None:
-            versions.append(version)
-        elif entry.name not in _SILENT_FOLDERS:
-            ignored.append(entry.name)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not _may_be_folder(entry):
+                continue
+            version = parse_version(entry.name)
+            if version is not None:
+                versions.append(version)
+            elif entry.name not in _SILENT_FOLDERS:
+                ignored.append(_shown(entry.name))
     return tuple(sorted(versions)), tuple(sorted(ignored))
+
+
+def _shown(name: str) -> str:
+    """The name of a file as text that can be sent and printed."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or type(error).__name__
 
 
 def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:

@@ -20,6 +20,7 @@ from repository.config_text import config_from_json, located, parse_config
 from repository.layout import FoundModel
 from repository.paths import path_inside
 from repository.problem import ConfigProblem
+from repository.small_files import MAX_CONFIG_BYTES, read_small_file
 from repository.validation import validate
 from schemas.errors import invalid, unavailable
 from schemas.model_config import ModelConfig
@@ -57,10 +58,15 @@ def _read_file(found: FoundModel) -> ConfigSource:
         return ConfigSource(ModelConfig())
     file = f"{found.name}/{found.config_file}"
     try:
-        data = path_inside(found.path, found.config_file).read_bytes()
+        data = config_bytes(found)
     except OSError as error:
         raise invalid(f"failed to read {file}: {error.strerror}") from error
     return ConfigSource(parse_config(data, file), file, data.decode("utf-8-sig"))
+
+
+def config_bytes(found: FoundModel) -> bytes:
+    """The content of the configuration file. Raises OSError, and ConfigProblem for a link that leads out of the folder."""
+    return read_small_file(path_inside(found.path, found.config_file), MAX_CONFIG_BYTES)
 
 
 def _identify(config: ModelConfig, found: FoundModel) -> ModelConfig:
@@ -70,7 +76,11 @@ def _identify(config: ModelConfig, found: FoundModel) -> ModelConfig:
             f"unexpected directory name '{found.name}' for model '{config.name}', directory name must equal model name",
         )
     first_version = found.version_dir(found.versions[0]) if found.versions else None
-    return fill_backend(config.replace(name=found.name), first_version)
+    try:
+        return fill_backend(config.replace(name=found.name), first_version)
+    except OSError as error:
+        message = f"failed to read version {found.versions[0]} of model '{found.name}': {error.strerror}"
+        raise ConfigProblem("", message) from error
 
 
 def settle_config(

@@ -9,6 +9,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from repository.problem import ConfigProblem
+from repository.small_files import MAX_LABELS_BYTES, read_small_file
 from schemas.errors import invalid
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -66,7 +67,7 @@ def read_labels(model_dir: Path, filename: str) -> list[str]:
     """The labels in `filename` of a model's folder, one per line, in order. Raises ConfigProblem."""
     path = path_inside(model_dir, filename, "label_filename")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small_file(path, MAX_LABELS_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigProblem("label_filename", f"failed to read label file '{filename}': {reason}") from error

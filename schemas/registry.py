@@ -77,6 +77,9 @@ class ModelRecord:
 
     With `elsewhere` the model is not for this worker, which others may be: what the record says of failures counts only
     where all workers say so.
+
+    `rejected` says why the model's files or configuration as they are now could not be loaded, while what was loaded before
+    them serves on; "" where what serves is what is there.
     """
 
     name: str
@@ -91,6 +94,7 @@ class ModelRecord:
     error: str = ""
     namespace: str = ""
     elsewhere: bool = False
+    rejected: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ def unpack_model_record(data: bytes) -> ModelRecord:
         raise MalformedMessage(f"not a model record: {type(error).__name__}") from error
     labels = record.labels
     if not (
-        _are(str, record.name, record.reason, record.error, record.namespace)
+        _are(str, record.name, record.reason, record.error, record.namespace, record.rejected)
         and _are(int, record.written_ns, record.revision, record.in_force, record.error_code)
         and _are(bool, record.elsewhere)
         and isinstance(labels, dict)

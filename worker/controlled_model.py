@@ -10,9 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from schemas.desired import WantedModel
-from schemas.errors import WeirError
+from schemas.errors import ErrorCode, WeirError, internal
 from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 from worker.model_loader import LoadedResult
 from worker.override_folder import OverrideFolder
@@ -24,7 +25,8 @@ class ControlledModel:
 
     `revision` is the last operation carried out, `asked` the last that has come, which was for `wanted`, `in_force` the
     one that made what serves. Operations on the model hold `lock`, `turns` of them do or wait for it. `seen` is what
-    the model's folder looked like when it was last tried. `is_leaving` tells that it is in no repository any more,
+    the model's folder at `path` looked like when it was last tried; `rejected` says why that could not be loaded while
+    what was loaded before serves on. `is_leaving` tells that it is in no repository any more,
     `is_moving` that other workers have it from now on, and `elsewhere` that it is not for this worker, which is no
     failure of it. `name` is the model's identity; `shared_by` are those of a name that is ambiguous, and has no model
     of its own (`worker.shared_names`).
@@ -37,6 +39,8 @@ class ControlledModel:
         self.retiring: set[int] = set()
         self.past: dict[int, VersionRecord] = {}
         self.reason = ""
+        self.rejected = ""
+        self.path: Path | None = None
         self.folder: OverrideFolder | None = None
         self.is_override = False
         self.seen: object = None
@@ -87,7 +91,7 @@ class ControlledModel:
         self.past = {
             number: row for number, row in self.past.items() if row.reason == UNLOADED and number not in result.served
         }
-        self.reason = ""
+        self.reason = self.rejected = ""
         self.is_leaving = self.is_moving = self.elsewhere = False
         return replaced
 
@@ -98,11 +102,23 @@ class ControlledModel:
         self.is_moving = self.is_moving and bool(self.served)
         if not self.served:
             self.reason = result.reason
+        else:
+            self.rejected = result.reason or _first_failure(result)
+
+    def fail(self, error: Exception) -> None:
+        """The last operation raised something unexpected: whoever waits for it is told; what serves goes on."""
+        reason = f"{ErrorCode.INTERNAL.title}: {type(error).__name__}: {error}"
+        self.error = internal(f"load failed for model '{self.name}': {type(error).__name__}: {error}")
+        self.revision = max(self.revision, self.asked)
+        if self.is_serving:
+            self.rejected = reason
+        else:
+            self.reason = reason
 
     def retire(self) -> None:
         """Every version is to be unloaded."""
         self.retiring = set(self.served)
-        self.reason = ""
+        self.reason = self.rejected = ""
 
     def gone(self, numbers: set[int]) -> None:
         """These versions have been unloaded. Those that were loaded anew meanwhile have not, and may be about to be."""
@@ -131,6 +147,12 @@ class ControlledModel:
             in_force=self.in_force if self.is_serving else 0,
             error_code=0 if self.error is None else self.error.code.number,
             error="" if self.error is None else self.error.message,
+            rejected=self.rejected if self.is_serving else "",
             namespace="" if self.result is None else self.result.namespace,
             elsewhere=self.elsewhere or self.is_moving,
         )
+
+
+def _first_failure(result: LoadedResult) -> str:
+    """Why the first version that failed did; versions that were given up because of it are not it."""
+    return next((row.reason for row in result.records.values() if row.reason not in ("", UNLOADED)), "")

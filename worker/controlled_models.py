@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 
+from runtime.containment import report
 from worker.controlled_model import ControlledModel
 
 
 class ControlledModels:
-    """See the module. Models there is nothing to remember of are forgotten."""
+    """See the module. Models there is nothing to remember of are forgotten.
 
-    def __init__(self) -> None:
+    `on_failure(model)` is awaited in the model's turn after an operation on it raised something unexpected.
+    """
+
+    def __init__(self, on_failure: Callable[[ControlledModel], Awaitable[None]]) -> None:
         self._by_name: dict[str, ControlledModel] = {}
+        self._on_failure = on_failure
 
     def __iter__(self) -> Iterator[ControlledModel]:
         return iter(list(self._by_name.values()))
@@ -23,12 +28,20 @@ class ControlledModels:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[ControlledModel]:
-        """The model, for one operation on it after those that came before."""
+        """The model, for one operation on it after those that came before.
+
+        An unexpected exception ends the operation, which has failed then, and nothing else: it is not raised again.
+        """
         model = self._by_name.setdefault(name, ControlledModel(name))
         model.turns += 1
         try:
             async with model.lock:
-                yield model
+                try:
+                    yield model
+                except Exception as error:  # noqa: BLE001 - one model must not cost another
+                    report("worker.controlled_models: an operation on a model", error)
+                    model.fail(error)
+                    await self._on_failure(model)
         finally:
             model.turns -= 1
             self.drop_if_blank(model)

@@ -93,7 +93,7 @@ class Loading:
             model.error = poll_failure(model.name)
         else:
             if not wanted.is_override and await self._is_unchanged(model, found):
-                model.error = None
+                model.error, model.rejected = None, ""
             elif await self.load_found(model, found, wanted.config, revision, folder, rolls=True):
                 model.is_override = wanted.is_override
                 folder = None
@@ -126,7 +126,7 @@ class Loading:
         Nothing is done, and nothing has failed, where other workers are to have the model. With `rolls`, what serves is
         reloaded when the workers before this one are done, and not at all where one of them failed.
         """
-        model.seen = await asyncio.to_thread(appearance, found)
+        model.path, model.seen = found.path, await asyncio.to_thread(appearance, found)
         if not await self._placement.admits(model, found, override, revision):
             return False
         if rolls and model.is_serving:

@@ -192,9 +192,9 @@ async def _work(
     await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
     status = 0
     if loading.done():
-        failed = [f"'{name}': {reason}" for name, reason in loading.result().items()]
-        if failed and settings.exit_on_error:
-            announce_failure(f"failed to load {', '.join(failed)}")
+        problems = loading.result()
+        if problems and settings.exit_on_error:
+            announce_failure("; ".join(problems))
             status = 1
             stopping.cancel()
         else:
@@ -232,7 +232,7 @@ def _end_for_another(service: WorkerService, reason: str, batch: FinishedBatch |
 
 async def _load(
     mirrors: RepositoryMirrors, control: ModelControl, settings: WorkerSettings, background: asyncio.TaskGroup
-) -> dict[str, str]:
+) -> list[str]:
     """Fetches what lies in NATS, then loads what is to be there at the start."""
     await mirrors.start(follows=settings.model_control_mode != "none")
     return await control.start(background)

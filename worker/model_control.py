@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from bus.desired_models import DesiredModels
 from bus.model_files import ModelFiles
 from repository.dependencies import composing_models
 from repository.fingerprint import appearance
-from repository.layout import FoundModel
+from repository.layout import DUPLICATE, FoundModel
+from runtime.containment import report
 from schemas.desired import DesiredModel
 from schemas.errors import WeirError
 from schemas.model_identity import plain_name
@@ -26,7 +28,7 @@ from worker.controlled_models import ControlledModels
 from worker.drains import Drains
 from worker.ensembles.following import EnsembleFollower, Verdict
 from worker.loading import Loading, LoadingHost
-from worker.model_loader import ModelLoader, poll_failure
+from worker.model_loader import ModelLoader
 from worker.model_placement import ModelPlacement
 from worker.model_records import ModelRecords, RecordHost
 from worker.placed_models import PlacedModels
@@ -36,6 +38,9 @@ from worker.startup_models import check_startup_models, wanted_at_start
 from worker.unloading import Unloading, UnloadingHost
 
 logger = logging.getLogger("weir.worker")
+
+NOT_FOUND = "model not found in any model repository"
+"""The problem of a model that is to be loaded at the start and is nowhere, in Triton's words."""
 
 MAX_WAITING_OPERATIONS = 16
 """Operations on one model that may wait for each other; beyond it, those that a later one supersedes are passed over."""
@@ -71,11 +76,12 @@ class ModelControl:
         self._desired = desired
         self._files = files
         self._ensembles = ensembles
+        self._unreadable: dict[Path, str] = {}
         self._reconsidered: set[str] = set()  # ensembles whose turn for that has not come yet
         ensembles.on_change = self._on_ensemble_change
         self._mode = mode
         self._startup = startup
-        self._models = ControlledModels()
+        self._models = ControlledModels(self._tell_failure)
         self._tasks = ControlTasks()
         self._records = ModelRecords(host)
         self._unloading = Unloading(host, loader.repository, drains, self._records, self._models, self._tasks)
@@ -108,24 +114,24 @@ class ModelControl:
             self._tasks,
         )
 
-    async def start(self, background: asyncio.TaskGroup) -> dict[str, str]:
-        """Loads what is to be there at the start; returns those of the start-up models that failed, with the reason."""
+    async def start(self, background: asyncio.TaskGroup) -> list[str]:
+        """Loads what is to be there at the start; returns what failed: a repository, or a model, and the reason."""
         self._tasks.start(background)
         if self._mode != "explicit":
-            found = await asyncio.to_thread(self._loader.scan)
+            found = await self._look()
             await self._placement.offer_found(found)
             await asyncio.gather(*(self._load_at_start(name, model) for name, model in found.items()))
-            return self._models.failures(found)
+            return self._problems(found)
         self._desired.on_change(self._on_desired)
         entries = {entry.name: entry for entry in self._desired.all()}
-        found = await asyncio.to_thread(self._loader.scan)
+        found = await self._look()
         at_start = [name for name in wanted_at_start(self._startup, found) if plain_name(name) not in entries]
         await self._placement.offer_found({name: found[name] for name in at_start if name in found})
         await asyncio.gather(
             *(self._load_at_start(name, found.get(name)) for name in at_start),
             *(self._restore(entry) for entry in entries.values()),
         )
-        return self._models.failures(at_start)
+        return self._problems(at_start)
 
     async def poll(self, interval_s: float) -> None:
         """Looks at the repositories every `interval_s`, for ever, and follows what has changed."""
@@ -134,17 +140,41 @@ class ModelControl:
             await self.poll_once()
 
     async def poll_once(self) -> None:
-        """Loads models that are new or have changed, unloads those that have gone."""
+        """Loads models that are new or have changed, unloads those that have gone.
+
+        Models of a repository that can't be read stay as they are.
+        """
         try:
-            found = await asyncio.to_thread(self._loader.scan)
-        except WeirError as error:
-            logger.error("the repositories can't be polled: %s", error.message)
-            return
-        await self._placement.offer_found(found)
-        gone = [model.name for model in self._models if model.name not in found and not model.is_leaving]
-        await asyncio.gather(
-            *(self._load_if_changed(model) for model in found.values()), *(self._leave(name) for name in gone)
-        )
+            found = await self._look()
+            await self._placement.offer_found(found)
+            gone = [model.name for model in self._models if self._has_gone(model, found)]
+            await asyncio.gather(
+                *(self._load_if_changed(model) for model in found.values()), *(self._leave(name) for name in gone)
+            )
+        except Exception as error:  # noqa: BLE001 - the next look may succeed; the worker serves on
+            report("worker.model_control: polling the repositories", error)
+
+    async def _look(self) -> dict[str, FoundModel]:
+        """The models that are there; a repository that can't be read is logged when that begins and when it ends."""
+        snapshot = await asyncio.to_thread(self._loader.look)
+        for path, problem in snapshot.unreadable.items():
+            if self._unreadable.get(path) != problem:
+                logger.error("%s; its models stay as they are until it can be read", problem)
+        for path in self._unreadable.keys() - snapshot.unreadable.keys():
+            logger.info("model repository '%s' can be read again", path.name)
+        self._unreadable = snapshot.unreadable
+        return snapshot.models
+
+    def _problems(self, names: Iterable[str]) -> list[str]:
+        failures = self._models.failures(names)
+        return [*self._unreadable.values(), *(f"failed to load '{name}': {why}" for name, why in failures.items())]
+
+    def _has_gone(self, model: ControlledModel, found: Mapping[str, FoundModel]) -> bool:
+        is_unknown = model.path is not None and model.path.parent in self._unreadable
+        return model.name not in found and not model.is_leaving and not is_unknown
+
+    async def _tell_failure(self, model: ControlledModel) -> None:
+        await self._records.tell(model)
 
     async def hand_over(self, timeout_s: float) -> None:
         """Before the end: lets other workers take over what only this one has, for `timeout_s` at most."""
@@ -230,15 +260,21 @@ class ModelControl:
     async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
         async with self._models.turn(name) as model:
             if found is None:
-                model.reason = poll_failure(name).message
-                logger.error("failed to load '%s': it is in no repository", name)
+                model.reason = NOT_FOUND
+                logger.error("failed to load '%s': %s", name, NOT_FOUND)
             else:
                 await self._loading.load_found(model, found, None, 0)
             await self._records.tell(model)
 
     async def _load_if_changed(self, found: FoundModel) -> None:
         async with self._models.turn(found.identity) as model:
-            if model.seen != await asyncio.to_thread(appearance, found):
+            if found.problem == DUPLICATE and model.is_serving:
+                # As in Triton, which of them is meant is for whoever put the second one there to say.
+                logger.error("'%s' is unloaded: %s", model.name, DUPLICATE)
+                model.path, seen = found.path, await asyncio.to_thread(appearance, found)
+                await self._unload(model, model.revision)
+                model.seen = seen
+            elif model.seen != await asyncio.to_thread(appearance, found):
                 await self._loading.load_found(model, found, None, 0)
                 await self._records.tell(model)
 

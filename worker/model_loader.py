@@ -14,7 +14,7 @@ from typing import cast
 from repository.completion import DescribedModel
 from repository.config_text import located
 from repository.fingerprint import Files, Fingerprint, fingerprint
-from repository.layout import CONFIG_FILE, FoundModel, ModelRepository, select_versions
+from repository.layout import CONFIG_FILE, FoundModel, ModelRepository, RepositorySnapshot, select_versions
 from repository.loading import ConfigSource, read_config, settle_config
 from repository.paths import read_labels
 from repository.problem import ConfigProblem
@@ -78,9 +78,9 @@ class ModelLoader:
         self._backends = backends or BackendRegistry()
         self._loads = count(1)
 
-    def scan(self) -> dict[str, FoundModel]:
+    def look(self) -> RepositorySnapshot:
         """The models that are there."""
-        return self.repository.scan()
+        return self.repository.look()
 
     def load(self, found: FoundModel, override: str | None = None, serving: LoadedResult | None = None) -> LoadedResult:
         """Loads every version that the model's version policy asks for, with the configuration `override` if given.

@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from bus.registry import WorkerView
 from repository.layout import FoundModel
-from repository.loading import read_config
+from repository.loading import config_bytes, read_config
 from schemas.errors import WeirError, unavailable
 from schemas.model_config import ModelConfig
 from schemas.placement import Amounts, BadDeclaration, ModelNeeds, needs_of
@@ -281,7 +281,7 @@ def read_declaring(found: FoundModel, override: str | None) -> ModelConfig | Non
     """
     try:
         if override is None:
-            if not found.config_file or b"weir_" not in (found.path / found.config_file).read_bytes():
+            if not found.config_file or b"weir_" not in config_bytes(found):
                 return None
         elif "weir_" not in override:
             return None

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from bus import subjects
 from bus.connection import Bus, Message
 from repository.layout import ModelRepository
-from schemas.errors import WeirError
 from schemas.repository_view import RepositoryView, pack_repository_view
-
-logger = logging.getLogger("weir.worker")
 
 
 class RepositoryReport:
@@ -40,12 +36,8 @@ class RepositoryReport:
         try:
             while self._asked:
                 asked, self._asked = self._asked, set()
-                try:
-                    found = await asyncio.to_thread(self._repository.scan)
-                except WeirError as error:
-                    logger.error("the repositories can't be read: %s", error.message)
-                    found = {}
-                problems = {name: model.problem for name, model in found.items()}
+                snapshot = await asyncio.to_thread(self._repository.look)
+                problems = {name: model.problem for name, model in snapshot.models.items()}
                 for subject in asked:
                     self._bus.publish(subject, pack_repository_view(RepositoryView(self._worker, problems)))
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+from repository.small_files import MAX_TENSOR_FILE_BYTES, read_small_file
 from schemas.datatypes import BY_CONFIG_NAME
 from schemas.errors import WeirError, invalid
 from schemas.model_config import ModelConfig
@@ -84,7 +85,7 @@ class StateDeclarations:
 
 def _read(path: Path, state: str, model: str) -> bytes:
     try:
-        return path.read_bytes()
+        return read_small_file(path, MAX_TENSOR_FILE_BYTES)
     except OSError as error:
         raise _unreadable(path.name, state, model, error) from error
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from repository.paths import path_inside
 from repository.problem import ConfigProblem
+from repository.small_files import MAX_TENSOR_FILE_BYTES, read_small_file
 from schemas.bodies import pack_body
 from schemas.datatypes import BY_CONFIG_NAME, Datatype
 from schemas.errors import WeirError, internal, invalid, unavailable
@@ -106,7 +107,8 @@ def _random(datatype: Datatype, elements: int) -> bytes:
 
 def _file(model: ModelVersion, filename: str) -> bytes:
     try:
-        return path_inside(model.model_directory, f"{FOLDER}/{filename}").read_bytes()
+        path = path_inside(model.model_directory, f"{FOLDER}/{filename}")
+        return read_small_file(path, MAX_TENSOR_FILE_BYTES)
     except ConfigProblem as problem:
         raise invalid(problem.message) from problem
     except OSError as error:

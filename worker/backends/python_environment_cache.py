@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from repository.small_files import MAX_REQUIREMENTS_BYTES, read_small_file
 from schemas.errors import WeirError, internal
 from worker.process_group import GroupTie
 
@@ -77,7 +78,10 @@ class EnvironmentCache:
         ones, share an environment. Raises WeirError (INTERNAL) with the last lines of the
         tool that failed.
         """
-        text = requirements.read_text(errors="replace")
+        try:
+            text = read_small_file(requirements, MAX_REQUIREMENTS_BYTES).decode(errors="replace")
+        except OSError as error:
+            raise internal(f"failed to read the requirements '{requirements}': {error.strerror}") from error
         key = _key("requirements", text, sys.version, sys.prefix, "" if _names_packages_alone(text) else str(folder))
 
         def install(environment: Path) -> None:

@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from repository.dependencies import composing_models, in_namespaces, step_identity
 from repository.layout import FoundModel
-from repository.loading import read_config
+from repository.loading import config_bytes, read_config
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 from schemas.model_identity import plain_name
@@ -132,4 +132,4 @@ class EnsembleFollower:
 
 def _speaks_of_ensembles(found: FoundModel) -> bool:
     """Spares nearly all models from being read twice."""
-    return b"ensemble" in (found.path / found.config_file).read_bytes()
+    return b"ensemble" in config_bytes(found)

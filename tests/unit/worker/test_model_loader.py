@@ -70,7 +70,7 @@ class Loading:
         self._loaded: list[LoadedResult] = []
 
     def load(self, name: str, serving: LoadedResult | None = None) -> LoadedResult:
-        self._loaded.append(self._loader.load(self._loader.scan()[name], serving=serving))
+        self._loaded.append(self._loader.load(self._loader.look().models[name], serving=serving))
         for served in self._loaded[-1].served.values():
             served.take_over()
         return self._loaded[-1]
@@ -157,7 +157,7 @@ def test_a_version_is_tried_as_often_as_is_asked_for(tmp_path: Path, caplog: pyt
     folder = write_model(tmp_path, "neg")
     (folder / "1" / "model.onnx").write_bytes(b"not a model")
     loader = ModelLoader(ModelRepository([tmp_path]), environment(), auto_complete=False, retries=2)
-    assert loader.load(loader.scan()["neg"]).served == {}
+    assert loader.load(loader.look().models["neg"]).served == {}
     assert sum("loading 'neg' version 1 again" in line for line in caplog.messages) == 2
 
 
