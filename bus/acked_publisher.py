@@ -19,6 +19,7 @@ import orjson
 
 from bus import durable_subjects as subjects
 from bus.connection import Bus, Message
+from runtime.containment import contained
 
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """JetStream's error codes when the sequence was not the expected one: there is such a message already."""
@@ -28,6 +29,7 @@ NO_ROOM = (10077,)
 
 _is_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]{1,19})\}', re.ASCII).fullmatch
 
+_NOT_SENT = 1  # no code of JetStream's
 _RETRY_S = 0.1  # no stream answers: it is being made, or its server restarts
 _PATIENCE_S = 5.0
 
@@ -109,10 +111,16 @@ class AckedPublisher:
         self.publish(subject, data, header_block, lambda ack: None if done.done() else done.set_result(ack))
         return await done
 
+    @contained(on_error="_refuse")
     def _send(self, number: int, unacked: _Unacked) -> None:
         unacked.sent_s = time.monotonic()
         if self._bus.is_connected and self._losses == self._bus.losses:  # else it leaves when the broker is back
             self._bus.publish(unacked.subject, unacked.data, f"{self._acks}.{number}", unacked.header_block)
+
+    def _refuse(self, error: Exception, number: int, unacked: _Unacked) -> None:
+        """Ends a message that can't be published at all."""
+        if self._unacked.pop(number, None) is not None:
+            unacked.on_stored(StoreAck(error_code=_NOT_SENT, description=f"it can't be published: {error}"))
 
     def _on_ack(self, message: Message) -> None:
         number = int(message.subject.rpartition(".")[2])
@@ -157,4 +165,4 @@ def _ack_of(data: bytes) -> StoreAck:
             return StoreAck(0, False, int(error.get("err_code", 0)) or int(error["code"]), str(error["description"]))
         return StoreAck(int(said["seq"]), bool(said.get("duplicate", False)))
     except (ValueError, KeyError, TypeError, AttributeError):
-        return StoreAck(error_code=1, description="not an acknowledgement")
+        return StoreAck(error_code=_NOT_SENT, description="not an acknowledgement")

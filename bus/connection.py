@@ -26,11 +26,13 @@ from bus.live_layout import LiveLayout
 from bus.nats_protocol import Callback, Message, NatsProtocol
 from bus.patient_jetstream import TRY_S, PatientJetStream, patiently
 from bus.server_pool import ServerPool
+from runtime.containment import call_each, report
 
 logger = logging.getLogger("weir.bus")
 
 _RECONNECT_WAIT_S = 0.1
 _REFUSED_WAIT_S = 1.0
+_MAX_FAILED_WAIT_S = 30.0
 _COMPLAINT_EVERY_S = 30.0
 _PING_INTERVAL_S = 5.0
 _CLUSTER_PING_INTERVAL_S = 1.0  # there is another server to go to
@@ -85,8 +87,8 @@ class Bus:
     ) -> Bus:
         """Connects to the server(s) at `url` (comma-separated). Raises OSError when none answers in time, or will have us.
 
-        The connection is kept by a task in `background`, and so is each recovery after it was lost: one that fails ends
-        the role, whose supervisor starts it anew. `role` is the user of `bus.permissions` that it acts as.
+        The connection is kept by a task in `background`, and so is each recovery after it was lost: one that fails is
+        tried again, until it succeeds. `role` is the user of `bus.permissions` that it acts as.
         """
         try:
             bus = cls(url.split(","), name, access, role)
@@ -313,8 +315,7 @@ class Bus:
         self._protocol = None
         self.losses += 1
         self._lost.set()
-        for listener in self._loss_listeners:
-            listener()
+        call_each("bus.connection: a listener for the loss of the connection", self._loss_listeners)
 
     async def _keep(self) -> None:
         """Pings, and connects again whenever the connection is lost."""
@@ -346,6 +347,7 @@ class Bus:
         # JetStream may need a moment more than the server's socket, and so may nats-py to connect again; a cluster takes
         # seconds to choose new leaders.
         losses, told, told_s = -1, "", 0.0
+        wait_s = _RECONNECT_WAIT_S
         while losses != self.losses:
             losses = self.losses
             try:
@@ -359,6 +361,12 @@ class Bus:
                     told, told_s = text, now_s
                     logger.warning("not recovered yet: %s", text)
                 await asyncio.sleep(_RECONNECT_WAIT_S)
+            except Exception as error:  # noqa: BLE001 - contained: the other listeners and the role go on
+                if not self.is_connected:
+                    return
+                report("bus.connection: a listener for reconnections", error)
+                losses, wait_s = -1, min(2 * wait_s, _MAX_FAILED_WAIT_S)
+                await asyncio.sleep(wait_s)
 
     async def _connect_admin(self) -> None:
         self._has_admin = True

@@ -117,7 +117,8 @@ class DeadLetters:
                     yield _letter(
                         message.subject,
                         told.sequence.stream,
-                        list((message.headers or {}).items()),
+                        # nats-py reads a value that is not ASCII as an object of module `email`.
+                        [(header, str(value)) for header, value in (message.headers or {}).items()],
                         b"",
                         int(told.timestamp.timestamp() * 1000),
                     )

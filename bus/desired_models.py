@@ -14,6 +14,7 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoKeysEr
 
 from bus import subjects
 from bus.connection import Bus, Message
+from runtime.containment import call_each
 from schemas.desired import DesiredModel, pack_desired, unpack_desired
 from schemas.errors import invalid
 from schemas.wire import MalformedMessage
@@ -110,8 +111,7 @@ class DesiredModels:
         if subjects.token(entry.name) != key or (known is not None and entry.revision < known.revision):
             return
         self._entries[entry.name] = entry
-        for listener in self._listeners:
-            listener(entry)
+        call_each("bus.desired_models: a listener", self._listeners, entry)
 
 
 def next_revision(known: DesiredModel | None, now_ns: int) -> int:

@@ -69,8 +69,10 @@ def dial_from_thread(
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             info = json.loads(_read_line(connection).partition(b" ")[2] or b"{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OSError("what answers there is no nats-server") from error
+        if not isinstance(info, dict):
+            raise OSError("what answers there is no nats-server")
         if access.wants_tls(server, info):
             spoken = TlsSocket(connection, access.tls_context(), tls_name(server, first))
         options = connect_options(name, access.identity(server, info))

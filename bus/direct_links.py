@@ -19,6 +19,7 @@ from bus.direct_stream import DirectBroken, DirectStream
 from bus.direct_tls import connecting_context, fingerprint, is_encrypted
 from bus.direct_ways import DirectWays
 from bus.fetch_plan import Ended
+from runtime.containment import report
 from schemas.fetches import ADDRESS_QUESTION, OwnerAddress, unpack_address
 from schemas.tensors import PayloadRef
 from schemas.wire import MalformedMessage
@@ -145,6 +146,10 @@ class DirectLinks:
         except asyncio.CancelledError:
             link.close()
             raise
+        except Exception as error:  # noqa: BLE001 - contained: an address from the bus must not end the role
+            report("bus.direct_links: connecting to an owner of payloads", error)
+            link.close()
+            self._ways.failed(attempt, time.monotonic())
         else:
             if link.is_lost:
                 self._ways.failed(attempt, time.monotonic())

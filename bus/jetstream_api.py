@@ -82,9 +82,9 @@ class JetStreamApi:
         found = await self.first(stream, filter)
         return "" if found is None else found.subject
 
-    async def first(self, stream: str, filter: str) -> StoredMessage | None:
-        """The oldest message on subjects that `filter` matches; None where there is none."""
-        question = orjson.dumps({"seq": 1, "next_by_subj": filter})
+    async def first(self, stream: str, filter: str, sequence: int = 1) -> StoredMessage | None:
+        """The oldest message from `sequence` on, on subjects that `filter` matches; None where there is none."""
+        question = orjson.dumps({"seq": sequence, "next_by_subj": filter})
         answer = await self._ask(f"$JS.API.DIRECT.GET.{stream}", question)
         return _found(answer)
 

@@ -19,6 +19,7 @@ from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.desired_models import DesiredModels
+from runtime.containment import call_each, contained
 from schemas.desired import DesiredModel
 from schemas.registry import ModelRecord, pack_record, unpack_model_record
 from schemas.wire import MalformedMessage
@@ -111,6 +112,7 @@ class KnownModels:
         if not entry.wanted.load and entry.name in self._entries and self._background is not None:
             self._background.create_task(self._try_to_forget(entry.name))
 
+    @contained()
     async def _try_to_forget(self, name: str) -> None:
         try:
             await self.forget(name)
@@ -190,5 +192,4 @@ class KnownModels:
             self._tell(name)
 
     def _tell(self, name: str) -> None:
-        for listener in self._listeners:
-            listener(name)
+        call_each("bus.known_models: a listener", self._listeners, name)

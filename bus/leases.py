@@ -20,6 +20,7 @@ from bus.acked_publisher import AckedPublisher, StoreAck
 from bus.connection import Bus
 from bus.headers import pack_headers
 from bus.streams import ensure_stream
+from runtime.containment import call_each
 
 TTL_S = 2
 """After so long without renewal a lease is free."""
@@ -127,14 +128,14 @@ class Leases:
             lease.revision = ack.sequence
             lease.sure_until_s = asked_s + SAFETY_S
             if not was_held:
-                lease.on_taken()
+                call_each("bus.leases: the owner of a lease that was taken", (lease.on_taken,))
         else:
             self._lose(lease)
 
     def _lose(self, lease: _Lease) -> None:
         if lease.revision:
             lease.revision = 0
-            lease.on_lost()
+            call_each("bus.leases: the owner of a lease that was lost", (lease.on_lost,))
 
     async def _renew(self) -> None:
         while True:

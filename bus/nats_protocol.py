@@ -18,19 +18,30 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from bus.broker_access import BrokerRefused, is_refusal
+from runtime.containment import report
+from runtime.log_limiter import LogLimiter
 
 logger = logging.getLogger("weir.bus")
+_limiter = LogLimiter(logger)
 
 _JOIN_LIMIT_BYTES = 128 * 1024
-_M, _H, _P, _I, _MINUS = b"MHPI-"
+_M, _H, _P, _I, _MINUS, _PLUS = b"MHPI-+"
+_MAX_LINE_BYTES = 1 << 20  # an INFO line names every server of a cluster; nats-server's own limit for a client is 4 KiB
+_MAX_SIZE_DIGITS = 10  # of a message's size in bytes; nats-server takes no `max_payload` of more digits
 _COMPLAINT_EVERY_S = 60.0  # the same one again: what may not be published is tried with each message
 _MAX_COMPLAINTS = 100
+
+
+class _FramingLost(Exception):
+    """The bytes received do not say where the next message begins."""
 
 
 class Message(NamedTuple):
     """What arrived on a subject. `status` is nats-server's own word in a peer's stead ("503": nobody listens).
 
-    `header_block` are the message's headers as they came, b"" without any; `bus.headers` reads them.
+    `header_block` are the message's headers as they came, b"" without any; `bus.headers` reads them. Bytes of `subject`
+    and `reply` that are not UTF-8 are U+FFFD here: `bus.reserved_subjects.subject_problem` refuses such a subject, and
+    nothing may be published there.
     """
 
     subject: str
@@ -89,6 +100,9 @@ class NatsProtocol(asyncio.Protocol):
         self.info: dict[str, Any] = {}
         self.last_error = ""  # that the server told, as when it ends the connection
         self._complaints: dict[str, float] = {}
+        self._is_broken = False
+        self.malformed_messages = 0
+        """Messages skipped because their first line does not name a subject, a subscription and sizes that fit."""
 
     def secure(self, transport: asyncio.BaseTransport) -> None:
         """From now on speaks through `transport`, which encrypts."""
@@ -211,7 +225,13 @@ class NatsProtocol(asyncio.Protocol):
         self._on_lost()
 
     def data_received(self, data: bytes) -> None:
-        """Takes what arrived, and dispatches every whole message in it."""
+        """Dispatches every whole message received so far. Never raises.
+
+        A callback that fails, or a malformed message, costs the other messages nothing. The connection is closed where
+        the bytes do not say how long a message is; the owner then connects again.
+        """
+        if self._is_broken:
+            return
         if self._chunks:
             self._chunks.append(data)
             self._have += len(data)
@@ -221,7 +241,11 @@ class NatsProtocol(asyncio.Protocol):
             self._chunks = []
         # What callbacks publish leaves in one write when all of them have run, without another turn of the loop.
         self._dispatching = True
-        rest, self._need = self._parse(data)
+        try:
+            rest, self._need = self._parse(data)
+        except _FramingLost as error:
+            rest = len(data)
+            self._break_off(str(error))
         self._run_deferred()
         self._dispatching = False
         if self._out:
@@ -230,58 +254,80 @@ class NatsProtocol(asyncio.Protocol):
             self._chunks = [data[rest:] if rest else data]
             self._have = len(data) - rest
 
+    def _break_off(self, reason: str) -> None:
+        self._is_broken = True
+        logger.error("closing the connection to nats-server: what it sent is not the NATS protocol: %s", reason)
+        if self._transport is not None:
+            self._transport.abort()
+
     def _parse(self, data: bytes) -> tuple[int, int]:
-        """(where the first incomplete message begins, how many bytes are needed to go on)."""
+        """(where the first incomplete message begins, how many bytes are needed to go on). Raises _FramingLost."""
         position, end = 0, len(data)
         callbacks = self._callbacks
         while position < end:
             line_end = data.find(b"\r\n", position)
             if line_end < 0:
+                if end - position > _MAX_LINE_BYTES:
+                    raise _FramingLost(f"a line of more than {_MAX_LINE_BYTES} bytes")
                 return position, 0
             kind = data[position]
             if kind == _M:
                 fields = data[position + 4 : line_end].split()
                 start = line_end + 2
-                stop = start + int(fields[-1])
+                stop = start + _size(fields)
                 if stop + 2 > end:
                     return position, stop + 2 - position
-                callback = callbacks.get(fields[1])
-                if callback is not None:
-                    reply = fields[2].decode() if len(fields) == 4 else ""
-                    self._call(callback, Message(fields[0].decode(), reply, data[start:stop], ""))
+                count = len(fields)
+                if count == 3 or count == 4:
+                    callback = callbacks.get(fields[1])
+                    if callback is not None:
+                        reply = fields[2].decode("utf-8", "replace") if count == 4 else ""
+                        subject = fields[0].decode("utf-8", "replace")
+                        self._call(callback, Message(subject, reply, data[start:stop], ""))
+                else:
+                    self._skip(data[position:line_end])
                 position = stop + 2
             elif kind == _H:
                 fields = data[position + 5 : line_end].split()
                 headers = line_end + 2
-                start = headers + int(fields[-2])
-                stop = headers + int(fields[-1])
+                stop = headers + _size(fields)
                 if stop + 2 > end:
                     return position, stop + 2 - position
-                callback = callbacks.get(fields[1])
-                if callback is not None:
-                    reply = fields[2].decode() if len(fields) == 5 else ""
-                    block = data[headers:start]
-                    status = "" if block.startswith(b"NATS/1.0\r\n") else _status(block)
-                    self._call(callback, Message(fields[0].decode(), reply, data[start:stop], status, block))
+                count = len(fields)
+                start = headers + (_number(fields[-2]) if count == 4 or count == 5 else -1)
+                if headers <= start <= stop:
+                    callback = callbacks.get(fields[1])
+                    if callback is not None:
+                        reply = fields[2].decode("utf-8", "replace") if count == 5 else ""
+                        subject = fields[0].decode("utf-8", "replace")
+                        block = data[headers:start]
+                        status = "" if block.startswith(b"NATS/1.0\r\n") else _status(block)
+                        self._call(callback, Message(subject, reply, data[start:stop], status, block))
+                else:
+                    self._skip(data[position:line_end])
                 position = stop + 2
             else:
                 self._on_line(kind, data[position:line_end])
                 position = line_end + 2
         return position, 0
 
+    def _skip(self, line: bytes) -> None:
+        self.malformed_messages += 1
+        _limiter.warning(
+            "malformed message", "skipped a message from nats-server with a malformed first line: %r", line[:100]
+        )
+
     def _call(self, callback: Callback, message: Message) -> None:
         try:
             callback(message)
-        except Exception:
-            # A callback that fails on one message must not take the connection, and all others, with it.
-            logger.exception("a message on %s could not be handled", message.subject)
+        except Exception as error:  # noqa: BLE001 - contained: one message must not cost the others
+            report("bus.nats_protocol: dispatching a message", error)
 
     def _guard(self, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception:
-            # As above.
-            logger.exception("what a message set off could not be done")
+        except Exception as error:  # noqa: BLE001 - contained: one message must not cost the others
+            report("bus.nats_protocol: running what a message has deferred", error)
 
     def _on_line(self, kind: int, line: bytes) -> None:
         if kind == _P and line == b"PING":
@@ -294,13 +340,27 @@ class NatsProtocol(asyncio.Protocol):
             if not self.established.done():
                 self.established.set_result(None)
         elif kind == _I:
-            self.info = json.loads(line[5:])
-            if not self.greeted.done():
-                self.greeted.set_result(None)
-            else:
-                self._on_info(self.info)
+            self._on_info_line(line)
         elif kind == _MINUS:
             self._on_error(line[5:].decode(errors="replace").strip("'"))
+        elif kind != _PLUS:
+            raise _FramingLost(f"a line that begins with {line[:20]!r}")
+
+    def _on_info_line(self, line: bytes) -> None:
+        try:
+            info = json.loads(line[5:])
+        except (ValueError, RecursionError):
+            info = None
+        if not isinstance(info, dict):
+            raise _FramingLost(f"an INFO line that is not a JSON object: {line[:100]!r}")
+        self.info = info
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+            return
+        try:
+            self._on_info(info)
+        except Exception as error:  # noqa: BLE001 - contained: one message must not cost the others
+            report("bus.nats_protocol: learning of the cluster's servers", error)
 
     def _on_error(self, text: str) -> None:
         self.last_error = text
@@ -316,7 +376,22 @@ class NatsProtocol(asyncio.Protocol):
             logger.error("nats-server: %s", text)
 
 
+def _size(fields: list[bytes]) -> int:
+    """The size at the end of a message's first line, in bytes. Raises _FramingLost where there is none."""
+    size = _number(fields[-1]) if fields else -1
+    if size < 0:
+        raise _FramingLost(f"a first line of a message without a size: {b' '.join(fields)[-100:]!r}")
+    return size
+
+
+def _number(digits: bytes) -> int:
+    """A size in bytes; -1 for what is not one, or is larger than any message."""
+    if len(digits) > _MAX_SIZE_DIGITS or not digits.isdigit():
+        return -1
+    return int(digits)
+
+
 def _status(header_block: bytes) -> str:
     """The status in the first line, if there is one: "NATS/1.0 503 No Responders"."""
     first = header_block.split(b"\r\n", 1)[0].split(None, 2)
-    return first[1].decode() if len(first) > 1 else ""
+    return first[1].decode("latin-1") if len(first) > 1 else ""

@@ -16,6 +16,7 @@ from bus.connection import Bus, Message
 from bus.direct_links import ADDRESS_FETCH, DirectLinks
 from bus.fetch_plan import MAX_FETCHED_BYTES, PIECE_BYTES, Ask, Ended, FetchPlan, Outcome
 from bus.identity import owner_of
+from runtime.containment import call_each, contained
 from schemas.fetches import pack_fetch
 from schemas.tensors import PayloadRef
 
@@ -103,7 +104,9 @@ class PayloadFetcher:
         for action in actions:
             if isinstance(action, Ended) and (listener := self._listeners.pop(action.fetch, None)) is not None:
                 self.lost += not isinstance(action.outcome, (bytes, memoryview))
-                listener(action.outcome)
+                call_each(
+                    "bus.payload_fetcher: the request that a payload was fetched for", (listener,), action.outcome
+                )
 
     def _on_piece(self, message: Message) -> None:
         *_, fetch, piece = message.subject.split(".")
@@ -128,14 +131,18 @@ class PayloadFetcher:
 
     def _on_tick(self) -> None:
         self._tick = None
-        if self._plan is not None:
-            self._count(self._plan.tick(time.monotonic(), self._bus.is_connected))
-        if self._links is not None:
-            self._links.tick()
+        self._advance()  # contained: without the next tick, no fetch would ever be given up again
         if self._plan or (self._links is not None and self._links.is_busy):
             self._tick_after(_TICK_S)
         elif self._links:
             self._tick_after(_IDLE_TICK_S)
+
+    @contained()
+    def _advance(self) -> None:
+        if self._plan is not None:
+            self._count(self._plan.tick(time.monotonic(), self._bus.is_connected))
+        if self._links is not None:
+            self._links.tick()
 
 
 def fetched_bytes(fetcher: PayloadFetcher | None) -> dict[str, int]:

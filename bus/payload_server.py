@@ -16,6 +16,7 @@ from bus.connection import Bus, Message
 from bus.direct_listener import DirectListener
 from bus.identity import owner_of
 from bus.payloads import PayloadReader, StalePayload
+from runtime.containment import contained
 from schemas.fetches import ADDRESS_QUESTION, OwnerAddress, pack_address, unpack_fetch
 from schemas.tensors import PayloadRef
 from schemas.wire import MalformedMessage
@@ -90,7 +91,7 @@ class PayloadServer:
             if self._bus.unsent_bytes > MAX_UNSENT_BYTES:
                 break
             piece, reply = self._questions.popleft()
-            content = self._content(piece)
+            content = self._content(piece) or _GONE
             sent_bytes += len(content)
             self._bus.publish(reply, content)
         self.sent_bytes += sent_bytes
@@ -98,6 +99,7 @@ class PayloadServer:
             self._is_due = True
             asyncio.get_running_loop().call_later(0 if sent_bytes else _WAIT_S, self._answer)
 
+    @contained()  # one piece that can't be read must not stop the others that wait
     def _content(self, piece: PayloadRef) -> bytes:
         if owner_of(piece.segment) != self._owner or piece.size > self._bus.max_payload_bytes:
             return _GONE

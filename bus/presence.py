@@ -20,6 +20,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.identity import host
 from runtime import loop_lag
+from runtime.containment import call_each, contained
 from schemas.presence import Role, RoleRecord, pack_role, unpack_role
 from schemas.wire import MalformedMessage
 
@@ -57,6 +58,7 @@ class Presence:
         self.tell()
         return background.create_task(self._go_on(interval_s))
 
+    @contained()
     def tell(self, leaving: bool = False) -> None:
         """Tells now; with `leaving` that it ends its work, as it then says to all who ask, for as long as that takes."""
         self._is_leaving = self._is_leaving or leaving
@@ -146,8 +148,7 @@ class PresenceView:
             self._tell(record, True)
 
     def _tell(self, record: RoleRecord, is_there: bool) -> None:
-        for listener in self._listeners:
-            listener(record, is_there)
+        call_each("bus.presence: a listener", self._listeners, record, is_there)
 
 
 def _release() -> str:

@@ -18,6 +18,7 @@ from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.identity import shares_memory
+from runtime.containment import call_each, contained, report
 from schemas.registry import (
     Heartbeat,
     ModelRecord,
@@ -100,6 +101,10 @@ class RegistryWriter:
                 self._is_removed = True
                 logger.warning("not registered again yet: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(_AGAIN_S)
+            except Exception as error:  # noqa: BLE001 - contained: an unregistered worker would never get a request again
+                self._is_removed = True
+                report("bus.registry: registering again", error)
+                await asyncio.sleep(_AGAIN_S)
 
     async def _write(self, key: str, record: ModelRecord | WorkerRecord) -> None:
         self._records[key] = pack_record(record)
@@ -171,8 +176,7 @@ class RegistryView:
         view = self.workers.pop(worker, None)
         if view is None:
             return
-        for listener in self._lost_listeners:
-            listener(worker)
+        call_each("bus.registry: a listener for lost workers", self._lost_listeners, worker)
         for model in view.models:
             self._model_changed(model)
 
@@ -272,14 +276,14 @@ class RegistryView:
             self._reread()
             return
         view.heard_s = self._clock()
-        for listener in self._heartbeat_listeners:
-            listener(heartbeat)
+        call_each("bus.registry: a listener for heartbeats", self._heartbeat_listeners, heartbeat)
 
     def _reread(self) -> None:
         """Somebody lives whom this view does not know: it was taken for dead here, wrongly."""
         if self._background is not None and (self._rereading is None or self._rereading.done()):
             self._rereading = self._background.create_task(self._try_to_read())
 
+    @contained()
     async def _try_to_read(self) -> None:
         try:
             await self._read_all()
@@ -287,5 +291,4 @@ class RegistryView:
             logger.warning("the registry could not be read: %s", error)
 
     def _model_changed(self, model: str) -> None:
-        for listener in self._model_listeners:
-            listener(model)
+        call_each("bus.registry: a listener for models", self._model_listeners, model)

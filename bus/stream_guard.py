@@ -20,6 +20,7 @@ from nats.js.api import StreamConfig
 from bus import durable_subjects as subjects
 from bus.connection import Bus, Message
 from bus.durable_streams import QueueLimits, durable_streams, ensure_durable_streams
+from runtime.containment import call_each, contained
 from schemas.errors import unavailable
 
 logger = logging.getLogger("weir.bus")
@@ -144,8 +145,7 @@ class StreamGuard:
         if self._is_restoring and self._is_missing:
             return
         logger.error("stream %s was deleted while it was in use: what it held is gone, and it is made anew", name)
-        for listener in self._gone_listeners:
-            listener(name)
+        call_each("bus.stream_guard: a listener for deleted streams", self._gone_listeners, name)
         self._is_missing = True
         if not self._is_restoring:
             self._is_restoring = True
@@ -161,6 +161,7 @@ class StreamGuard:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    @contained()
     async def _restore_soon(self) -> None:
         try:
             while self._is_missing and self._bus.is_connected:  # else the reconnection sees to it
@@ -179,11 +180,11 @@ class StreamGuard:
         for name in await ensure_durable_streams(self._bus, self._limits):
             if not is_told:
                 logger.error("stream %s is gone, and what it held: it is made anew", name)
-            for listener in self._listeners:
-                listener(name)
+            call_each("bus.stream_guard: a listener for recreated streams", self._listeners, name)
         for name in self._wanted:
             await self._look_at(name)
 
+    @contained()
     async def _look_at(self, name: str) -> None:
         try:
             found = await self._config_of(name)

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from bus.connection import Bus
 from bus.dialing import dial_from_thread
 from bus.tls_socket import TlsSocket
+from runtime.containment import contained
 
 logger = logging.getLogger("weir.bus")
 
@@ -71,7 +72,11 @@ class ThreadPublisher:
 
     def _publish_through_bus(self, messages: list[Outgoing]) -> None:
         for subject, data in messages:
-            self._bus.publish(subject, data)
+            self._publish_one(subject, data)
+
+    @contained()
+    def _publish_one(self, subject: str, data: bytes) -> None:
+        self._bus.publish(subject, data)
 
     def _drop(self) -> None:
         """Called with the lock held."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from runtime.log_limiter import LogLimiter
@@ -109,6 +109,15 @@ def report(place: str, error: Exception) -> None:
     """
     _reported[place] = _reported.get(place, 0) + 1
     _log(place, error)
+
+
+def call_each(place: str, listeners: Iterable[Callable[..., object]], *arguments: object) -> None:
+    """Calls every listener with `arguments`. One that raises is reported under `place`, and the others are called."""
+    for listener in listeners:
+        try:
+            listener(*arguments)
+        except Exception as error:
+            report(place, error)
 
 
 def failures() -> dict[str, int]:

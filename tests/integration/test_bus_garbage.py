@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from asking import RawConnection, http_inputs, infer_body, post
 from nats.aio.msg import Msg
+from raw_nats import publish_raw
 from serving import Server, wait_until
 
 STRANGE: list[Any] = [None, True, -1, 2**63, 1.5, "", "x", b"x", [], [[]], {}, {"a": 1}]
@@ -196,3 +197,25 @@ def test_who_starts_anew_with_what_was_left_in_the_registry_starts_well(target: 
         target.server.kill(role)
         target.server.wait_ready("fast")
     assert_serves(target.server)
+
+
+def test_bytes_that_are_not_utf8_cost_no_connection(target: Target) -> None:
+    lost = target.server.log().count("lost the connection to nats-server")
+    body = infer_body({"IN": np.array([[1]], np.int64)})
+    for subject, reply in (
+        (b"infer.fast", b"_INBOX.\xff\xfe"),
+        (b"infer.\xff", b"_INBOX.x"),
+        (b"infer.fast.v\xff", b"_INBOX.x"),
+        (b"$SRV.PING", b"_INBOX.\xff"),
+        (b"heartbeat.\xff", b""),
+        (b"$KV.registry.\xff", b""),
+        (b"$KV.models.\xff", b""),
+        (b"$KV.settings.trace.\xff", b""),
+        (b"presence.worker.\xff", b""),
+        (b"statistics.query", b"answer.\xff"),
+        (b"repository.query", b"answer.\xff"),
+    ):
+        publish_raw(target.server.nats_url, (subject, reply, body), (subject, reply, b""))
+    assert_serves(target.server)
+    assert target.server.log().count("lost the connection to nats-server") == lost
+    assert target.server.pids() == target.pids

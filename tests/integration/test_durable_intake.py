@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from model_zoo import write_identity, write_slow, write_streamer
 from producers import Producer, int64_body, producer, until, value_of
+from raw_nats import publish_raw
 from serving import Server
 
 
@@ -212,3 +213,21 @@ async def test_a_gateway_that_is_killed_loses_nothing(durable: Server) -> None:
         await to.settled(before + 1000)
         await assert_exactly_once(to, range(1000))
     durable.wait_ready()
+
+
+async def test_subjects_that_are_not_utf8_leave_the_queue(durable: Server) -> None:
+    async with producer(durable.nats_url) as to:
+        await to.ask("event.fast", int64_body(1), Nats_Msg_Id="before-bytes")
+        connections = durable.log().count("connected to nats-server again")
+        publish_raw(durable.nats_url, (b"event.fast.\xff", b"", int64_body(2)), (b"event.\xff", b"", int64_body(3)))
+        headers, body = await to.ask("event.fast", int64_body(4), Nats_Msg_Id="after-bytes")
+        assert (headers["Weir-Outcome"], value_of(body)) == ("succeeded", 4)
+        async with asyncio.timeout(15):
+            while True:
+                state = (await to.jetstream.stream_info("QUEUE", subjects_filter="event.>")).state
+                if set(state.subjects or {}) <= {"event.=EF=BF=BD"}:
+                    break
+                await asyncio.sleep(0.05)
+        letter = await to.jetstream.get_last_msg("DEAD", "dead.fast")
+        assert letter.data == int64_body(2)
+    assert durable.log().count("connected to nats-server again") == connections
