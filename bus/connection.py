@@ -20,6 +20,7 @@ import orjson
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
+from bus import subjects
 from bus.broker_access import NO_ACCESS, BrokerAccess, BrokerRefused, BrokerServer, without_secrets
 from bus.dialing import dial
 from bus.live_layout import LiveLayout
@@ -53,7 +54,7 @@ class Bus:
         self.servers = ServerPool(urls)
         self.access = access
         self._name = name
-        self.inbox_prefix = f"_INBOX_{role}"  # of subjects on which answers come, and of nobody else's
+        self.inbox_prefix = subjects.role_inbox(role)  # of subjects on which answers come, and of nobody else's
         self._protocol: NatsProtocol | None = None
         self._callbacks: dict[bytes, Callback] = {}
         self._subjects: dict[bytes, tuple[str, str]] = {}  # and queue groups

@@ -16,6 +16,7 @@ from bus.connection import Bus, Message
 from bus.direct_listener import DirectListener
 from bus.identity import owner_of
 from bus.payloads import PayloadReader, StalePayload
+from bus.reserved_subjects import may_answer
 from runtime.containment import contained
 from schemas.fetches import ADDRESS_QUESTION, OwnerAddress, pack_address, unpack_fetch
 from schemas.tensors import PayloadRef
@@ -68,7 +69,7 @@ class PayloadServer:
 
     def _on_question(self, message: Message) -> None:
         if message.data == ADDRESS_QUESTION:
-            if message.reply:
+            if may_answer(message, subjects.fetched("")):
                 listener = self._listener
                 address = OwnerAddress() if listener is None else listener.address(self._bus.local_host)
                 self._bus.publish(message.reply, pack_address(address))
@@ -79,7 +80,7 @@ class PayloadServer:
             self.malformed_messages += 1
             logger.warning("dropped a message that asks for no piece of a payload: %s", error)
             return
-        if message.reply and len(self._questions) < MAX_QUESTIONS:
+        if len(self._questions) < MAX_QUESTIONS and may_answer(message, subjects.fetched("")):
             self._questions.append((piece, message.reply))
             if not self._is_due:
                 self._answer()

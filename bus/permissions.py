@@ -4,7 +4,7 @@ For an operator whose nats-server serves others too, or who would contain a role
 people's code. `nats_conf` writes it as nats-server's configuration. What a role asks of JetStream is spelled out stream by
 stream; there is no `$JS.API.>` and no `$SYS.>`. The answers to each role come to an inbox of its own (`_INBOX_<role>`),
 which nobody else reads.
-Source: nats-server's configuration (`authorization`, `permissions`, `allow_responses`); the subjects of JetStream's API.
+Source: nats-server's configuration (`authorization`, `permissions`); the subjects of JetStream's API.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ _WORD, _NUMBER = "ANYTHING", 987654321
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What one user may do. With `answers` it may also publish where somebody who asked it something awaits the answer."""
+    """What one user may do: the subjects it may publish on, and those it may subscribe to.
+
+    No user has nats-server's `allow_responses`: it lets a role publish on any reply subject, also on one that its asker may
+    not publish on.
+    """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    answers: bool = False
 
 
 def anything(name: Callable[..., str]) -> str:
@@ -101,7 +104,7 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # Where callers await answers
     ("_INBOX.>", (GATEWAY,), (PRODUCER,)),
     ("answers.>", (GATEWAY,), (PRODUCER,)),
-    *((f"_INBOX_{user}.>", (), (user,)) for user in EVERYBODY),
+    *((f"{live.role_inbox(user)}.>", (), (user,)) for user in EVERYBODY),
     *((subject, (PRODUCER,), (GATEWAY,)) for subject in _DISCOVERY),
     # Whether it syncs before it acknowledges: answered where the account is the system's, else by nobody.
     ("$SYS.REQ.SERVER.PING.JSZ", (GATEWAY,), ()),
@@ -186,7 +189,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         durable.DEAD_STREAM: {GATEWAY: ("make", "limit", "read"), ADMIN: ("look", "read", "own", "follow", "remove")},
         durable.LEASES_STREAM: {GATEWAY: ("make", "read"), **looks},
         f"KV_{durable.JOBS_BUCKET}": {GATEWAY: ("make", "read", "follow"), **looks},
-        f"OBJ_{durable.REQUEST_OBJECTS}": {GATEWAY: stored, PRODUCER: stored, ADMIN: stored},
+        f"OBJ_{durable.REQUEST_OBJECTS}": {GATEWAY: stored, PRODUCER: ("look",), ADMIN: stored},
         f"OBJ_{durable.RESULT_OBJECTS}": {GATEWAY: stored, PRODUCER: ("look", "read", "follow"), **looks},
         callbacks.STREAM: {GATEWAY: ("make", "own", "read"), **looks},
     }
@@ -243,10 +246,7 @@ def permissions(live_streams: int = 1, repositories: Sequence[str] = ("models",)
         publish[user] += [f"{_API}.STREAM.NAMES", f"{_API}.INFO"]
     publish[ADMIN].append(f"{_API}.STREAM.LIST")
     return {
-        user: Permissions(
-            tuple(dict.fromkeys(publish[user])), tuple(dict.fromkeys(subscribe[user])), answers=user == GATEWAY
-        )
-        for user in USERS
+        user: Permissions(tuple(dict.fromkeys(publish[user])), tuple(dict.fromkeys(subscribe[user]))) for user in USERS
     }
 
 
@@ -274,11 +274,10 @@ def nats_conf(users: Sequence[str] = USERS, live_streams: int = 1, repositories:
 
 
 def _user(user: str, may: Permissions) -> str:
-    answers = '\n        allow_responses = {max: -1, expires: "1h"}' if may.answers else ""
     return (
         f"    {{\n      user: weir-{user}, password: $WEIR_{user.upper()}_PASSWORD\n      permissions = {{\n"
         f"        publish = {{allow: [{_listed(may.publish)}]}}\n"
-        f"        subscribe = {{allow: [{_listed(may.subscribe)}]}}{answers}\n      }}\n    }}"
+        f"        subscribe = {{allow: [{_listed(may.subscribe)}]}}\n      }}\n    }}"
     )
 
 

@@ -357,6 +357,11 @@ def cache_answers(caller: str) -> str:
     return f"cached.{caller}"
 
 
+def role_inbox(role: str) -> str:
+    """First token of the subjects on which nats-server and other roles answer this role's connections."""
+    return f"_INBOX_{role}"
+
+
 def live_consumer(model: str, partition: int = 0) -> str:
     """Name of the durable consumer through which the owner of a queue of `model` pulls its frames.
 

@@ -6,6 +6,7 @@ import time
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.reserved_subjects import may_answer
 from calls.cache_counters import CacheCounters
 from schemas.statistics import pack_counters
 
@@ -29,7 +30,7 @@ class OwnCounters:
         self._bus.publish(subjects.LAST_COUNTERS, self._packed(leaving=True))
 
     def _on_query(self, message: Message) -> None:
-        if message.reply:
+        if may_answer(message, subjects.counters("")):
             self._bus.publish(message.reply, self._packed())
 
     def _packed(self, leaving: bool = False) -> bytes:

@@ -21,6 +21,7 @@ from bus.connection import Bus, Message
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
 from bus.registry import RegistryView
+from bus.reserved_subjects import may_answer
 from bus.streams import ensure_streams, live_pull_group
 from scheduler import policy_clock as clock
 from scheduler.batch import Batch
@@ -287,7 +288,7 @@ class SchedulerService:
         return [batch_id for owned in queues for batch_id in owned.scheduler.in_flight_on(worker)]
 
     def _on_statistics_query(self, message: Message) -> None:
-        if message.reply:
+        if may_answer(message, subjects.counters("")):
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:

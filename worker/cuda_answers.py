@@ -14,6 +14,7 @@ from bus import subjects
 from bus.client_regions import RegionUnusable
 from bus.connection import Bus, Message
 from bus.identity import host
+from bus.reserved_subjects import may_answer
 from schemas.regions import CudaOpening, pack_cuda_opened, unpack_cuda_opening
 from schemas.wire import MalformedMessage
 from worker.cuda_regions import CudaRegions
@@ -50,7 +51,8 @@ class CudaAnswers:
             return
         if len(self._waiting) >= MAX_WAITING:
             return
-        task = self._background.create_task(self._answer(opening, act, message.reply))
+        reply = message.reply if may_answer(message, subjects.cuda_opened("")) else ""
+        task = self._background.create_task(self._answer(opening, act, reply))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 

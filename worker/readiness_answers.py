@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.reserved_subjects import may_answer
 from schemas.readiness import pack_readiness, unpack_readiness_question
 from schemas.wire import MalformedMessage
 from worker.model_loader import LoadedResult
@@ -42,7 +43,7 @@ class ReadinessAnswers:
             self.malformed_messages += 1
             logger.warning("subject %s: %s", message.subject, error)
             return
-        if not message.reply:
+        if not may_answer(message, subjects.readiness_answers("")):
             return
         if len(self._waiting) >= MAX_QUESTIONS:
             self._bus.publish(message.reply, pack_readiness(False))

@@ -6,6 +6,7 @@ import asyncio
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.reserved_subjects import may_answer
 from repository.layout import ModelRepository
 from schemas.repository_view import RepositoryView, pack_repository_view
 
@@ -26,7 +27,7 @@ class RepositoryReport:
         await self._bus.subscribe(subjects.REPOSITORY_QUERY, self._on_query)
 
     def _on_query(self, message: Message) -> None:
-        if message.reply:
+        if may_answer(message, subjects.repository_answers("")):
             self._asked.add(message.reply)
             if not self._looking:
                 self._looking = True

@@ -21,6 +21,7 @@ from bus.connection import Bus, Message
 from bus.payload_fetcher import PayloadFetcher, fetched_bytes
 from bus.payload_server import PayloadServer
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
+from bus.reserved_subjects import may_answer
 from bus.streams import ensure_streams
 from bus.thread_publisher import ThreadPublisher
 from runtime.health import process_health
@@ -335,7 +336,7 @@ class WorkerService:
             logger.warning("dropped a message that releases nothing: %s", error)
 
     def _on_statistics_query(self, message: Message) -> None:
-        if message.reply:
+        if may_answer(message, subjects.counters("")):
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self) -> bytes:

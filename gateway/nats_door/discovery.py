@@ -16,6 +16,7 @@ from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, Service
 
 from bus import subjects
 from bus.connection import Bus, Message
+from bus.reserved_subjects import may_answer
 
 NAME = "weir"
 DESCRIPTION = (
@@ -84,7 +85,7 @@ class MicroService:
             unsubscribe()
 
     def _tell(self, told: Callable[[], Any], message: Message) -> None:
-        if message.reply:
+        if may_answer(message):
             self._bus.publish(message.reply, json.dumps(told().to_dict()).encode())
 
     def _ping(self) -> ServicePing:

@@ -18,6 +18,7 @@ from itertools import count
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.headers import parse_headers
+from bus.reserved_subjects import may_answer
 from gateway.doors import Doors
 from gateway.durable.bodies import format_of, parse_body
 from gateway.nats_door import call as nats_call
@@ -88,8 +89,11 @@ class NatsDoor:
         if not message.reply:
             logger.warning("dropped a request on %s: it names no reply subject", message.subject)
             return
-        number = next(self._numbers)
         endpoint.requests += 1
+        if not may_answer(message):
+            endpoint.ended(0, "400:its reply subject is reserved")
+            return
+        number = next(self._numbers)
         ended = partial(self._on_end, number, endpoint)
         call = self._calls[number] = NatsCall(self._bus, message.reply, f"{self._flow}.{number}", self._unread, ended)
         try:

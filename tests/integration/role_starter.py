@@ -39,6 +39,10 @@ class Start:
         ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options).facts
         return Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
 
+    def logs(self) -> str:
+        """What all roles have logged."""
+        return "".join(role.log() for role in self._roles)
+
     def end_all(self) -> None:
         """Ends what still runs, those that ask before those that answer; nothing may be left of it."""
         running = [role for role in self._roles if role.process.poll() is None]

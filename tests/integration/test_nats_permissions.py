@@ -16,6 +16,9 @@ import pytest
 from asking import grpc_inputs, http_inputs
 from endpoints import Endpoints
 from model_zoo import write_identity, write_small_zoo
+from nats.js.api import ObjectInfo
+from nats.js.errors import ObjectNotFoundError
+from nats.js.object_store import ObjectStore
 from nats_servers import PermittedNats
 from producers import Producer, int64_body, value_of
 from role_starter import Start
@@ -141,6 +144,71 @@ async def _as_producer(url: str) -> None:
     await client.close()
 
 
+FORGED = (
+    "result.fast.forged",
+    "$JS.API.STREAM.PURGE.RESULT",
+    "$JS.API.STREAM.DELETE.LIVE",
+    "$KV.settings.logging",
+    "work.anybody",
+    "_INBOX_admin.x",
+    "event.fast",
+    "flow.anybody.1",
+)
+"""Reply subjects on which a producer must not make a role publish."""
+
+
+@pytest.mark.timeout(60)
+async def test_no_producer_has_a_gateway_publish_where_the_producer_may_not(start: Start, served: Endpoints) -> None:
+    permitted: PermittedNats = start.nats
+    client = await nats.connect(permitted.url_of("producer"))
+    gateway = await nats.connect(permitted.url_of("gateway"), inbox_prefix="_INBOX_gateway")
+    jetstream = gateway.jetstream()
+    headers, _ = await Producer(client).ask("event.fast", int64_body(5), Nats_Msg_Id="kept")
+    assert headers["Weir-Outcome"] == "succeeded"
+    before = (await jetstream.stream_info("RESULT")).state
+    violations = len(permitted.violations)
+    for reply in FORGED:
+        await client.publish("infer.fast", int64_body(6), reply=reply)
+        await client.publish("$SRV.PING", b"", reply=reply)
+    assert value_of((await client.request("infer.fast", int64_body(7), timeout=10)).data) == 7
+    assert (await client.request("$SRV.PING.weir", b"", timeout=10)).data
+    after = (await jetstream.stream_info("RESULT")).state
+    assert (after.messages, after.last_seq) == (before.messages, before.last_seq)
+    await jetstream.stream_info("LIVE")
+    assert len(permitted.violations) == violations, "the gateway has tried"
+    assert "which is reserved" in start.logs()
+    # Not reserved, and yet no place where this gateway's user may publish: nats-server has the last word.
+    await client.publish("infer.fast", int64_body(8), reply="orders.new")
+    async with asyncio.timeout(10):
+        while len(permitted.violations) == violations:
+            await asyncio.sleep(0.02)
+    await client.close()
+    await gateway.close()
+
+
+@pytest.mark.timeout(60)
+async def test_a_producer_uploads_a_large_body_and_reads_none(start: Start, served: Endpoints) -> None:
+    permitted: PermittedNats = start.nats
+    client = await nats.connect(permitted.url_of("producer"))
+    jetstream = client.jetstream(timeout=0.5)
+    store = UploadOnly("requests", "OBJ_requests", jetstream)
+    await store.put("0b0e3a52-upload", int64_body(9))
+    headers, body = await Producer(client).ask("event.fast", b"", Nats_Msg_Id="large", Weir_Object="0b0e3a52-upload")
+    assert (headers["Weir-Outcome"], value_of(body)) == ("succeeded", 9)
+    await store.put("another", int64_body(10))
+    for question in ("STREAM.MSG.GET", "DIRECT.GET", "STREAM.PURGE", "STREAM.MSG.DELETE"):
+        with pytest.raises(TimeoutError):
+            await client.request(f"$JS.API.{question}.OBJ_requests", b'{"seq":1}', timeout=0.3)
+    await client.close()
+
+
+class UploadOnly(ObjectStore):
+    """As docs/nats.md has it."""
+
+    async def get_info(self, name: str, show_deleted: bool | None = False) -> ObjectInfo:
+        raise ObjectNotFoundError
+
+
 OTHERS = (
     "anything",
     "live.a",
@@ -231,6 +299,10 @@ OTHERS = (
     "$JS.API.STREAM.PURGE.KV_sequence-states",
     "$JS.API.STREAM.MSG.GET.QUEUE",
     "$JS.API.STREAM.MSG.GET.LIVE",
+    "$JS.API.STREAM.MSG.GET.OBJ_requests",
+    "$JS.API.DIRECT.GET.OBJ_requests",
+    "$JS.API.STREAM.PURGE.OBJ_requests",
+    "$JS.API.STREAM.MSG.DELETE.OBJ_requests",
     "$JS.API.STREAM.MSG.DELETE.RESULT",
     "$JS.API.STREAM.UPDATE.QUEUE",
     "$JS.API.STREAM.SNAPSHOT.QUEUE",

@@ -32,6 +32,7 @@ NO_SUBJECTS = {
     "durable_consumer",
     "repository_bucket",
     "callback_url",
+    "role_inbox",
     "repository_writes",  # a bucket for each repository: see below
 }
 _BASES = {"publish_ack", "counters", "readiness_answers", "cuda_opened", "cache_answers", "infer_flow", "inbox"}
@@ -117,6 +118,20 @@ def test_more_streams_and_repositories() -> None:
 )
 def test_wildcards(pattern: str, subject: str, covered: bool) -> None:
     assert allows([pattern], subject) is covered
+
+
+def test_a_producer_writes_large_bodies_and_reads_or_removes_none() -> None:
+    producer = permissions()["producer"].publish
+    assert allows(producer, "$O.requests.C.x")
+    assert allows(producer, "$O.requests.M.x")
+    assert allows(producer, "$JS.API.STREAM.INFO.OBJ_requests")
+    for verb in ("STREAM.MSG.GET", "DIRECT.GET", "STREAM.MSG.DELETE", "STREAM.PURGE", "STREAM.CREATE", "STREAM.DELETE"):
+        assert not allows(producer, f"$JS.API.{verb}.OBJ_requests")
+    assert not allows(producer, "$JS.API.CONSUMER.CREATE.OBJ_requests.x")
+
+
+def test_no_user_may_publish_wherever_it_is_asked_to_answer() -> None:
+    assert "allow_responses" not in nats_conf()
 
 
 def test_the_configuration_holds_no_password() -> None:

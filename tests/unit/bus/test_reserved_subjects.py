@@ -7,7 +7,9 @@ import inspect
 import pytest
 
 from bus import durable_subjects, subjects
-from bus.reserved_subjects import MAX_SUBJECT_LENGTH, RESERVED_TOKENS, subject_problem
+from bus.nats_protocol import Message
+from bus.permissions import EVERYBODY
+from bus.reserved_subjects import MAX_SUBJECT_LENGTH, RESERVED_TOKENS, may_answer, subject_problem
 
 NOT_SUBJECTS = {
     "token",
@@ -26,6 +28,7 @@ NOT_SUBJECTS = {
     "live_consumer",
     "live_stream",
     "queue_token",
+    "role_inbox",
     "consumer_of",
     "durable_consumer",
     "repository_bucket",
@@ -51,10 +54,12 @@ def own_subjects() -> set[str]:
 
 def test_all_subjects_of_ours_are_reserved() -> None:
     plain = {token for token in own_subjects() if token[0] != "$"}
-    assert plain == RESERVED_TOKENS
+    assert plain | {subjects.role_inbox(role) for role in EVERYBODY} == RESERVED_TOKENS
 
 
-@pytest.mark.parametrize("subject", ["answers", "answers.mine", "_INBOX.abc.1", "ä.b", "replying.to.me", "a" * 1024])
+@pytest.mark.parametrize(
+    "subject", ["answers", "answers.mine", "_INBOX.abc.1", "_INBOX_shop.abc", "ä.b", "replying.to.me", "a" * 1024]
+)
 def test_others_may_be_answered_on(subject: str) -> None:
     assert subject_problem(subject) == ""
 
@@ -80,8 +85,35 @@ def test_others_may_be_answered_on(subject: str) -> None:
         ("$KV.jobs.x", "reserved"),
         ("event.model", "'event', which is reserved"),
         ("reply.gateway", "reserved"),
+        ("_INBOX_admin.abc", "'_INBOX_admin', which is reserved"),
+        ("_INBOX_gateway", "reserved"),
+        ("$SRV.PING", "reserved"),
+        ("$O.requests.M.x", "reserved"),
         ("live.model", "reserved"),
     ],
 )
 def test_what_is_no_place_for_an_answer(subject: str, problem: str) -> None:
     assert problem in subject_problem(subject)
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_allowed"),
+    [
+        ("", False),
+        ("fetched.gateway-1.7.0", True),
+        ("_INBOX.abc", True),
+        ("result.a.forged", False),
+        ("$JS.API.STREAM.DELETE.QUEUE", False),
+        ("_INBOX_admin.abc", False),
+        ("fetch.worker-1", False),
+    ],
+)
+def test_a_question_between_roles_is_answered_where_such_answers_belong(reply: str, is_allowed: bool) -> None:
+    question = Message("fetch.worker-2", reply, b"", "")
+    assert may_answer(question, subjects.fetched("")) == is_allowed
+
+
+def test_refused_reply_subjects_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1000):
+        assert not may_answer(Message("infer.simple", f"result.simple.{number}", b"", ""))
+    assert len([record for record in caplog.records if "reply subject" in record.message]) <= 2
