@@ -200,6 +200,7 @@ def test_who_starts_anew_with_what_was_left_in_the_registry_starts_well(target: 
 
 
 def test_bytes_that_are_not_utf8_cost_no_connection(target: Target) -> None:
+    pids = target.server.pids()
     lost = target.server.log().count("lost the connection to nats-server")
     body = infer_body({"IN": np.array([[1]], np.int64)})
     for subject, reply in (
@@ -218,4 +219,4 @@ def test_bytes_that_are_not_utf8_cost_no_connection(target: Target) -> None:
         publish_raw(target.server.nats_url, (subject, reply, body), (subject, reply, b""))
     assert_serves(target.server)
     assert target.server.log().count("lost the connection to nats-server") == lost
-    assert target.server.pids() == target.pids
+    assert target.server.pids() == pids
