@@ -16,7 +16,9 @@ class BadValue(ValueError):
 
 
 class Value(Protocol):
-    """A kind of values. `metavar` stands for it in the help."""
+    """A kind of values. `metavar` stands for it in the help, and `choices` are all its texts where they are few."""
+
+    choices: Sequence[str]
 
     @property
     def metavar(self) -> str:
@@ -30,6 +32,8 @@ class Value(Protocol):
 
 
 class _Plain:
+    choices: Sequence[str] = ()
+
     def write(self, value: Any) -> str:
         """`value` as text."""
         return str(value)
@@ -64,6 +68,7 @@ class Switch:
     """A truth value in Triton's spellings, in any case."""
 
     metavar = "BOOLEAN"
+    choices: Sequence[str] = ("true", "false")
 
     def read(self, text: str) -> bool:
         """The truth value. Raises BadValue."""
@@ -71,7 +76,7 @@ class Switch:
             return True
         if text.lower() in _FALSE:
             return False
-        raise BadValue(f"invalid value for bool option: {text}")
+        raise BadValue(f"invalid value for bool option: {text}. Choose true or false.")
 
     def write(self, value: bool) -> str:
         """The spelling in use."""
@@ -92,9 +97,11 @@ class Integer(_Plain):
         try:
             number = int(text)
         except ValueError:
-            raise BadValue(f"Invalid option value. Got {text}") from None
+            raise BadValue(f"Invalid option value. Got {text}. It must be a whole number.") from None
         if not self.min <= number <= self.max:
-            raise BadValue(self.complaint or f"Provided option value is out of bound. Got {text}")
+            raise BadValue(
+                self.complaint or f"Provided option value is out of bound. Got {text}. {_bounds(self.min, self.max)}"
+            )
         return number
 
 
@@ -110,9 +117,9 @@ class Number(_Plain):
         try:
             number = float(text)
         except ValueError:
-            raise BadValue(f"Invalid option value. Got {text}") from None
+            raise BadValue(f"Invalid option value. Got {text}. It must be a number.") from None
         if not math.isfinite(number) or number < self.min:
-            raise BadValue(f"Provided option value is out of bound. Got {text}")
+            raise BadValue(f"Provided option value is out of bound. Got {text}. {_bounds(self.min, math.inf)}")
         return number
 
     def write(self, value: float) -> str:
@@ -134,13 +141,14 @@ class Verbosity(Integer):
 class Choice(_Plain):
     """One of some words, or of `aliases` of them; their case counts only where `exact`.
 
-    `complaint` is what is said of any other.
+    `complaint` is the error for any other, in Triton's words; the choices are added.
     """
 
     def __init__(
         self, words: Sequence[str], complaint: str, exact: bool = False, aliases: Mapping[str, str] | None = None
     ) -> None:
         self.metavar = "|".join(words)
+        self.choices = tuple(words)
         meanings = {**{word: word for word in words}, **(aliases or {})}
         self._words = {spelling if exact else spelling.lower(): word for spelling, word in meanings.items()}
         self._exact = exact
@@ -150,7 +158,8 @@ class Choice(_Plain):
         """The word as it is spelled among the choices. Raises BadValue."""
         word = self._words.get(text if self._exact else text.lower())
         if word is None:
-            raise BadValue(self._complaint.format(text=text.lower()))
+            complaint = self._complaint.format(text=text.lower()).removesuffix(".")
+            raise BadValue(f"{complaint}. Choose one of: {', '.join(self.choices)}.")
         return word
 
 
@@ -165,3 +174,12 @@ class Checked(_Plain):
         """`text` itself. Raises BadValue."""
         self.check(text)
         return text
+
+
+def _bounds(low: float, high: float) -> str:
+    low_text, high_text = (
+        str(int(one)) if math.isfinite(one) and one == int(one) else f"{one:g}" for one in (low, high)
+    )
+    if math.isinf(low):
+        return "It must be finite." if math.isinf(high) else f"It must be at most {high_text}."
+    return f"It must be at least {low_text}." if math.isinf(high) else f"It must be between {low_text} and {high_text}."

@@ -1,4 +1,4 @@
-"""Texts of options become values, in Triton's spellings; what is no value is told in Triton's words."""
+"""Texts of options become values, in Triton's spellings; errors begin with Triton's words and say what would be right."""
 
 import pytest
 
@@ -38,22 +38,44 @@ def test_values(key: str, text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "complaint"),
     [
-        ("strict_readiness", "maybe", 'Bad option: "--strict-readiness". invalid value for bool option: maybe'),
-        ("http_port", "abc", 'Bad option: "--http-port". Invalid option value. Got abc'),
-        ("http_port", "70000", 'Bad option: "--http-port". Provided option value is out of bound. Got 70000'),
+        (
+            "strict_readiness",
+            "maybe",
+            'Bad option: "--strict-readiness". invalid value for bool option: maybe. Choose true or false.',
+        ),
+        ("http_port", "abc", 'Bad option: "--http-port". Invalid option value. Got abc. It must be a whole number.'),
+        (
+            "http_port",
+            "70000",
+            'Bad option: "--http-port". Provided option value is out of bound. Got 70000. It must be between 0 and 65535.',
+        ),
         (
             "exit_timeout_secs",
             "nan",
-            'Bad option: "--exit-timeout-secs". Provided option value is out of bound. Got nan',
+            'Bad option: "--exit-timeout-secs". Provided option value is out of bound. Got nan. It must be at least 0.',
         ),
-        ("model_control_mode", "x", 'Bad option: "--model-control-mode". invalid argument for --model-control-mode'),
-        ("log_format", "JSON", 'Bad option: "--log-format". invalid argument for --log-format'),
+        (
+            "model_control_mode",
+            "x",
+            'Bad option: "--model-control-mode". invalid argument for --model-control-mode. '
+            "Choose one of: none, poll, explicit.",
+        ),
+        (
+            "log_format",
+            "JSON",
+            'Bad option: "--log-format". invalid argument for --log-format. Choose one of: default, ISO8601, json.',
+        ),
         (
             "model_config_name",
             "",
             'Bad option: "--model-config-name". Error: empty argument for --model-config-name',
         ),
-        ("trace_level", "FOO", 'Bad option: "--trace-level". invalid value for trace level option: foo'),
+        (
+            "trace_level",
+            "FOO",
+            'Bad option: "--trace-level". invalid value for trace level option: foo. '
+            "Choose one of: OFF, TIMESTAMPS, TENSORS.",
+        ),
         (
             "grpc_infer_thread_count",
             "1",
