@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weir.help import SectionedCommand
 from weir.local_servers import DEFAULT_HTTP, none_found_hint, only_local_server
 from weir.start_error import StartError
 
@@ -22,7 +23,6 @@ batch = typer.Typer(
     name="batch",
     no_args_is_help=True,
     help="Offline jobs: run a model on files, as long as it takes.",
-    rich_markup_mode=None,
 )
 
 _INTERRUPTED = 130
@@ -43,7 +43,7 @@ _DataDir = Annotated[
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The job's id, or the beginning of it.")]
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def submit(
     model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The model.")],
     output: Annotated[
@@ -100,7 +100,7 @@ def submit(
     _watch(client, job)
 
 
-@batch.command("list")
+@batch.command("list", cls=SectionedCommand)
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     url: _Url = "",
@@ -119,7 +119,7 @@ def list_jobs(
     show_table(jobs)
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def status(
     id: _Id,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
@@ -132,32 +132,32 @@ def status(
     show_job(_job(_client(url, data_dir), id), as_json)
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def watch(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """Watch a job until it has ended."""
     client = _client(url, data_dir)
     _watch(client, _job(client, id))
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def pause(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """Have a job keep its place and do nothing until it is resumed."""
     _control(_client(url, data_dir), id, "pause")
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def resume(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """Have a paused job go on."""
     _control(_client(url, data_dir), id, "resume")
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def cancel(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
     """End a job; what is done of it stays."""
     _control(_client(url, data_dir), id, "cancel")
 
 
-@batch.command()
+@batch.command(cls=SectionedCommand)
 def retry(
     id: _Id,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it has ended.")] = True,

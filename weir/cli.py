@@ -14,6 +14,7 @@ from weir import __version__, backends_command, role_commands, serve_command
 from weir.batch_commands import batch
 from weir.commands import command, with_implied_values
 from weir.dead_commands import dead
+from weir.help import SectionedCommand
 from weir.hidden_secrets import hide_secrets
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.permissions_command import nats_permissions
@@ -21,16 +22,16 @@ from weir.push_command import push
 from weir.start_error import StartError
 from weir.status_command import BARE, status
 
-app = typer.Typer(name="weir", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-app.command()(command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values)))
-app.command()(command(BACKENDS, backends_command.HELP, backends_command.backends))
+app = typer.Typer(name="weir", no_args_is_help=True, pretty_exceptions_enable=False)
+app.command(cls=SectionedCommand)(command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values)))
+app.command(cls=SectionedCommand)(command(BACKENDS, backends_command.HELP, backends_command.backends))
 for _role in ROLES:
-    app.command(rich_help_panel="One role alone")(
+    app.command(cls=SectionedCommand, rich_help_panel="One role alone")(
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
     )
-app.command()(push)
-app.command()(status)
-app.command()(nats_permissions)
+app.command(cls=SectionedCommand)(push)
+app.command(cls=SectionedCommand)(status)
+app.command(cls=SectionedCommand)(nats_permissions)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             typed = with_implied_values(typed, BARE)
         elif typed[:1] != [batch.info.name]:
             typed = with_implied_values(typed)
-        app(typed)
+        app(typed, prog_name="weir")
     except (StartError, UsageError) as error:
         announce_failure(str(error))
         print(f"error: {error}", file=sys.stderr)

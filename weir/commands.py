@@ -86,8 +86,16 @@ def _typed(option: Option) -> Any:
         envvar=option.environment,
         show_default=shown,
         rich_help_panel=option.panel,
+        autocompletion=_completion(option.value.choices) if option.value.choices else None,
     )
     return Annotated[list[str] | None if option.repeatable else str | None, described]
+
+
+def _completion(choices: Sequence[str]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
 
 
 def _typed_default(option: Option) -> str | None:

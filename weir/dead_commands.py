@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from weir.help import SectionedCommand
 from weir.named_broker import NamedBroker, asks_broker
 from weir.options import UsageError
 
@@ -22,7 +23,7 @@ def _dead() -> None:
     """Durable requests that could not be done: look at them, replay them, throw them away."""
 
 
-@dead.command(name="list")
+@dead.command(name="list", cls=SectionedCommand)
 @asks_broker
 def list_letters(
     broker: NamedBroker,
@@ -36,7 +37,7 @@ def list_letters(
     run(broker, model, limit, as_json)
 
 
-@dead.command()
+@dead.command(cls=SectionedCommand)
 @asks_broker
 def show(
     broker: NamedBroker,
@@ -48,7 +49,7 @@ def show(
     run(broker, letter)
 
 
-@dead.command()
+@dead.command(cls=SectionedCommand)
 @asks_broker
 def replay(
     broker: NamedBroker,
@@ -68,7 +69,7 @@ def replay(
         raise typer.Exit(1)
 
 
-@dead.command()
+@dead.command(cls=SectionedCommand)
 @asks_broker
 def purge(
     broker: NamedBroker,

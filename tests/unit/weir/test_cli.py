@@ -8,6 +8,7 @@ import pytest
 
 from weir import __version__
 from weir.cli import main
+from weir.options import ROLES, options_of
 
 
 def exit_code(*arguments: str) -> int:
@@ -64,12 +65,18 @@ def test_roles_run_our_packages_whatever_lies_in_the_current_folder(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["serve", "--http-port", "abc"], 'Bad option: "--http-port". Invalid option value. Got abc'),
+        (
+            ["serve", "--http-port", "abc"],
+            'Bad option: "--http-port". Invalid option value. Got abc. It must be a whole number.',
+        ),
         (
             ["serve", "--cache-config=local,size=1", "--cache-config=nats,size=1"],
             "found multiple cache configurations, but only a single cache is currently supported",
         ),
-        (["gateway", "--allow-http", "maybe"], 'Bad option: "--allow-http". invalid value for bool option: maybe'),
+        (
+            ["gateway", "--allow-http", "maybe"],
+            'Bad option: "--allow-http". invalid value for bool option: maybe. Choose true or false.',
+        ),
         (
             ["worker", "--load-model=a"],
             "Use of '--load-model' requires setting '--model-control-mode=explicit' as well.",
@@ -101,5 +108,48 @@ def test_help_groups_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("serve", "--help") == 0
     told = capsys.readouterr().out
     panels = ["Models", "HTTP", "gRPC", "Metrics", "Trace", "Message bus", "Server", "Log", "Accepted without effect"]
-    places = [told.index(f"─ {panel} ─") for panel in [*panels, "Refused", "Deprecated"]]
+    places = [told.index(f"\n{panel}:\n") for panel in [*panels, "Refused", "Deprecated", "Options"]]
     assert places == sorted(places)
+
+
+def test_help_shows_names_of_options_in_full_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("serve", *ROLES):
+        assert exit_code(command, "--help") == 0
+        words = capsys.readouterr().out.replace(",", " ").split()
+        assert {name for option in options_of(command).values() for name in option.names} <= set(words)
+    assert exit_code("dead", "purge", "--help") == 0
+    assert "--nats-credentials FILE " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [
+        ("bash", {"COMP_WORDS": "weir serve --model-con", "COMP_CWORD": "2"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "weir serve --model-con"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "weir serve --model-con", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ],
+)
+def test_shells_complete_options(
+    shell: str, words: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_WEIR_COMPLETE", f"source_{shell}")
+    assert exit_code() == 0
+    assert f"_WEIR_COMPLETE=complete_{shell}" in capsys.readouterr().out
+    monkeypatch.setenv("_WEIR_COMPLETE", f"complete_{shell}")
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    assert exit_code() == 0
+    assert "--model-control-mode" in capsys.readouterr().out
+
+
+def test_shells_complete_the_choices_of_an_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_WEIR_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "weir serve --model-control-mode ")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert exit_code() == 0
+    assert capsys.readouterr().out.split() == ["none", "poll", "explicit"]
