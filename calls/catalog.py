@@ -213,6 +213,8 @@ class Catalog:
             records = self._records(name)
             versions = _ready_versions(records)
             reasons = [r.reason for r in records] + [v.reason for r in records for v in r.versions.values()]
+            # Where one version of several fails, the others are given up: the failure is what explains the model.
+            reasons.sort(key=lambda reason: reason == UNLOADED)
             state = ModelState.READY if versions else ModelState.UNAVAILABLE
             if not versions and any(v.state == ModelState.LOADING for r in records for v in r.versions.values()):
                 state = ModelState.LOADING

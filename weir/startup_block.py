@@ -40,7 +40,16 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("durability", _durability(facts.durability)),
         ("data", facts.data_dir or "where the NATS server keeps it"),
     ]
-    return "\n".join([f"Weir {__version__} is ready", "", *_columns(rows), "", *_columns(_model_rows(facts.models))])
+    return "\n".join([_headline(facts.models), "", *_columns(rows), "", *_columns(_model_rows(facts.models))])
+
+
+def _headline(models: Sequence[Mapping[str, Any]]) -> str:
+    """The first line: "ready" is said only where every model is."""
+    missing = sum(model.get("state") != "READY" for model in models)
+    if not missing:
+        return f"Weir {__version__} is ready"
+    verb = "is" if missing == 1 else "are"
+    return f"Weir {__version__} has started, but {missing} of {len(models)} models {verb} not ready"
 
 
 def _durability(told: Mapping[str, Any]) -> str:

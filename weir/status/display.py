@@ -23,6 +23,9 @@ WIDTH = 100
 ALIKE = 3
 """Problems of one kind that are shown without `--all`."""
 
+MAX_REASON_LENGTH = 320
+"""Characters of a problem or reason that are shown without `--all`; in JSON they are all there."""
+
 ROWS = 40
 """Rows of models, queues and processes that are shown without `--all`: those with most to do."""
 
@@ -70,7 +73,7 @@ def _parts(status: ClusterStatus, rows: int | None) -> Iterator[RenderableType]:
         yield Text(status.error)
     if status.problems:
         yield Text()
-        yield from _problems(status.problems, ALIKE if rows is not None else len(status.problems))
+        yield from _problems(status.problems, shows_all=rows is None)
     if status.broker is None:
         return
     yield Text()
@@ -86,7 +89,7 @@ def _parts(status: ClusterStatus, rows: int | None) -> Iterator[RenderableType]:
             status.models, key=lambda model: (bool(model.workers or model.scaled_to_zero), -_busy(model), model.name)
         )[:rows]
         chosen = sorted(models, key=lambda model: (model.name, model.namespace))
-        yield from _cut(_models(chosen), len(status.models), rows)
+        yield from _cut(_models(chosen, shows_all=rows is None), len(status.models), rows)
     if status.queues or status.durable:
         yield Text()
         queues = sorted(status.queues, key=lambda queue: (bool(queue.owner), -queue.frames, queue.model))[:rows]
@@ -117,8 +120,9 @@ def _used(hosts: Sequence[Host]) -> str:
     return f"; instances {told / instances:.0%} busy" if instances else ""
 
 
-def _problems(problems: Sequence[Problem], alike: int) -> Iterator[RenderableType]:
-    """One line each, of those of a kind not more than `alike`."""
+def _problems(problems: Sequence[Problem], shows_all: bool) -> Iterator[RenderableType]:
+    """One line each; without `shows_all` not more than `ALIKE` of a kind, and long ones are cut."""
+    alike = len(problems) if shows_all else ALIKE
     shown: Counter[str] = Counter()
     of_kind = Counter(problem.kind for problem in problems)
     for problem in problems:
@@ -126,7 +130,8 @@ def _problems(problems: Sequence[Problem], alike: int) -> Iterator[RenderableTyp
         if shown[problem.kind] <= alike:
             mark = "!" if problem.level == "warning" else "-"
             line = Table.grid(padding=(0, 1, 0, 0))
-            line.add_row(Text(mark, style=_STYLES.get(problem.level, "dim")), _plain(problem.text))
+            text = problem.text if shows_all else _cut_text(problem.text)
+            line.add_row(Text(mark, style=_STYLES.get(problem.level, "dim")), _plain(text))
             yield line
         elif shown[problem.kind] == of_kind[problem.kind]:
             yield Text(f"  and {of_kind[problem.kind] - alike} more of this kind: see --all")
@@ -192,8 +197,13 @@ def _host_load(host: Host | None) -> Text:
     return Text(told, style="yellow" if host.utilization >= BUSY else "")
 
 
-def _models(models: Sequence[ModelStatus]) -> Table:
+def _models(models: Sequence[ModelStatus], shows_all: bool) -> Table:
     """A line for each version; the utilization of its instances and the workers it needs are those of the model."""
+
+    def reason(reasons: Sequence[str]) -> str:
+        text = "; ".join(reasons)
+        return _plain(text if shows_all else _cut_text(text))
+
     table = _table("MODEL", "VERSION", "STATE", "-INSTANCES", "-BUSY", "-USED", "-WORKERS", "-NEEDS", "REASON")
     for model in models:
         name = _name(model.name, model.namespace)
@@ -207,11 +217,11 @@ def _models(models: Sequence[ModelStatus]) -> Table:
             state = Text("no worker" if not model.reasons else "UNAVAILABLE", style="red")
             if model.scaled_to_zero:
                 state = Text("scaled to zero", style="dim")
-            table.add_row(name, "", state, "", "", "", "0", needs, _plain("; ".join(model.reasons)))
+            table.add_row(name, "", state, "", "", "", "0", needs, reason(model.reasons))
         for version in model.versions:
             state = Text(version.state, style=_STYLES.get(version.state, "yellow"))
             counts = str(version.instances), str(version.busy), used, str(version.workers), needs
-            table.add_row(name, str(version.version), state, *counts, _plain("; ".join(version.reasons)))
+            table.add_row(name, str(version.version), state, *counts, reason(version.reasons))
             name, used, needs = "", Text(), Text()
     return table
 
@@ -239,6 +249,10 @@ def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
 def _owned_for(epoch: int, now_ms: int) -> str:
     """How long ago a queue was taken, which its epoch tells (`bus.queue_owners`): it is the unix time, or just above."""
     return _age(max(0, now_ms - epoch) / 1000) if epoch >= _FIRST_EPOCH_MS else ""
+
+
+def _cut_text(text: str) -> str:
+    return text if len(text) <= MAX_REASON_LENGTH else f"{text[:MAX_REASON_LENGTH]}... (--all)"
 
 
 def _cut(table: Table, count: int, rows: int | None) -> Iterator[RenderableType]:

@@ -21,7 +21,6 @@ BUSY, PRESSING_S = 0.95, 1.0
 
 _REFUSING = ("LIVE", "QUEUE")
 _SHOWN_REASONS = 2
-_MAX_REASON = 160
 
 
 def problems_of(status: ClusterStatus) -> list[Problem]:
@@ -92,10 +91,13 @@ def _model(model: ModelStatus, waiting: int) -> Iterator[Problem]:
     reasons = {reason for version in model.versions for reason in version.reasons} | set(model.reasons)
     bad = sorted(reasons - {UNLOADED})
     if bad:
-        told = "; ".join(reason[:_MAX_REASON] for reason in bad[:_SHOWN_REASONS])
+        told = "; ".join(bad[:_SHOWN_REASONS])
         more = f" (and {len(bad) - _SHOWN_REASONS} more reasons)" if len(bad) > _SHOWN_REASONS else ""
         where = "" if model.workers else " on any worker"
         yield _warning("model fails", model.name, f"model {name} can't be run as it should{where}: {told}{more}")
+    elif model.rejected:
+        text = f"model {name} serves as it was loaded before, its files as they are now can't be loaded: "
+        yield _warning("change rejected", model.name, text + "; ".join(model.rejected[:_SHOWN_REASONS]))
     elif model.scaled_to_zero:
         what = f": {_requests(waiting)} for a worker" if waiting else ""
         yield _note("scaled to zero", model.name, f"model {name} is scaled to zero{what}")

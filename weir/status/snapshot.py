@@ -26,6 +26,7 @@ Kind = Literal[
     "scaled to zero",
     "overloaded",
     "model fails",
+    "change rejected",
     "queue without owner",
     "queue with two owners",
     "queue waits",
@@ -152,6 +153,10 @@ class ModelStatus(Part):
     versions: list[VersionStatus] = Field(description="its versions, by number")
     workers: list[str] = Field(description="workers that have a version of it ready")
     reasons: list[str] = Field(description="why workers have no version of it at all")
+    rejected: list[str] = Field(
+        default=[],
+        description="why its files as they are now could not be loaded, where workers serve what they had loaded before",
+    )
     scaled_to_zero: bool = Field(
         description="no worker has it, and it is kept for one that will (`--scale-to-zero`): requests for it wait"
     )

@@ -257,6 +257,7 @@ def _model(
         versions=versions,
         workers=sorted(having),
         reasons=sorted({record.reason for record in chosen.values()} - {""}),
+        rejected=sorted({record.rejected for record in chosen.values()} - {""}),
         scaled_to_zero=is_known and not records,
         utilization=_utilization(loads),
         # Parts of a model's queues are told in fractions, which are sums of floats.

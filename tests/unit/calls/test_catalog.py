@@ -258,6 +258,16 @@ async def test_one_version_that_failed_is_in_the_way_of_strict_readiness(nats_ur
         assert c.catalog.server_ready(), "another worker has it"
 
 
+async def test_the_index_names_the_failure_and_not_what_was_given_up_because_of_it(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        versions = {
+            1: VersionRecord(ModelState.UNAVAILABLE, UNLOADED),
+            2: VersionRecord(ModelState.UNAVAILABLE, "Internal: not a model"),
+        }
+        await c.write("w1", ModelRecord("m", versions, written_ns=time.time_ns()))
+        assert [row["reason"] for row in c.catalog.index()] == ["Internal: not a model"]
+
+
 async def test_a_model_that_was_to_be_unloaded_is_not_waited_for(nats_url: str) -> None:
     async with cluster(nats_url) as c:
         await c.settle("w1")

@@ -38,3 +38,13 @@ def test_what_is_wrong_with_the_whole_model_is_one_row_without_a_version() -> No
     assert index_rows({"m": DUPLICATE}, {}) == [{"name": "m", "state": "UNAVAILABLE", "reason": DUPLICATE}]
     told = {"m": [ModelRecord("m", reason="Invalid argument: why")]}
     assert index_rows({"m": ""}, told) == [{"name": "m", "state": "UNAVAILABLE", "reason": "Invalid argument: why"}]
+
+
+def test_a_change_that_was_rejected_is_the_reason_of_the_ready_row() -> None:
+    versions = {1: VersionRecord(READY, "", 1), 2: VersionRecord(UNAVAILABLE, "Internal: no")}
+    ready, failed = index_rows({"m": ""}, {"m": [ModelRecord("m", versions, rejected="Internal: no")]})
+    assert ready["state"] == "READY"
+    assert ready["reason"] == (
+        "serves as it was loaded before: the model's files as they are now could not be loaded: Internal: no"
+    )
+    assert failed["reason"] == "Internal: no"

@@ -49,6 +49,13 @@ def test_lists_models_in_columns_with_the_reason_of_a_failure() -> None:
     assert header.index("state") == good.index("READY")
 
 
+def test_ready_is_not_said_over_models_that_are_not() -> None:
+    good, bad = {"name": "good", "state": "READY"}, {"name": "bad", "state": "UNAVAILABLE"}
+    assert block(models=[good]).splitlines()[0].endswith(" is ready")
+    assert block(models=[good, bad]).splitlines()[0].endswith(" has started, but 1 of 2 models is not ready")
+    assert block(models=[bad, bad]).splitlines()[0].endswith(" has started, but 2 of 2 models are not ready")
+
+
 def test_says_so_when_there_is_no_model() -> None:
     assert block().endswith("no models")
 

@@ -147,6 +147,26 @@ def test_models_that_fail_say_why_and_unloaded_ones_are_no_problem() -> None:
     assert "no such file" in shown(status)
 
 
+def test_reasons_are_whole_in_json_and_cut_for_people() -> None:
+    reason = "Internal: " + "x" * 2000 + " the end"
+    broken = VersionRecord(ModelState.UNAVAILABLE, reason)
+    status = summarise(replace(HEALTHY, workers={WORKERS[0]: worker(WORKERS[0], b=broken)}))
+    (problem,) = [problem for problem in status.problems if problem.kind == "model fails"]
+    assert reason in problem.text
+    assert shown(status, shows_all=True).count("x") >= 2000
+    assert shown(status).count("x") < 1000
+    assert "(--all)" in shown(status)
+
+
+def test_a_change_that_workers_rejected_is_a_problem() -> None:
+    view = worker(WORKERS[0], a=READY, b=READY)
+    view.models["a"] = replace(view.models["a"], rejected="Internal: not a model")
+    status = summarise(replace(HEALTHY, workers={WORKERS[0]: view, WORKERS[1]: worker(WORKERS[1], a=READY, b=READY)}))
+    assert (status.state, kinds(status)) == ("degraded", ["change rejected"])
+    assert status.models[0].rejected == ["Internal: not a model"]
+    assert "model 'a' serves as it was loaded before" in shown(status)
+
+
 def test_what_waits_without_a_worker_is_told() -> None:
     consumer = {"config": {"filter_subject": "live.gone=p2"}, "num_pending": 3, "num_ack_pending": 4}
     durable = {

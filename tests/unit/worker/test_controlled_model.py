@@ -126,3 +126,27 @@ def test_a_model_that_moves_is_not_given_up_by_who_unloads_it():
     m.gone({1})
     m.reject(failed(1))
     assert not m.record().elsewhere, "what fails here later is a failure"
+
+
+def test_a_rejected_change_is_told_until_a_load_succeeds() -> None:
+    m = model()
+    m.reject(failed(1))
+    assert m.record().rejected == "", "nothing serves: it is the reason of the version"
+    m.adopt(loaded(1))
+    m.reject(failed(1))
+    assert m.record().rejected == "Internal: no"
+    assert states(m) == {1: (READY, "", 2)}
+    m.adopt(loaded(1))
+    assert m.record().rejected == ""
+
+
+def test_an_operation_that_raises_has_failed_and_what_serves_goes_on() -> None:
+    m = model()
+    m.asked = 7
+    m.fail(RuntimeError("oops"))
+    assert (m.record().reason, m.record().revision) == ("Internal: RuntimeError: oops", 7)
+    assert m.record().error == "load failed for model 'm': RuntimeError: oops"
+    m.adopt(loaded(1))
+    m.fail(RuntimeError("oops"))
+    assert states(m) == {1: (READY, "", 2)}
+    assert m.record().rejected == "Internal: RuntimeError: oops"
