@@ -41,7 +41,7 @@ $(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.t
 demo: $(STAMP) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
 	$(RUN) examples.demo
 
-serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001 and 8002 until Ctrl-C.
+serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001, 8002 and 4222 until Ctrl-C.
 	$(RUN) examples.serve
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.

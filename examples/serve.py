@@ -1,6 +1,7 @@
 """`make serve`: serve the demo's repository in the foreground, and show a request to try.
 
-What follows the command's name is passed on to `weir serve`.
+What follows the command's name is passed on to `weir serve`. Without, the ports are those that the pages name: 8000 for
+HTTP, 8001 for gRPC, 8002 for metrics, and 4222 for NATS, which is not a default of `weir serve`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from examples.demo_repository import DEMO_FOLDER, build_demo_repository
 from examples.demo_server import DemoServer, running_server
 from examples.recognise_files import MODEL, features
 
+OPTIONS = (f"--data-dir={DEMO_FOLDER / 'data'}", "--nats-port=4222")
+"""What `make serve` gives to `weir serve` beside the repository."""
+
 
 def main(options: Sequence[str]) -> None:
     """Serves until told to stop, by Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     repository = build_demo_repository(DEMO_FOLDER / "models")
-    with (
-        suppress(KeyboardInterrupt),
-        running_server(repository, [f"--data-dir={DEMO_FOLDER / 'data'}", *options]) as server,
-    ):
+    with suppress(KeyboardInterrupt), running_server(repository, [*OPTIONS, *options]) as server:
         print(server.block, end="")
         for line in server.process.stdout or ():
             print(line, end="")

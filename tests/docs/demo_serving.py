@@ -14,7 +14,10 @@ from pathlib import Path
 
 from pages import ROOT
 
-DRAWN_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+DRAWN_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--nats-port=0")
+
+DOCUMENTED_PORTS = {"HTTP": "8000", "gRPC": "8001", "metrics": "8002", "NATS": "4222"}
+"""Where the pages ask a server that `make serve` has started."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,7 @@ def demo_served(folder: Path) -> Iterator[Served]:
         rows = [line.split() for line in printed.splitlines()]
         places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("HTTP", "gRPC", "metrics", "NATS")}
         numbers = {name: place.removesuffix("/metrics").rpartition(":")[2] for name, place in places.items()}
-        documented = {"HTTP": "8000", "gRPC": "8001", "metrics": "8002", "NATS": "4222"}
-        yield Served(folder, printed, {port: numbers[name] for name, port in documented.items()})
+        yield Served(folder, printed, {port: numbers[name] for name, port in DOCUMENTED_PORTS.items()})
     finally:
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)

@@ -20,10 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from demo_serving import DRAWN_PORTS, Served, environment, in_venv
+from demo_serving import DOCUMENTED_PORTS, DRAWN_PORTS, Served, environment, in_venv
 from pages import ROOT, Block, all_blocks, commands
 
+from examples import serve as serving
 from examples.read_picture import LINES
+from weir.options import options_of
 
 RECIPES = {
     "make demo": "-m examples.demo",
@@ -74,6 +76,17 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
 def test_make_runs(command: str, recipe: str) -> None:
     would_run = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert recipe in would_run
+
+
+def test_make_serve_listens_where_the_pages_ask() -> None:
+    """The tests draw ports, so that this is not seen by running the commands."""
+    serve = options_of("serve")
+    ports = {name: str(serve[f"{name.lower()}_port"].default) for name in DOCUMENTED_PORTS}
+    given = dict(option.removeprefix("--").split("=") for option in serving.OPTIONS)
+    ports |= {name: given[key] for name in ports if (key := f"{name.lower()}-port") in given}
+    assert ports == DOCUMENTED_PORTS
+    asked = {port for _, command in commands() for port in re.findall(r"localhost:(\d+)", command)}
+    assert asked <= set(DOCUMENTED_PORTS.values())
 
 
 def test_make_serve_prints_a_request_that_is_answered_with_a_label(served: Served) -> None:
