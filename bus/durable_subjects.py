@@ -24,6 +24,12 @@ DEAD_SUBJECTS = "dead.>"
 LEASES_BUCKET = "leases"
 LEASES_STREAM = f"KV_{LEASES_BUCKET}"
 
+SECRETS_STREAM = "KV_secrets"
+"""Random bytes that only gateways may read."""
+
+JOB_IDS_KEY = "job-ids"
+"""The key, in that bucket, of what ids of requests that are answered later are made with."""
+
 JOBS_BUCKET = "jobs"
 """Offline jobs: what is wanted of each, and how far it is."""
 
@@ -134,6 +140,11 @@ def lost_attempts(gateway: str) -> str:
 def lease_subject(key: str) -> str:
     """Subject on which writes of a lease are seen."""
     return f"$KV.{LEASES_BUCKET}.{key}"
+
+
+def secret(key: str) -> str:
+    """Where a secret of the gateways is stored."""
+    return f"$KV.secrets.{key}"
 
 
 def job_subject(key: str) -> str:

@@ -20,7 +20,7 @@ from bus.headers import pack_headers
 from bus.stored_messages import StoredMessages
 from bus.stored_objects import remove_object
 from calls.catalog import ServedModel
-from gateway.async_requests.job_ids import id_of_key, new_id
+from gateway.async_requests.job_ids import JobIds
 from gateway.async_requests.queue_depths import UNREACHABLE, QueueDepths
 from gateway.async_requests.refusals import just_deleted, no_broker, other_request
 from gateway.async_requests.request_headers import AskedLater
@@ -52,13 +52,14 @@ class Acceptance:
     """See the module. `bounds` say what may wait for a model that doesn't say it itself."""
 
     def __init__(
-        self, durable: DurableStore, messages: StoredMessages, depths: QueueDepths, bounds: QueueBounds
+        self, durable: DurableStore, messages: StoredMessages, depths: QueueDepths, bounds: QueueBounds, ids: JobIds
     ) -> None:
         self._bus = durable.bus
         self._durable = durable
         self._messages = messages
         self._depths = depths
         self._bounds = bounds
+        self._ids = ids
         self._storing_bytes = 0
         self.prepare: Callable[[str], Awaitable[None]] | None = None
         """Called with a model before a request to it is stored: whoever takes requests up makes sure that it is seen."""
@@ -75,7 +76,7 @@ class Acceptance:
             raise no_broker()
         model = served.name
         digest = digest_of(body)
-        id = id_of_key(model, version, asked.tenant, asked.key) if asked.key else new_id()
+        id = self._ids.of_key(model, version, asked.tenant, asked.key) if asked.key else self._ids.new()
         if asked.key:
             known = await self._known(model, version, id, digest)
             if known is not None:

@@ -7,6 +7,7 @@ import asyncio
 from gateway.async_requests.acceptance import Acceptance
 from gateway.async_requests.callback_rules import CallbackRules
 from gateway.async_requests.callbacks import Callbacks
+from gateway.async_requests.job_ids import JobIds
 from gateway.async_requests.queue_depths import QueueDepths
 from gateway.async_requests.request_jobs import RequestJobs
 from gateway.durable.store import DurableStore
@@ -20,10 +21,12 @@ class AsyncRequests:
     def __init__(self, durable: DurableStore, settings: GatewaySettings) -> None:
         depths = QueueDepths(durable.bus)
         self.bus = durable.bus
+        self.secret = durable.secret
         self.rules = CallbackRules(settings.callback_allow)
         bounds = QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs)
-        self.acceptance = Acceptance(durable, durable.messages, depths, bounds)
-        self.jobs = RequestJobs(durable.bus, durable.publisher, durable.messages, depths)
+        ids = JobIds(lambda: durable.secret.value)
+        self.acceptance = Acceptance(durable, durable.messages, depths, bounds, ids)
+        self.jobs = RequestJobs(durable.bus, durable.publisher, durable.messages, depths, ids)
         self.callbacks = Callbacks(durable.bus, durable.messages, self.rules)
 
     async def start(self, background: asyncio.TaskGroup) -> None:

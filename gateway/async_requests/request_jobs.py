@@ -2,6 +2,7 @@
 
 All of it lies in the streams, so every gateway can tell. A terminal record in RESULT is the end; else the request's message
 lies in QUEUE, on a subject of its own. To cancel is to write the terminal record first: it stands, or the answer's does.
+Only requests that gateways have accepted are told of, which their ids prove (`job_ids`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bus.headers import pack_headers
 from bus.stored_messages import StoredMessages
 from bus.stored_objects import DamagedObject, StoredObject, remove_object
 from gateway.async_requests.acceptance import DELETED, STORE_PATIENCE_S
+from gateway.async_requests.job_ids import JobIds
 from gateway.async_requests.job_state import JobState, JobStatus
 from gateway.async_requests.queue_depths import UNREACHABLE, QueueDepths
 from gateway.async_requests.refusals import gone, no_broker, no_job, not_done
@@ -34,8 +36,8 @@ MAX_WAITING = 10_000
 _STORING_S = 0.02  # between looks for a record that was published
 _LOOK_S = 1.0  # between looks for one of which nothing was heard
 
-MAX_ID_LENGTH = 512
-"""Characters of a job's id."""
+MAX_SHOWN_ID = 128
+"""Characters of what was asked for that an error repeats."""
 
 _CANCELLED = WeirError(ErrorCode.CANCELLED, "the request was cancelled")
 _TTL_HEADER = "weir-result-ttl-secs"
@@ -44,11 +46,14 @@ _TTL_HEADER = "weir-result-ttl-secs"
 class RequestJobs:
     """See the module. Everything runs in one event loop. What needs the broker raises 503 where it is away."""
 
-    def __init__(self, bus: Bus, publisher: AckedPublisher, messages: StoredMessages, depths: QueueDepths) -> None:
+    def __init__(
+        self, bus: Bus, publisher: AckedPublisher, messages: StoredMessages, depths: QueueDepths, ids: JobIds
+    ) -> None:
         self._bus = bus
         self._publisher = publisher
         self._messages = messages
         self._depths = depths
+        self._ids = ids
         self._waiters: set[asyncio.Future[None]] = set()
         self._is_stopping = False
 
@@ -68,7 +73,7 @@ class RequestJobs:
         """The job's state, once it is done or `wait_s` have passed. Raises StatusError (404)."""
         state = await self._look(id)
         if state is None:
-            raise no_job(id[:MAX_ID_LENGTH])
+            raise no_job(id[:MAX_SHOWN_ID])
         if state.is_done or not wait_s or self._is_stopping or len(self._waiters) >= MAX_WAITING:
             return state
         loop = asyncio.get_running_loop()
@@ -139,8 +144,8 @@ class RequestJobs:
         await self._forget(state)
 
     async def _look(self, id: str) -> JobState | None:
-        if not 0 < len(id) <= MAX_ID_LENGTH:
-            return None
+        if not self._ids.is_genuine(id):
+            return None  # as if there were none: who asks is not told of requests that came by NATS
         try:
             record = await self._messages.last(subjects.RESULT_STREAM, subjects.any_result(id))
             queued = None

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from bus.acked_publisher import AckedPublisher
+from bus.cluster_secret import ClusterSecret
 from bus.connection import Bus
 from bus.durability import DurabilityCheck
 from bus.durable_streams import QueueLimits
@@ -37,6 +38,7 @@ class DurableStore:
         self.backlog = Backlog(bus, self.counters)
         self.publisher = AckedPublisher(bus, gateway_id)
         self.messages = StoredMessages(bus, gateway_id)
+        self.secret = ClusterSecret(bus, self.publisher)
         self.leases = Leases(bus, self.publisher, gateway_id)
 
     async def start(self, background: asyncio.TaskGroup) -> None:
@@ -49,6 +51,7 @@ class DurableStore:
         await self.leases.start(background)
         await self.publisher.start(background)
         await self.messages.start()
+        await self.secret.start()
 
     def stop(self) -> None:
         """Gives up all leases."""

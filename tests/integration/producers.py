@@ -87,6 +87,12 @@ class Producer:
             except TimeoutError:
                 return found
 
+    async def cancel(self, model: str, id: str) -> None:
+        """Writes the record of a cancelled request, as gateways do, and tells the model's owner of it."""
+        record = {"Weir-Outcome": "cancelled", "Weir-Id": id, "Nats-Expected-Last-Subject-Sequence": "0"}
+        await self.jetstream.publish(f"result.{model}.{id}", b"", headers=record)
+        await self.client.publish("durable.cancel", json.dumps({"id": id, "model": model}).encode())
+
     async def count(self, stream: str) -> int:
         """How many messages a stream holds."""
         try:

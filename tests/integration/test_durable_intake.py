@@ -113,9 +113,7 @@ async def test_another_request_of_the_same_id_is_refused(durable: Server) -> Non
 async def test_cancelled_requests_stay_so(durable: Server) -> None:
     async with producer(durable.nats_url) as to:
         inbox, came = await to.answers()
-        record = {"Weir-Outcome": "cancelled", "Weir-Id": "gone", "Nats-Expected-Last-Subject-Sequence": "0"}
-        await to.jetstream.publish("result.slow.gone", b"", headers=record)
-        await to.client.publish("durable.cancel", b'{"id":"gone","model":"slow"}')
+        await to.cancel("slow", "gone")
         body = b'{"inputs":[{"name":"VALUE","datatype":"INT64","shape":[1,1],"data":[1]},' + (
             b'{"name":"DELAY_MS","datatype":"FP32","shape":[1,1],"data":[1]}]}'
         )
