@@ -9,8 +9,6 @@ from urllib.parse import quote, urlsplit
 
 from weir.start_error import StartError
 
-_TIMEOUT_S = 30.0
-
 
 class Unreachable(Exception):
     """Nobody answers there just now, which may pass. The message says why."""
@@ -19,8 +17,10 @@ class Unreachable(Exception):
 class JobsClient:
     """The offline jobs of the server at `url` ("host:port", or with http:// or https:// before it).
 
-    `hint` is what to say as well where nobody answers there.
+    `hint` is what to say as well where nobody answers there. A request may take `timeout_s`.
     """
+
+    timeout_s = 30.0
 
     def __init__(self, url: str, hint: str = "") -> None:
         self.hint = hint
@@ -53,7 +53,7 @@ class JobsClient:
 
     def _ask(self, method: str, path: str, document: Any = None) -> dict[str, Any]:
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
+        connection = kind(self._host, self._port, timeout=self.timeout_s)
         body = None if document is None else json.dumps(document).encode()
         try:
             connection.request(method, self._path + path, body, {"Content-Type": "application/json"})

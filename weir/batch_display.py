@@ -21,6 +21,7 @@ ALL_SUCCEEDED, JOB_ENDED_BADLY, ITEMS_FAILED = 0, 1, 3
 """Exit statuses: by what became of the job, and of its items."""
 
 _POLL_S = 0.5
+_WATCH_TIMEOUT_S = 3.0
 _LINES_EVERY_S = 10.0
 _WIDTHS = 0, 38, 52, 64, 80  # from which on a terminal has room for one field more
 _STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow", "running": "cyan"}
@@ -135,55 +136,80 @@ def _watch_bar(client: JobsClient, job: dict[str, Any], console: Console) -> dic
     ]
     # On a narrow terminal what matters least is left out, rather than all of it cut short.
     columns += fields[: sum(console.width >= width for width in _WIDTHS)]
+    watched = _WatchedJob(client, job)
     with Progress(*columns, console=console, refresh_per_second=5, expand=True) as progress:
         task = progress.add_task(job["model"], total=None, items="", rate="", left="", failed="")
         said = ""
         while True:
-            is_running = job["state"] == "running"
+            job = watched.job
+            is_running = job["state"] == "running" and not watched.silent_s
+            left = (f"{_left(job)} left" if _left(job) else "") if is_running else job["state"]
             progress.update(
                 task,
                 total=job["total"],
                 completed=job["done"],
                 items=_items(job).replace(" of ", "/"),
                 rate=_rate(job) if is_running and job["rate_per_s"] else "",
-                left=(f"{_left(job)} left" if _left(job) else "") if is_running else job["state"],
+                left=f"no answer for {_duration(watched.silent_s)}" if watched.silent_s else left,
                 failed=f"{_number(job['failed'])} failed" if job["failed"] else "",
             )
             if job["state"] in FINAL:
                 return job
-            if job["note"] and job["note"] != said:
+            waits_for = watched.problem or job["note"]
+            if waits_for and waits_for != said:
                 # Above the bar, where there is room for all of it.
-                progress.console.print(f"waiting: {job['note']}", style="yellow", markup=False, soft_wrap=True)
-            said = job["note"]
-            time.sleep(_POLL_S)
-            try:
-                job = client.status(job["id"])
-            except Unreachable:
-                progress.update(task, left="waiting for the server", rate="")
+                progress.console.print(f"waiting: {waits_for}", style="yellow", markup=False, soft_wrap=True)
+            said = waits_for
+            watched.poll()
 
 
 def _watch_lines(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
     """The same where there is no terminal: a line when the state has changed, and now and then."""
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-    before, next_s, is_away = ("", ""), 0.0, False
+    watched = _WatchedJob(client, job)
+    before, next_s = ("", "", False), 0.0
     while True:
-        now = job["state"], job["note"] or before[1]
+        job = watched.job
+        now = job["state"], job["note"] or before[1], bool(watched.problem)
         if now != before or time.monotonic() >= next_s:
-            parts = [job["state"], f"{_items(job)} items", f"{_number(job['failed'])} failed"]
-            parts += [_rate(job)] if job["rate_per_s"] else []
-            parts += [f"{_left(job)} left"] if _left(job) else []
-            parts += [job["note"]] if job["note"] else []
+            if watched.problem:
+                parts = [f"waiting: {watched.problem} (no answer for {_duration(watched.silent_s)})"]
+            else:
+                parts = [job["state"], f"{_items(job)} items", f"{_number(job['failed'])} failed"]
+                parts += [_rate(job)] if job["rate_per_s"] else []
+                parts += [f"{_left(job)} left"] if _left(job) else []
+                parts += [job["note"]] if job["note"] else []
             console.print(f"{job['id']}: {', '.join(parts)}")
             before, next_s = now, time.monotonic() + _LINES_EVERY_S
         if job["state"] in FINAL:
             return job
+        watched.poll()
+
+
+class _WatchedJob:
+    """A job as its server last described it, and for how long the server has not answered since.
+
+    `problem` is why the last poll failed, "" where it did not; `silent_s` is then the time since the last answer, else 0.
+    """
+
+    def __init__(self, client: JobsClient, job: dict[str, Any]) -> None:
+        self.job = job
+        self.problem = ""
+        self.silent_s = 0.0
+        self._client = client
+        self._answered_s = time.monotonic()
+        # Shorter than for other commands: until it is over, what is shown does not change.
+        client.timeout_s = _WATCH_TIMEOUT_S
+
+    def poll(self) -> None:
+        """Wait for a moment, then ask again. Raises StartError where the server refuses to answer, as for a job unknown."""
         time.sleep(_POLL_S)
         try:
-            job, is_away = client.status(job["id"]), False
+            self.job = self._client.status(self.job["id"])
         except Unreachable as error:
-            if not is_away:
-                console.print(f"waiting: {error}")
-            is_away = True
+            self.problem, self.silent_s = str(error), time.monotonic() - self._answered_s
+        else:
+            self.problem, self.silent_s, self._answered_s = "", 0.0, time.monotonic()
 
 
 def _styled(state: str) -> str:
