@@ -39,7 +39,8 @@ def check_platform(config: ModelConfig) -> None:
     """Raises ConfigProblem unless platform and backend agree, in Triton's words."""
     if config.platform == ENSEMBLE_PLATFORM:
         if config.backend:
-            raise _pair(config)
+            message = f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type"
+            raise ConfigProblem("backend", message)
     elif config.platform in _PLATFORM_BACKEND:
         if config.backend != _PLATFORM_BACKEND[config.platform]:
             raise _pair(config)

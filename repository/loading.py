@@ -21,7 +21,7 @@ from repository.layout import FoundModel
 from repository.paths import path_inside
 from repository.problem import ConfigProblem
 from repository.small_files import MAX_CONFIG_BYTES, read_small_file
-from repository.validation import validate
+from repository.validation import check_written_scalars, validate
 from schemas.errors import invalid, unavailable
 from schemas.model_config import ModelConfig
 
@@ -95,6 +95,7 @@ def settle_config(
     """
     try:
         config = normalize(complete(source.config, described, default_max_batch_size), gpu_ids)
+        check_written_scalars(source.config, config.max_batch_size)
         validate(config, gpu_ids)
     except ConfigProblem as problem:
         raise located(problem, source.file, source.text) from problem

@@ -23,13 +23,15 @@ from schemas.scheduling_config import (
 
 MAX_CHECKPOINT_EVERY = 1000
 
+_FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
+_EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 _CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
 
 
 def check_dynamic_batching(config: ModelConfig, batching: DynamicBatching) -> None:
     """Raises ConfigProblem for preferred sizes, priorities or queue policies that can't be."""
     path, name, levels = "dynamic_batching", config.name, batching.priority_levels
-    _check_preferred(config, path, "dynamic batching", batching.preferred_batch_size)
+    _check_preferred(config, path, "dynamic batching preferred size", batching.preferred_batch_size)
     if levels > 0 and not 1 <= batching.default_priority_level <= levels:
         message = f"default priority level must be in range [1, {levels}] for {name}"
         raise ConfigProblem(f"{path}.default_priority_level", message)
@@ -61,9 +63,9 @@ def _check_preferred(config: ModelConfig, path: str, subject: str, sizes: Sequen
     path = f"{path}.preferred_batch_size"
     for size in sizes:
         if size <= 0:
-            raise ConfigProblem(path, f"{subject} preferred size must be positive for {config.name}")
+            raise ConfigProblem(path, f"{subject} must be positive for {config.name}")
         if size > config.max_batch_size:
-            raise ConfigProblem(path, f"{subject} preferred size must be <= max batch size for {config.name}")
+            raise ConfigProblem(path, f"{subject} must be <= max batch size for {config.name}")
 
 
 def check_sequence_batching(config: ModelConfig, batching: SequenceBatching) -> None:
@@ -74,7 +76,8 @@ def check_sequence_batching(config: ModelConfig, batching: SequenceBatching) -> 
         message = f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
         raise ConfigProblem(f"{path}.direct.minimum_slot_utilization", message)
     if batching.oldest is not None:
-        _check_preferred(config, f"{path}.oldest", "sequence batching", batching.oldest.preferred_batch_size)
+        subject = "sequence batching preferred batch size"
+        _check_preferred(config, f"{path}.oldest", subject, batching.oldest.preferred_batch_size)
         if batching.oldest.max_candidate_sequences < 0:
             message = f"sequence batching max candidate sequences must be non-negative for {name}"
             raise ConfigProblem(f"{path}.oldest.max_candidate_sequences", message)
@@ -95,35 +98,50 @@ def _check_state_names(config: ModelConfig, batching: SequenceBatching) -> None:
 
 
 def _check_controls(config: ModelConfig, batching: SequenceBatching) -> None:
-    tensor_of: dict[str, str] = {}
+    tensors: set[str] = set()
+    kinds: set[str] = set()
     for index, control_input in enumerate(batching.control_input):
         path = f"sequence_batching.control_input[{index}]"
         if not control_input.name:
             raise ConfigProblem(path, f"sequence batching control tensor must have a name for {config.name}")
+        if control_input.name in tensors:
+            subject = f"sequence batching control tensor '{control_input.name}'"
+            raise ConfigProblem(path, f"{subject} is specified for multiple control kinds for {config.name}")
+        tensors.add(control_input.name)
         if len(control_input.control) != 1:
             message = f"sequence batching control tensor '{control_input.name}' must have 1 control for {config.name}"
             raise ConfigProblem(path, message)
         control = control_input.control[0]
-        if control.kind in tensor_of:
+        if control.kind in kinds:
             message = f"sequence batching specifies multiple {control.kind} tensors for {config.name}"
             raise ConfigProblem(f"{path}.control[0].kind", message)
-        tensor_of[control.kind] = control_input.name
+        kinds.add(control.kind)
         _check_control(config, f"{path}.control[0]", control)
 
 
 def _check_control(config: ModelConfig, path: str, control: SequenceControl) -> None:
-    pairs = [pair for pair in (control.int32_false_true, control.fp32_false_true, control.bool_false_true) if pair]
+    of = f"for {control.kind} for {config.name}"
+    given = {field: values for field in _FALSE_TRUE if (values := getattr(control, field))}
     if control.kind == "CONTROL_SEQUENCE_CORRID":
-        if pairs or control.data_type not in _CORRELATION_ID_TYPES:
-            types = ", ".join(_CORRELATION_ID_TYPES)
-            message = f"sequence batching {control.kind} must have a 'data_type' of {types} for {config.name}"
-            raise ConfigProblem(path, message)
-    elif len(pairs) != 1 or len(pairs[0]) != 2:
-        message = (
-            f"sequence batching {control.kind} must specify exactly 2 values in one of 'int32_false_true', "
-            f"'fp32_false_true' and 'bool_false_true' for {config.name}"
-        )
-        raise ConfigProblem(path, message)
+        if given:
+            raise ConfigProblem(path, f"sequence batching must not specify either {_EITHER} {of}")
+        if control.data_type not in _CORRELATION_ID_TYPES:
+            types = ", ".join(_CORRELATION_ID_TYPES[:-1])
+            message = (
+                f"unexpected data type for control {control.kind} for {config.name}. "
+                f"Allowed data types are {types} and {_CORRELATION_ID_TYPES[-1]}"
+            )
+            raise ConfigProblem(f"{path}.data_type", message)
+        return
+    if not given:
+        raise ConfigProblem(path, f"sequence batching must specify either {_EITHER} {of}")
+    if len(given) > 1:
+        fields = "'int32_false_true', 'fp32_false_true' and 'bool_false_true'"
+        raise ConfigProblem(path, f"sequence batching specifies more than one from {fields} {of}")
+    for field, values in given.items():
+        if len(values) != 2:
+            message = f"sequence batching control '{field}' must have exactly 2 entries {of}"
+            raise ConfigProblem(f"{path}.{field}", message)
 
 
 def _check_state(config: ModelConfig, path: str, state: SequenceState) -> None:
@@ -199,6 +217,12 @@ def check_ensemble(config: ModelConfig) -> None:
     if config.platform != ENSEMBLE_PLATFORM:
         message = f"ensemble scheduling cannot be set for model '{name}' whose platform is not ensemble"
         raise ConfigProblem("ensemble_scheduling", message)
+    if config.instance_group:
+        raise ConfigProblem("instance_group", f"instance group should not be specified for ensemble '{name}'")
+    if config.optimization is not None:
+        raise ConfigProblem("optimization", f"optimization should not be specified for ensemble '{name}'")
+    if config.model_warmup:
+        raise ConfigProblem("model_warmup", f"model_warmup can not be specified for ensemble '{name}'")
     if not scheduling.step:
         raise ConfigProblem("ensemble_scheduling", f"must specify 'step' for ensemble '{name}'")
     for index, step in enumerate(scheduling.step):
@@ -222,34 +246,50 @@ def _check_dataflow(config: ModelConfig, scheduling: EnsembleScheduling) -> None
                 raise ConfigProblem(f"ensemble_scheduling.step[{index}].output_map", message)
             written.add(tensor)
     taken = {tensor for step in scheduling.step for tensor in step.input_map.values()}
+    mapped = taken | {tensor for step in scheduling.step for tensor in step.output_map.values()}
     # The quotation mark that is missing is missing in Triton, too.
-    for index, output in enumerate(config.output):
-        if output.name not in written:
-            message = f"ensemble output '{output.name}' for ensemble {name}' is not used"
-            raise ConfigProblem(f"output[{index}].name", message)
     for index, given in enumerate(config.input):
-        if given.name not in taken and given.name not in config.output_by_name:
+        if given.name not in mapped:
             message = f"ensemble input '{given.name}' for ensemble {name}' is not used"
             raise ConfigProblem(f"input[{index}].name", message)
+    connected = _connected(config, scheduling)
+    for index, output in enumerate(config.output):
+        if output.name not in mapped:
+            message = f"ensemble output '{output.name}' for ensemble {name}' is not used"
+            raise ConfigProblem(f"output[{index}].name", message)
+        if output.name not in connected:
+            message = f"output '{output.name}' for ensemble '{name}' is not written"
+            cause = _unconnected_cause(output.name, scheduling, connected)
+            if cause != output.name:
+                message += f": at least one of its depending tensors, '{cause}', is not connected"
+            raise ConfigProblem(f"output[{index}].name", message)
     for index, step in enumerate(scheduling.step):
-        for tensor in step.output_map.values():
-            if tensor not in taken and tensor not in config.output_by_name:
-                message = f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
-                raise ConfigProblem(f"ensemble_scheduling.step[{index}].output_map", message)
-    _check_reachable(config, scheduling)
+        for field, tensors in (("output_map", step.output_map.values()), ("input_map", step.input_map.values())):
+            for tensor in tensors:
+                if tensor not in config.output_by_name and not (tensor in taken and tensor in connected):
+                    message = f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+                    raise ConfigProblem(f"ensemble_scheduling.step[{index}].{field}", message)
 
 
-def _check_reachable(config: ModelConfig, scheduling: EnsembleScheduling) -> None:
-    """Every step's inputs come to exist: none is unknown, and no steps wait for each other in a circle."""
+def _connected(config: ModelConfig, scheduling: EnsembleScheduling) -> set[str]:
+    """The tensors that come to exist: neither unknown, nor written by steps that wait for each other in a circle."""
     ready = {tensor.name for tensor in config.input}
-    waiting = dict(enumerate(scheduling.step))
-    while runnable := [index for index, step in waiting.items() if ready.issuperset(step.input_map.values())]:
-        for index in runnable:
-            ready.update(waiting.pop(index).output_map.values())
-    if waiting:
-        index, step = next(iter(waiting.items()))
-        tensor = next(tensor for tensor in step.input_map.values() if tensor not in ready)
-        message = (
-            f"input tensor '{tensor}' of step {index} in ensemble '{config.name}' is never written before it is needed"
-        )
-        raise ConfigProblem(f"ensemble_scheduling.step[{index}].input_map", message)
+    waiting = list(scheduling.step)
+    while runnable := [step for step in waiting if ready.issuperset(step.input_map.values())]:
+        waiting = [step for step in waiting if step not in runnable]
+        for step in runnable:
+            ready.update(step.output_map.values())
+    return ready
+
+
+def _unconnected_cause(tensor: str, scheduling: EnsembleScheduling, connected: set[str]) -> str:
+    """The first tensor on the way back from `tensor` that no step writes, or the last one before a circle closes."""
+    writers = {output: step for step in scheduling.step for output in step.output_map.values()}
+    seen: set[str] = set()
+    while (step := writers.get(tensor)) is not None:
+        before = next((t for t in step.input_map.values() if t not in connected and t not in seen), None)
+        if before is None:
+            break
+        seen.add(before)
+        tensor = before
+    return tensor

@@ -24,6 +24,10 @@ from schemas.partitions import check_partitions
 from schemas.placement import BadDeclaration, needs_of
 from schemas.queue_bounds import queue_bounds_problem
 
+_FOR_TENSORRT = {
+    "is_shape_tensor": "shape tensors are only supported for TensorRT platform",
+    "is_non_linear_format_io": "Non-linear IO format is only supported for the TensorRT platform",
+}
 _USABLE = "GPUs with at least the minimum required CUDA compute compatibility of 6.000000 are: "
 
 
@@ -95,11 +99,9 @@ def _check_tensor(config: ModelConfig, field: str, path: str, tensor: ModelInput
     if tensor.reshape is not None:
         _check_dims(config, f"{path}.reshape", f"{subject} reshape dimension", tensor.reshape.shape)
         _check_reshape(config, f"{path}.reshape", subject, tensor.dims, tensor.reshape.shape)
-    for flag in ("is_shape_tensor", "is_non_linear_format_io"):
+    for flag, what in _FOR_TENSORRT.items():
         if getattr(tensor, flag) and config.backend != "tensorrt":
-            raise ConfigProblem(
-                f"{path}.{flag}", f"{subject}: '{flag}' is only for TensorRT models, {config.name} is not"
-            )
+            raise ConfigProblem(f"{path}.{flag}", f"{what} for {config.name}")
     if isinstance(tensor, ModelInput):
         if tensor.format != "FORMAT_NONE" and len(tensor.dims) != 3:
             raise ConfigProblem(f"{path}.format", f"model input NHWC/NCHW require 3 dims for {config.name}")
@@ -116,12 +118,28 @@ def _check_dims(config: ModelConfig, path: str, subject: str, dims: Sequence[int
 
 
 def _check_reshape(config: ModelConfig, path: str, subject: str, dims: Sequence[int], shape: Sequence[int]) -> None:
-    """Both shapes hold the same elements: their variable dimensions pair up, and the fixed ones between agree.
-
-    An empty shape is a scalar, which Triton takes from batching models only; here it is right without a batch as well.
-    """
+    """Both shapes hold the same elements: their variable dimensions pair up, and the fixed ones between agree."""
+    if dims.count(-1) != shape.count(-1):
+        message = f"{subject} has different number of variable-size dimensions for dims and reshape for {config.name}"
+        raise ConfigProblem(path, message)
     if [prod(run) for run in _fixed_runs(dims)] != [prod(run) for run in _fixed_runs(shape)]:
         raise ConfigProblem(path, f"{subject} has different size for dims and reshape for {config.name}")
+
+
+def check_written_scalars(written: ModelConfig, max_batch_size: int) -> None:
+    """Raises ConfigProblem, as Triton, for a scalar in a configuration as its author wrote it, of a model without batches.
+
+    Those that a model's own file tells of are served (`repository.completion`), which Triton can't.
+    """
+    for field in ("input", "output"):
+        tensors: list[ModelInput | ModelOutput] = getattr(written, field)
+        for index, tensor in enumerate(tensors):
+            if tensor.reshape is not None and not tensor.reshape.shape and max_batch_size == 0:
+                message = (
+                    f"model {field} '{tensor.name}' cannot have empty reshape for non-batching model as scalar tensors "
+                    f"are not supported for {written.name}"
+                )
+                raise ConfigProblem(f"{field}[{index}].reshape", message)
 
 
 def _fixed_runs(dims: Sequence[int]) -> list[list[int]]:
@@ -172,8 +190,6 @@ def _check_known_inputs(config: ModelConfig, path: str, names: Sequence[str]) ->
 
 
 def _check_instances(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
-    if config.is_ensemble and config.instance_group:
-        raise ConfigProblem("instance_group", f"instance group should not be specified for ensemble '{config.name}'")
     for index, group in enumerate(config.instance_group):
         path = f"instance_group[{index}]"
         subject = f"instance group {group.name} of model {config.name}"
@@ -221,8 +237,6 @@ def _check_response_cache(config: ModelConfig) -> None:
 
 
 def _check_warmup(config: ModelConfig) -> None:
-    if config.is_ensemble and config.model_warmup:
-        raise ConfigProblem("model_warmup", f"model_warmup can not be specified for ensemble '{config.name}'")
     for index, warmup in enumerate(config.model_warmup):
         path = f"model_warmup[{index}]"
         if warmup.batch_size > max(1, config.max_batch_size):

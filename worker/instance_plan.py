@@ -70,6 +70,8 @@ def is_for_others(config: ModelConfig, devices: WorkerDevices) -> bool:
 
     Also right of a configuration that has not been completed: without `gpus`, KIND_GPU means all GPUs there are.
     """
+    if config.is_ensemble:
+        return False  # it runs on no device, and instance groups are refused
     return bool(config.instance_group) and not any(_is_here(group, devices) for group in config.instance_group)
 
 

@@ -42,7 +42,8 @@ def check_ensemble_models(config: ModelConfig, composing: Mapping[str, Composing
     _check_available(config.name, steps, composing)
     configs = [_config(composing, step) for step in steps]
     for model in configs:
-        if model.max_batch_size < config.max_batch_size:
+        # One that does not batch has the batch as a dimension of its own, if the shapes agree.
+        if 0 < model.max_batch_size < config.max_batch_size:
             raise invalid(
                 f"ensemble {config.name} allows maximum batch size {config.max_batch_size}, but it contains model "
                 f"{model.name} which only allows maximum batch size to be {model.max_batch_size}"
@@ -143,15 +144,18 @@ def _check_origins(config: ModelConfig, steps: Sequence[EnsembleStep], configs: 
     while waiting:
         index = next(i for i in waiting if origins.keys() >= set(steps[i].input_map.values()))
         waiting.remove(index)
-        origin = _common_origin(config.name, [origins[tensor] for tensor in steps[index].input_map.values()])
+        own = config.output_by_name.keys() & set(steps[index].output_map.values())
+        subject = config.name if own else steps[index].model_name
+        taken = [origins[tensor] for tensor in steps[index].input_map.values()]
+        origin = _common_origin(config.name, subject, taken)
         for tensor in steps[index].output_map.values():
             origins[tensor] = index if configs[index].is_decoupled else origin
-    _common_origin(config.name, [origins[output.name] for output in config.output])
+    _common_origin(config.name, config.name, [origins[output.name] for output in config.output])
 
 
-def _common_origin(name: str, origins: Sequence[int]) -> int:
+def _common_origin(name: str, model: str, origins: Sequence[int]) -> int:
     if len(set(origins)) > 1:
         raise invalid(
-            f"in ensemble {name}, step of model '{name}' receives inputs originated from different decoupled models"
+            f"in ensemble {name}, step of model '{model}' receives inputs originated from different decoupled models"
         )
     return origins[0]

@@ -91,7 +91,11 @@ INVALID = [
         "backend",
         "unexpected 'platform' and 'backend' pair, got:onnxruntime_onnx, tensorrt",
     ),
-    ({"platform": "ensemble"}, "backend", "unexpected 'platform' and 'backend' pair, got:ensemble, python"),
+    (
+        {"platform": "ensemble"},
+        "backend",
+        "Ensemble model 'net' must have platform type 'ensemble' and empty backend type",
+    ),
     ({"backend": ""}, "platform", "unexpected platform type '' for net"),
     ({"backend": "", "platform": "caffe"}, "platform", "unexpected platform type 'caffe' for net"),
     ({"max_batch_size": -1}, "max_batch_size", "'max_batch_size' must be non-negative value for net"),
@@ -113,8 +117,16 @@ INVALID = [
     (tensor(reshape={"shape": [2]}), "input[0].reshape", "has different size for dims and reshape"),
     (tensor(reshape={"shape": [0]}), "input[0].reshape", "must be integer >= 1, or -1"),
     (tensor(dims=[-1, 4], reshape={"shape": [-1]}), "input[0].reshape", "has different size for dims and reshape"),
-    (tensor(dims=[-1, -1], reshape={"shape": [-1]}), "input[0].reshape", "has different size for dims and reshape"),
-    (tensor(is_shape_tensor=True), "input[0].is_shape_tensor", "only for TensorRT"),
+    (
+        tensor(dims=[-1, -1], reshape={"shape": [-1]}),
+        "input[0].reshape",
+        "has different number of variable-size dimensions for dims and reshape for net",
+    ),
+    (
+        tensor(is_shape_tensor=True),
+        "input[0].is_shape_tensor",
+        "shape tensors are only supported for TensorRT platform for net",
+    ),
     ({"max_batch_size": 0, **tensor(allow_ragged_batch=True)}, "input[0].allow_ragged_batch", "can't be ragged"),
     (
         {"batch_input": [{**BATCH_INPUT, "data_type": "TYPE_INT8"}]},
@@ -197,7 +209,7 @@ INVALID = [
     (
         {"sequence_batching": {"oldest": {"preferred_batch_size": [9]}}},
         "sequence_batching.oldest.preferred_batch_size",
-        "sequence batching preferred size must be <= max batch size",
+        "sequence batching preferred batch size must be <= max batch size for net",
     ),
     (
         {"sequence_batching": {"oldest": {"max_candidate_sequences": -1}}},
@@ -214,13 +226,47 @@ INVALID = [
         "sequence_batching.control_input[0]",
         "must have 1 control",
     ),
-    (control(int32_false_true=[0, 1, 2]), "sequence_batching.control_input[0].control[0]", "exactly 2 values"),
+    (
+        control(int32_false_true=[0, 1, 2]),
+        "sequence_batching.control_input[0].control[0].int32_false_true",
+        "sequence batching control 'int32_false_true' must have exactly 2 entries for CONTROL_SEQUENCE_START for net",
+    ),
     (
         control(int32_false_true=[0, 1], fp32_false_true=[0, 1]),
         "sequence_batching.control_input[0].control[0]",
-        "exactly 2 values",
+        "sequence batching specifies more than one from 'int32_false_true', 'fp32_false_true' and 'bool_false_true' for "
+        "CONTROL_SEQUENCE_START for net",
     ),
-    (control(kind="CONTROL_SEQUENCE_CORRID"), "sequence_batching.control_input[0].control[0]", "'data_type'"),
+    (
+        control(),
+        "sequence_batching.control_input[0].control[0]",
+        "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+        "CONTROL_SEQUENCE_START for net",
+    ),
+    (
+        control(kind="CONTROL_SEQUENCE_CORRID"),
+        "sequence_batching.control_input[0].control[0].data_type",
+        "unexpected data type for control CONTROL_SEQUENCE_CORRID for net. Allowed data types are TYPE_UINT64, TYPE_INT64, "
+        "TYPE_UINT32, TYPE_INT32 and TYPE_STRING",
+    ),
+    (
+        control(kind="CONTROL_SEQUENCE_CORRID", int32_false_true=[0, 1]),
+        "sequence_batching.control_input[0].control[0]",
+        "sequence batching must not specify either 'int32_false_true', 'fp32_false_true' or 'bool_false_true' for "
+        "CONTROL_SEQUENCE_CORRID for net",
+    ),
+    (
+        {
+            "sequence_batching": {
+                "control_input": [
+                    {"name": "c", "control": [{"kind": kind, "int32_false_true": [0, 1]}]}
+                    for kind in ("CONTROL_SEQUENCE_START", "CONTROL_SEQUENCE_READY")
+                ]
+            }
+        },
+        "sequence_batching.control_input[1]",
+        "sequence batching control tensor 'c' is specified for multiple control kinds for net",
+    ),
     (
         {
             "sequence_batching": {
@@ -293,10 +339,29 @@ INVALID = [
     ),
     (
         ensemble(step({"a": "t", "d": "x"}, {"b": "u"}), step({"a": "u"}, {"b": "t", "c": "y"})),
-        "ensemble_scheduling.step[0].input_map",
-        "'t' of step 0",
+        "output[0].name",
+        "output 'y' for ensemble 'net' is not written: at least one of its depending tensors, 't', is not connected",
     ),
-    (ensemble(step({"a": "w", "c": "x"}, {"b": "y"})), "ensemble_scheduling.step[0].input_map", "'w' of step 0"),
+    (
+        ensemble(step({"a": "w", "c": "x"}, {"b": "y"})),
+        "output[0].name",
+        "output 'y' for ensemble 'net' is not written: at least one of its depending tensors, 'w', is not connected",
+    ),
+    (
+        ensemble(step({"a": "x"}, {"b": "t"}), step({"a": "y"}, {"b": "u"})),
+        "output[0].name",
+        "output 'y' for ensemble 'net' is not written",
+    ),
+    (
+        ensemble(step({"a": "x"}, {"b": "y"}), step({"a": "w"}, {"b": "u"})),
+        "ensemble_scheduling.step[1].output_map",
+        "ensemble tensor 'u' is unused in ensemble 'net'",
+    ),
+    (
+        ensemble(step({"a": "x"}, {"b": "y"}), optimization={}),
+        "optimization",
+        "optimization should not be specified for ensemble 'net'",
+    ),
     (
         ensemble(step({"a": "x"}, {"b": "y"}), instance_group=[{}]),
         "instance_group",

@@ -56,6 +56,19 @@ def test_without_completion_the_configuration_stands_alone(add):
         settle_config(read_config(found), None, gpu_ids=[])
 
 
+@pytest.mark.parametrize("field", ["input", "output"])
+def test_a_scalar_without_batches_is_refused_where_it_is_written_as_in_triton(add, field):
+    name = {"input": "x", "output": "y"}[field]
+    text = f'max_batch_size: 0\n{field} {{ name: "{name}" data_type: TYPE_FP32 dims: [ 1 ] reshape {{ }} }}'
+    found = add("net", **{"1__model.onnx": "", "config.pbtxt": text})
+    scalars = DescribedModel([DescribedTensor("x", "TYPE_FP32", ())], [DescribedTensor("y", "TYPE_FP32", ())])
+    reason = f"model {field} '{name}' cannot have empty reshape for non-batching model as scalar tensors are not"
+    with pytest.raises(WeirError, match=reason):
+        settle_config(read_config(found), scalars, gpu_ids=[])
+    (found.path / "config.pbtxt").write_text("")
+    assert settle_config(read_config(found), scalars, gpu_ids=[]).input[0].reshape.shape == []
+
+
 def test_an_override_replaces_the_file(add):
     found = add("net", **{"1__model.onnx": "", "config.pbtxt": "broken"})
     source = read_config(found, '{"max_batch_size": 2}')
