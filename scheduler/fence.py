@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from runtime.containment import contained
+
 SURE_S = 0.75
 """After a sign of life others leave alone what this process owns for so long, and longer."""
 
@@ -63,5 +65,9 @@ class Fence:
                 if not self.is_open:
                     self._kept = kept[position:] + self._kept
                     break
-                act(*arguments)
+                self._act(act, arguments)
         return self.is_open
+
+    @contained()
+    def _act(self, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        act(*arguments)

@@ -21,6 +21,7 @@ from nats.errors import Error as NatsError
 from bus.connection import Bus
 from bus.known_models import KnownModels
 from bus.registry import RegistryView
+from runtime.containment import contained
 from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 
 logger = logging.getLogger("weir.scheduler")
@@ -125,6 +126,7 @@ class ModelMemory:
                     logger.warning("model %s could not be kept known: %s", name, error)
                     await asyncio.sleep(_RETRY_S)
 
+    @contained(passes=(NatsError, OSError, TimeoutError))
     async def _settle(self, name: str) -> None:
         live = {worker: view for worker, view in self._registry.workers.items() if not view.record.draining}
         records = {worker: view.models[name] for worker, view in live.items() if name in view.models}

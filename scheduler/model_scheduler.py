@@ -11,7 +11,7 @@ Promises, whatever order events come in:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
 
@@ -79,6 +79,10 @@ class ModelScheduler:
     def waiting(self) -> int:
         """Requests not yet sent to a worker."""
         return len(self._unrouted) + sum([version.waiting for version in self._all])
+
+    def not_in(self, batches: Container[object]) -> list[QueuedRequest]:
+        """The requests that are in none of these batches. It reads what holds even after another method has raised."""
+        return [request for of in self._live.values() for request in of.values() if request.place not in batches]
 
     def versions(self) -> Mapping[int, AnyVersion]:
         """The versions it knows of, served or not."""

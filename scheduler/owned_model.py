@@ -15,6 +15,8 @@ from bus.consumer_renewal import deliver_again, leader_of_consumer
 from bus.live_queues import LiveQueue
 from bus.pull import FramePull
 from bus.streams import TakenQueue, ensure_live_streams, live_pull_group, take_live_consumer
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from scheduler.alarm import Alarm
 from scheduler.counters import DispatchCounters, model_counters
 from scheduler.held_frames import HeldFrames
@@ -25,7 +27,7 @@ from scheduler.sequence_scheduler import SequenceScheduler
 from scheduler.version_scheduler import Ended
 from schemas.messages import BatchOutcome
 
-logger = logging.getLogger("weir.scheduler")
+_limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
 
 class NewModel(Protocol):
@@ -184,12 +186,15 @@ class OwnedModel:
         if self.has_lost_consumer and not self._taking.locked():
             self._retaking = background.create_task(self._try_again(bus))
 
+    @contained()
     async def _try_again(self, bus: Bus) -> None:
         try:
             await self.take_again(bus, with_streams=True)
         except (NatsError, OSError, TimeoutError) as error:
             # The broker is away: recovery, or the next second, sees to it.
-            logger.warning("model %s: could not take its queue: %s: %s", self.queue, type(error).__name__, error)
+            _limited.warning(
+                "queue not taken", "model %s: could not take its queue: %s: %s", self.queue, type(error).__name__, error
+            )
 
     def close(self) -> None:
         """Takes no more frames; what is held is still served."""

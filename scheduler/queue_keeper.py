@@ -25,6 +25,8 @@ from bus.live_queues import LiveQueue
 from bus.presence import Presence, PresenceView
 from bus.queue_owners import OwnerRecord, QueueOwners
 from bus.streams import ensure_live_streams, ensure_streams, take_live_consumer
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from scheduler.owned_model import OwnedModel
 from scheduler.ownership import SILENCE_S, Action, HandOver, Look, Ownership, Take
 from scheduler.service import RECONNECT_GRACE_S, SchedulerService
@@ -34,6 +36,8 @@ from schemas.wire import MalformedMessage
 
 logger = logging.getLogger("weir.scheduler")
 
+_limited = LogLimiter(logger)
+
 SIGN_INTERVAL_S = 0.25
 """How often a scheduler tells of itself, and probes the others."""
 
@@ -42,6 +46,9 @@ AT_A_TIME = 16
 
 MAX_SEQUENCES_WAIT_S = 10.0
 """A scheduler that is leaving waits for so long for sequences that have begun."""
+
+SERVE_AGAIN_S = 1.0
+"""A queue whose policy fails is begun again at most once in this time."""
 
 _CONFIRMATION_S = 1.0
 _PAUSE_S = 2 * SIGN_INTERVAL_S
@@ -72,6 +79,7 @@ class QueueKeeper:
         self._connections = bus.connections
         self._signed_s = time.monotonic()
         self._checks = asyncio.Lock()
+        self._served_again_s: dict[LiveQueue, float] = {}  # when queues were begun again whose policies had failed
         self._seen_epochs: dict[LiveQueue, int] = {}  # by workers that refused us
         self.malformed_messages = 0
 
@@ -80,6 +88,7 @@ class QueueKeeper:
         await self._owners.ensure()
         self._service.is_scheduler_gone = self._is_gone
         self._service.on_refused = self._on_refused
+        self._service.on_failed = self._on_failed
         self._service.registry.on_model_change(self._on_model_change)
         self._bus.on_reconnect(self._recover)
         await self._bus.subscribe(subjects.probe(self._id), lambda message: None)
@@ -121,15 +130,19 @@ class QueueKeeper:
         self._presence.tell(leaving=True)
 
     def _describe(self) -> dict[str, Any]:
-        return {"queues": self._service.owned_queues, "draining": self._is_draining}
+        # Those that are begun again are owned all the same, though nothing serves them at this moment.
+        unserved = [(*q, record.epoch) for q, record in self._records.items() if self._service.find(q) is None]
+        return {"queues": self._service.owned_queues + unserved, "draining": self._is_draining}
 
     # What is heard
 
+    @contained()
     def _on_model_change(self, name: str) -> None:
         if name in self._service.known_models():
             self._policy.want(time.monotonic(), set(self._service.queues_of(name)))
             self._wake()
 
+    @contained()
     def _on_presence(self, record: RoleRecord, is_there: bool) -> None:
         if record.id == self._id:
             return
@@ -140,12 +153,13 @@ class QueueKeeper:
             self._policy.gone(record.id)
         self._wake()
 
+    @contained()
     def _on_word(self, message: Message) -> None:
         try:
             model, partition, owner, epoch = unpack_queue_owner(message.data)
         except MalformedMessage as error:
             self.malformed_messages += 1
-            logger.warning("subject %s: %s", message.subject, error)
+            _limited.warning("malformed", "subject %s: dropped a malformed message: %s", message.subject, error)
             return
         if owner == self._id and self._records.get(LiveQueue(model, partition)) is not None:
             return
@@ -167,12 +181,17 @@ class QueueKeeper:
         self._seen_epochs[owned.queue] = max(epoch, self._seen_epochs.get(owned.queue, 0))
         self._begin(self._check_one(owned))
 
+    def _on_failed(self, owned: OwnedModel) -> None:
+        """The policy of a queue has raised: the queue is served again, by a new one."""
+        self._begin(self._serve_again(owned))
+
     # What is done
 
     def _wake(self) -> None:
         if self._wakes is None:
             self._wakes = asyncio.get_running_loop().call_soon(self._act)
 
+    @contained()
     def _act(self) -> None:
         self._wakes = None
         if not self._bus.is_connected or not self._service.fence.is_open:
@@ -185,6 +204,7 @@ class QueueKeeper:
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)
 
+    @contained(on_error="_action_failed")
     async def _carry_out(self, action: Action) -> None:
         queue = action.queue
         async with self._places:
@@ -198,9 +218,12 @@ class QueueKeeper:
                     await self._hand_over(action)
             except _AWAY as error:
                 # The broker is away or restarting: the policy will want it again.
-                logger.warning("queue %s: %s: %s", queue, type(error).__name__, error)
+                _limited.warning("action failed", "queue %s: %s: %s", queue, type(error).__name__, error)
                 self._policy.failed(time.monotonic(), queue)
         self._wake()
+
+    def _action_failed(self, _error: Exception, action: Action) -> None:
+        self._policy.failed(time.monotonic(), action.queue)
 
     async def _take(self, queue: LiveQueue) -> None:
         losses = self._bus.losses
@@ -257,22 +280,25 @@ class QueueKeeper:
     async def _live(self) -> None:
         while True:
             await asyncio.sleep(SIGN_INTERVAL_S)
-            now_s = time.monotonic()
-            was_paused, self._signed_s = now_s - self._signed_s > _PAUSE_S, now_s
-            if was_paused or not self._bus.is_connected:
-                self._view.hear_all()  # nobody could be heard meanwhile
-            if not self._bus.is_connected:
-                continue
-            if now_s > self._alone_until_s:
-                self._view.expire(SILENCE_S)
-                for record in list(self._view.processes.values()):
-                    self._on_presence(record, True)  # what was heard in between may have been older
-                for other in self._policy.others:
-                    self._probe(other)
-            await self._try(self._sign())
-            if self._service.fence.is_open:
-                await self._try(self._mind_consumers())
-            self._act()
+            await self._live_once(time.monotonic())
+
+    @contained()
+    async def _live_once(self, now_s: float) -> None:
+        was_paused, self._signed_s = now_s - self._signed_s > _PAUSE_S, now_s
+        if was_paused or not self._bus.is_connected:
+            self._view.hear_all()  # nobody could be heard meanwhile
+        if not self._bus.is_connected:
+            return
+        if now_s > self._alone_until_s:
+            self._view.expire(SILENCE_S)
+            for record in list(self._view.processes.values()):
+                self._on_presence(record, True)  # what was heard in between may have been older
+            for other in self._policy.others:
+                self._probe(other)
+        await self._try(self._sign())
+        if self._service.fence.is_open:
+            await self._try(self._mind_consumers())
+        self._act()
 
     def _probe(self, other: str) -> None:
         self._bus.publish(subjects.probe(other), b"", subjects.lost(self._id, other))
@@ -343,6 +369,30 @@ class QueueKeeper:
         self._policy.known(time.monotonic(), queue, record.owner, record.epoch)
         self._wake()
 
+    @contained()
+    async def _serve_again(self, failed: OwnedModel) -> None:
+        """Makes the consumer of the queue anew, which has it deliver all that is not acknowledged, and a new policy.
+
+        What keeps failing is begun again each `SERVE_AGAIN_S` at most; meanwhile its requests wait in the stream.
+        """
+        queue = failed.queue
+        wait_s = self._served_again_s.get(queue, 0.0) + SERVE_AGAIN_S - time.monotonic()
+        await asyncio.sleep(max(0.0, wait_s))
+        self._served_again_s[queue] = time.monotonic()
+        while queue in self._records and self._service.find(queue) is None and not self._is_draining:
+            try:
+                async with self._checks:
+                    if not await self._confirm(queue):
+                        return
+                    epoch, connections = self._records[queue].epoch, self._bus.connections
+                    taken = await take_live_consumer(self._bus, queue, epoch)
+                    owned = await self._service.own(queue, taken.consumer, epoch, is_heir=True)
+                    owned.took_consumer(taken, connections)
+            except _AWAY as error:
+                _limited.warning("not served again", "queue %s: %s: %s", queue, type(error).__name__, error)
+                await asyncio.sleep(SIGN_INTERVAL_S)
+
+    @contained()
     async def _check_one(self, owned: OwnedModel) -> None:
         try:
             async with self._checks:
@@ -350,7 +400,7 @@ class QueueKeeper:
                     await owned.take_again(self._bus)
                     self._service.resume(owned)
         except _AWAY as error:
-            logger.warning("queue %s: %s: %s", owned.queue, type(error).__name__, error)
+            _limited.warning("not checked", "queue %s: %s: %s", owned.queue, type(error).__name__, error)
             await asyncio.sleep(SIGN_INTERVAL_S)
             self._begin(self._check_one(owned))
 
@@ -396,4 +446,4 @@ class QueueKeeper:
         try:
             await change
         except _AWAY as error:
-            logger.warning("the broker did not do as asked: %s: %s", type(error).__name__, error)
+            _limited.warning("not done", "the broker rejected the operation: %s: %s", type(error).__name__, error)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from bus import subjects
 from bus.live_queues import LiveQueue
 from bus.registry import RegistryView
+from runtime.log_limiter import LogLimiter
 from scheduler.counters import forget_unloaded
 from scheduler.outlook import is_unloading, outlook
 from scheduler.owned_model import OwnedModel
@@ -19,7 +20,7 @@ from schemas.drain import DrainMessage
 from schemas.model_config import ModelConfig
 from schemas.registry import ModelRecord
 
-logger = logging.getLogger("weir.scheduler")
+_limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
 
 class RecordFollower:
@@ -74,7 +75,7 @@ class RecordFollower:
             configs = {worker: ModelConfig.model_validate(records[worker].config) for worker in ahead.instances}
         except ValueError as error:
             # Nobody vouches for a record: one that makes no sense is taken for one of nothing.
-            logger.warning("model %s: %s", name, error)
+            _limited.warning("malformed record", "model %s: a worker's record of it makes no sense: %s", name, error)
             ahead, configs = outlook({}, ()), {}
         for worker, config in configs.items():
             for number in ahead.instances[worker]:

@@ -3,6 +3,9 @@
 All of it runs in one event loop; a policy call never awaits. What comes in during one turn of the loop is taken in
 before anything is dispatched, so that requests that came together can share a batch. Which queues it owns is the matter
 of `scheduler.queue_keeper`; whatever comes passes the `Fence`.
+
+Each function that serves one queue is contained (`runtime.containment`). An exception in the policy of a queue may leave
+its state inconsistent, so that queue is begun again (`_queue_failed`), and no other queue is touched.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -23,6 +27,8 @@ from bus.pull import FramePull
 from bus.registry import RegistryView
 from bus.reserved_subjects import may_answer
 from bus.streams import ensure_streams, live_pull_group
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
 from scheduler import policy_clock as clock
 from scheduler.batch import Batch
 from scheduler.batch_messages import abandoned_of, answers_of, batch_message
@@ -35,21 +41,30 @@ from scheduler.missing_batches import MissingBatches
 from scheduler.model_memory import ModelMemory
 from scheduler.owned_model import LiveFrame, NewModel, OwnedModel, new_policy
 from scheduler.queue_release import let_run, wait_until
-from scheduler.queued_request import by_frame, requests_of
+from scheduler.queued_request import QueuedRequest, by_frame, requests_of
 from scheduler.record_follower import RecordFollower
 from scheduler.strategy_files import StrategyFiles
 from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
 from schemas.drain import pack_drain, unpack_drain
+from schemas.errors import internal
 from schemas.frames import unpack_done_rows, unpack_frame_rows
-from schemas.messages import BatchOutcome, pack_answers, unpack_cancel
+from schemas.messages import BatchOutcome, pack_answers, pack_error, unpack_cancel
 from schemas.registry import Heartbeat
 from schemas.wire import MalformedMessage
 from telemetry.request_log import log_request, logs_requests
 
 logger = logging.getLogger("weir.scheduler")
 
+_limited = LogLimiter(logger)
+
 PROBE_INTERVAL_S = 0.25
 """How often a worker that holds batches is probed: its death is noticed within this time."""
+
+_UNDECODABLE = "the request could not be decoded"
+
+_NOT_SENT = "an unexpected error occurred while the request was sent to its worker; the scheduler's log has the details"
+
+_QUEUE_FAILED = "an unexpected error occurred in the model's queue; the scheduler's log has the details"
 
 RECONNECT_GRACE_S = 2.0
 """After a reconnection other roles need a moment too: nobody is taken for dead meanwhile."""
@@ -80,6 +95,7 @@ class SchedulerService:
         self.fence = Fence()
         self.on_refused: Callable[[OwnedModel, int], None] = lambda owned, epoch: None
         self.is_scheduler_gone: Callable[[str], bool] = lambda id: False
+        self.on_failed: Callable[[OwnedModel], None] = lambda owned: None
         self._queues: dict[LiveQueue, OwnedModel] = {}
         self._of_model: dict[str, list[OwnedModel]] = defaultdict(list)
         self._former = FormerCounters()
@@ -91,6 +107,7 @@ class SchedulerService:
         self.queues_of = self._follower.queues_of
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._pump = self.fence.guard(self._dispatch)
+        self._expire_requests = self.fence.guard(self._expire)
         self._missing = MissingBatches(scheduler_id)
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
@@ -167,7 +184,7 @@ class SchedulerService:
         refused, owned.refused, owned.stopped = owned.refused, [], False
         for batch_id in refused:
             if self._batches.pop(batch_id, None) is owned:
-                self._finish(owned.scheduler.complete(clock.now_us(), batch_id, BatchOutcome.NOT_RUN, 0))
+                self._end_batch(owned, clock.now_us(), batch_id, BatchOutcome.NOT_RUN, 0, ())
         self._touch(owned)
 
     def told_nobody_is_gone(self) -> None:
@@ -209,14 +226,44 @@ class SchedulerService:
             frame = LiveFrame(owned, ack_subject, len(data), len(rows))
             owned.counters.frame_came(ack_subject)
             requests = requests_of(gateway, rows, now_us, frame, clock.at_unix_ms)
+        except MalformedMessage:
+            requests = self._requests_of_malformed(owned, data, ack_subject, now_us)
+        else:
+            if not requests:
+                owned.pull.ack(ack_subject)
+        if requests:
+            owned.took(len(data))
+            self._enqueue(owned, requests, now_us)
+
+    def _requests_of_malformed(
+        self, owned: OwnedModel, data: bytes, ack_subject: str, now_us: int
+    ) -> list[QueuedRequest]:
+        """The requests of a frame of which not everything can be decoded; the others are answered with an error."""
+        malformed: list[int | None] = []
+
+        def on_malformed(key: int | None, error: MalformedMessage) -> None:
+            malformed.append(key)
+            self._dropped(owned.name, error)
+
+        try:
+            gateway, rows = unpack_frame_rows(data)
         except MalformedMessage as error:
             self._dropped(owned.name, error)
             owned.pull.refuse(ack_subject)
-            return
-        if not requests:
+            return []
+        frame = LiveFrame(owned, ack_subject, len(data), len(rows))
+        requests = requests_of(gateway, rows, now_us, frame, clock.at_unix_ms, on_malformed)
+        answers = [pack_error(key, internal(_UNDECODABLE)) for key in malformed if key is not None]
+        if answers:
+            self._bus.publish(subjects.reply(gateway), pack_answers(0, answers))
+        if requests:
+            frame.requests_ended(len(malformed), 0)
+        else:
             owned.pull.ack(ack_subject)
-            return
-        owned.took(len(data))
+        return requests
+
+    @contained(on_error="_queue_failed")
+    def _enqueue(self, owned: OwnedModel, requests: list[QueuedRequest], now_us: int) -> None:
         owned.signals.came(requests[0].lane, len(requests))
         refused = owned.scheduler.enqueue(requests)
         if refused:
@@ -227,27 +274,34 @@ class SchedulerService:
 
     def _on_done(self, message: Message) -> None:
         try:
-            dones = unpack_done_rows(message.data)
+            dones = unpack_done_rows(message.data, self._dropped_end)
         except MalformedMessage as error:
             self._dropped("", error)
             return
         now_us = clock.now_us()
         for batch_id, outcome, busy_us, rescheduled in dones:
-            if (owned := self._batches.get(batch_id)) is None:
-                continue
-            if outcome == BatchOutcome.ANSWERED and not rescheduled:  # as nearly all: it has acknowledged what it ends
-                del self._batches[batch_id]
-                self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled), batch_id)
-            elif outcome == BatchOutcome.REFUSED:
-                owned.refuse(batch_id)
-                self.on_refused(owned, busy_us)
-            else:
-                if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
-                    del self._batches[batch_id]
-                self._finish(owned.complete(now_us, batch_id, outcome, busy_us, rescheduled))
-            if owned.scheduler.waiting:
-                self._touch(owned)
+            owned = self._batches.get(batch_id)
+            if owned is not None:
+                self._end_batch(owned, now_us, batch_id, outcome, busy_us, rescheduled)
 
+    @contained(on_error="_queue_failed")
+    def _end_batch(
+        self, owned: OwnedModel, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int]
+    ) -> None:
+        if outcome == BatchOutcome.ANSWERED and not rescheduled:  # as nearly all: it has acknowledged what it ends
+            self._batches.pop(batch_id, None)
+            self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled), batch_id)
+        elif outcome == BatchOutcome.REFUSED:
+            owned.refuse(batch_id)
+            self.on_refused(owned, busy_us)
+        else:
+            if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
+                self._batches.pop(batch_id, None)
+            self._finish(owned.complete(now_us, batch_id, outcome, busy_us, rescheduled))
+        if owned.scheduler.waiting:
+            self._touch(owned)
+
+    @contained(on_error="_queue_failed")
     def _on_cancel(self, owned: OwnedModel, message: Message) -> None:
         if owned.stopped:
             return  # by the time that is looked at, the queue is another's, perhaps
@@ -273,47 +327,70 @@ class SchedulerService:
             else:
                 self._on_worker_lost(worker)
 
+    @contained()
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         lost = self._missing.lost(heartbeat, self._in_flight_on)
         by_queue: dict[OwnedModel, list[int]] = defaultdict(list)
         for batch_id in lost:
-            by_queue[self._batches.pop(batch_id)].append(batch_id)
+            owned = self._batches.pop(batch_id, None)
+            if owned is not None:
+                by_queue[owned].append(batch_id)
         for owned, batch_ids in by_queue.items():
-            logger.warning("model %s: %d batches were lost on the way and are done again", owned.queue, len(batch_ids))
-            self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
-            self._touch(owned)
+            self._batches_missing(owned, batch_ids)
+
+    @contained(on_error="_queue_failed")
+    def _batches_missing(self, owned: OwnedModel, batch_ids: list[int]) -> None:
+        _limited.warning(
+            "batches lost", "model %s: %d batches were lost on the way and are run again", owned.queue, len(batch_ids)
+        )
+        self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
+        self._touch(owned)
 
     def _in_flight_on(self, worker: str) -> list[int]:
-        queues = (owned for owned in self._queues.values() if not owned.stopped)
-        return [batch_id for owned in queues for batch_id in owned.scheduler.in_flight_on(worker)]
+        queues = [owned for owned in self._queues.values() if not owned.stopped]
+        return [batch_id for owned in queues for batch_id in self._batches_of(owned, worker) or ()]
+
+    @contained(on_error="_queue_failed")
+    def _batches_of(self, owned: OwnedModel, worker: str) -> list[int] | None:
+        return owned.scheduler.in_flight_on(worker)
 
     def _on_statistics_query(self, message: Message) -> None:
         if may_answer(message, subjects.counters("")):
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:
-        models = [owned.told(clock.now_us()) for owned in self._queues.values()]
+        models = [row for owned in self._queues.values() if (row := self._told(owned)) is not None]
         models += self._former.told()
         return pack_scheduler(self._id, self._born_ns, models, self.malformed_messages, leaving)
 
+    @contained()
+    def _told(self, owned: OwnedModel) -> dict[str, Any] | None:
+        return owned.told(clock.now_us())
+
     def _dropped(self, model: str, error: MalformedMessage) -> None:
         self.malformed_messages += 1
-        logger.warning("model %r: dropped a message: %s", model, error)
+        _limited.warning("malformed message", "model %r: dropped a malformed message: %s", model, error)
+
+    def _dropped_end(self, error: MalformedMessage) -> None:
+        self._dropped("", error)
 
     # Models and workers
 
+    @contained()
     def _on_model_change(self, name: str) -> None:
-        for owned in self._of_model.get(name, ()):
+        for owned in list(self._of_model.get(name, ())):
             self._follow(owned)
         if name:
             views = self.registry.workers.values()
             self._former.follow(name, [view.models[name] for view in views if name in view.models])
 
+    @contained()
     def _follow(self, owned: OwnedModel) -> None:
         for ended in self._follower.update(owned, clock.now_us()):
             self._finish(ended)
         self._touch(owned)
 
+    @contained()
     def _on_drain(self, owned: OwnedModel, message: Message) -> None:
         """A worker unloads versions: it may, once nothing is left that it must run."""
         try:
@@ -328,14 +405,19 @@ class SchedulerService:
             self._follow(owned)
         self._bus.publish(message.reply, pack_drain(self._id, owned.name, free, owned.queue.partition))
 
+    @contained()
     def _on_worker_lost(self, worker: str) -> None:
         now_us = clock.now_us()
         self._missing.forget(worker)
-        for owned in self._queues.values():
-            for batch_id in owned.scheduler.in_flight_on(worker):
-                self._batches.pop(batch_id, None)
-            self._finish(owned.worker_lost(now_us, worker))
-            self._touch(owned)
+        for owned in list(self._queues.values()):
+            self._lose_worker(owned, worker, now_us)
+
+    @contained(on_error="_queue_failed")
+    def _lose_worker(self, owned: OwnedModel, worker: str, now_us: int) -> None:
+        for batch_id in owned.scheduler.in_flight_on(worker):
+            self._batches.pop(batch_id, None)
+        self._finish(owned.worker_lost(now_us, worker))
+        self._touch(owned)
 
     def _erase(self, worker: str) -> None:
         self._background.create_task(self.registry.try_to_erase(worker))
@@ -349,16 +431,20 @@ class SchedulerService:
         dirty, self._dirty = self._dirty, set()
         now_us = clock.now_us()
         for owned in dirty:
-            if owned.stopped:
-                continue
-            overdue = owned.scheduler.overdue(now_us)
-            if overdue is not NOTHING_ENDED:
-                self._finish(overdue)
-            batches, wake_at_us = owned.scheduler.dispatch(now_us)
-            for batch in batches:
-                self._send(owned, batch, now_us)
-            owned.alarm.set(wake_at_us)
+            if not owned.stopped:
+                self._dispatch_queue(owned, now_us)
 
+    @contained(on_error="_queue_failed")
+    def _dispatch_queue(self, owned: OwnedModel, now_us: int) -> None:
+        overdue = owned.scheduler.overdue(now_us)
+        if overdue is not NOTHING_ENDED:
+            self._finish(overdue)
+        batches, wake_at_us = owned.scheduler.dispatch(now_us)
+        for batch in batches:
+            self._send(owned, batch, now_us)
+        owned.alarm.set(wake_at_us)
+
+    @contained(on_error="_sending_failed")
     def _send(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
         message = batch_message(self._id, owned, batch, now_us)
         if logs_requests(logger):
@@ -368,6 +454,18 @@ class SchedulerService:
         self._batches[batch.id] = owned
         worker = batch.instance.worker
         self._bus.publish(subjects.work(worker), message, subjects.lost(self._id, worker))
+
+    def _sending_failed(self, _error: Exception, owned: OwnedModel, batch: Batch, now_us: int) -> None:
+        self._batches.pop(batch.id, None)
+        self._end_unsent(owned, batch, now_us)
+
+    @contained(on_error="_queue_failed")
+    def _end_unsent(self, owned: OwnedModel, batch: Batch, now_us: int) -> None:
+        """The batch could not be packed: its requests end with an error, and its instance is free."""
+        answered, failures = owned.scheduler.complete(now_us, batch.id, BatchOutcome.ANSWERED, 0)
+        unsent = [Failure(request, internal(_NOT_SENT)) for request in answered]
+        self._finish(((), [*failures, *unsent]))
+        self._touch(owned)
 
     def _finish(self, ended: Ended, batch_id: int = 0) -> None:
         answered, failures = ended
@@ -382,20 +480,61 @@ class SchedulerService:
 
     async def _tick(self) -> None:
         seconds = 0.0
-        expire = self.fence.guard(self._expire)
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
-            for worker in {worker for owned in self._queues.values() for worker in owned.scheduler.workers()}:
-                self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
+            self._probe_workers()
             seconds += PROBE_INTERVAL_S
             if seconds >= 1.0 and self._bus.is_connected:
                 seconds = 0.0
-                for worker in self.registry.expire():
-                    self._erase(worker)
-                expire()
+                self._expire_workers()
+                self._expire_requests()
+
+    @contained()
+    def _probe_workers(self) -> None:
+        queues = list(self._queues.values())
+        for worker in {worker for owned in queues for worker in self._workers_of(owned) or ()}:
+            self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
+
+    @contained(on_error="_queue_failed")
+    def _workers_of(self, owned: OwnedModel) -> set[str] | None:
+        return owned.scheduler.workers()
+
+    @contained()
+    def _expire_workers(self) -> None:
+        for worker in self.registry.expire():
+            self._erase(worker)
 
     def _expire(self) -> None:
         for owned in list(self._queues.values()):
-            owned.signals.look(clock.now_us())
-            if not owned.stopped:
-                self._finish(owned.scheduler.expire(clock.now_us()))
+            self._look_at_load(owned)
+            self._expire_queue(owned)
+
+    @contained()
+    def _look_at_load(self, owned: OwnedModel) -> None:
+        owned.signals.look(clock.now_us())
+
+    @contained(on_error="_queue_failed")
+    def _expire_queue(self, owned: OwnedModel) -> None:
+        if not owned.stopped:
+            self._finish(owned.scheduler.expire(clock.now_us()))
+
+    # A policy that has failed
+
+    def _queue_failed(self, _error: Exception, owned: OwnedModel, *arguments: object) -> None:
+        """The policy of a queue has raised, perhaps in the middle of a change: its state can't be relied on any more.
+
+        What no worker has been sent ends with an internal error, or the request that makes the policy fail would come
+        back with its frame for ever. What has been sent is answered by its worker; its frames are not acknowledged
+        here, so they are delivered again to whoever serves the queue next, and that is this scheduler, with a new policy.
+        """
+        if self._queues.get(owned.queue) is not owned:
+            return  # something else of it has failed before
+        coming = arguments[0] if arguments and isinstance(arguments[0], list) else []
+        waiting = dict.fromkeys(owned.scheduler.not_in(self._batches))
+        waiting.update(dict.fromkeys(each for each in coming if isinstance(each, QueuedRequest)))
+        logger.error("queue %s: begun again; %d waiting requests end with an error", owned.queue, len(waiting))
+        try:
+            self._answer_failures(Failure(request, internal(_QUEUE_FAILED)) for request in waiting)
+        finally:
+            self.drop(owned)
+            self.on_failed(owned)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from repository.paths import check_model_name, path_inside
 from repository.problem import ConfigProblem
+from runtime.containment import contained
 from scheduler.batch_strategy import GuardedStrategy
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
@@ -38,10 +39,11 @@ class StrategyFiles:
         self._read: dict[tuple[str, int], tuple[_Identity, GuardedStrategy | None]] = {}
         self._missing: dict[tuple[str, int], str] = {}  # what was said of a file that is not there: once is enough
 
+    @contained()
     def find(self, name: str, version: int, config: ModelConfig) -> GuardedStrategy | None:
         """The strategy of a version; the same object as before where its file and configuration are the same.
 
-        None where it has none, or none that can be used, which the log tells.
+        None where it has none, or none that can be used, which the log says.
         """
         if config.dynamic_batching is None:
             return None  # nothing is put together; sequences have rules of their own
