@@ -173,17 +173,18 @@ def requests_of(
     enqueued_us: int,
     frame: Frame,
     policy_us: Callable[[int], int] = _us_of_ms,
+    on_malformed: Callable[[int | None, MalformedMessage], None] | None = None,
 ) -> list[QueuedRequest]:
-    """The requests that `frame` brought, one for each row. Raises MalformedMessage if one is none.
+    """The requests that `frame` brought, one for each row.
 
-    `policy_us` tells when unix milliseconds are on the policy clock. One loop and no constructor: this runs for every
-    request of the cluster, and a call costs as much as the rest of it.
+    A row that is none is passed to `on_malformed`, with the request's key where that can be read; without `on_malformed`
+    it raises MalformedMessage. `policy_us` tells when unix milliseconds are on the policy clock. One loop and no
+    constructor: this runs for every request of the cluster, and a call costs as much as the rest of it.
     """
     requests: list[QueuedRequest] = []
     for row in rows:
         try:
-            if len(row) < _FIELDS:
-                row = (*row, *_DEFAULTS[len(row) - _FIELDS :])
+            fields = row if len(row) >= _FIELDS else (*row, *_DEFAULTS[len(row) - _FIELDS :])
             (
                 key,
                 version,
@@ -198,35 +199,40 @@ def requests_of(
                 body,
                 lane,
                 payload_host,
-            ) = row
+            ) = fields
+            if (
+                type(key),
+                type(version),
+                type(batch_size),
+                type(shape_key),
+                type(body),
+                type(payload_host),
+            ) != _TYPES or batch_size < 1:
+                raise TypeError("wrong types or no batch size")
+            request = QueuedRequest()
+            request.terms = (
+                _terms(priority, timeout_us, deadline_ms, correlation_id, flags, lane, policy_us)
+                if priority or timeout_us or deadline_ms or correlation_id or flags or lane
+                else NO_TERMS
+            )
         except (TypeError, ValueError) as error:
-            raise MalformedMessage(f"not a request: {error}") from error
-        if (
-            type(key),
-            type(version),
-            type(batch_size),
-            type(shape_key),
-            type(body),
-            type(payload_host),
-        ) != _TYPES or batch_size < 1:
-            raise MalformedMessage("not a request: wrong types or no batch size")
-        request = QueuedRequest()
+            malformed = MalformedMessage(f"not a request: {error}")
+            if on_malformed is None:
+                raise malformed from error
+            on_malformed(row[0] if isinstance(row, list | tuple) and row and type(row[0]) is int else None, malformed)
+            continue
         request.gateway = gateway
         request.key = key
         request.version = version
         request.batch_size = batch_size
         request.shape_key = shape_key
-        request.terms = (
-            _terms(priority, timeout_us, deadline_ms, correlation_id, flags, lane, policy_us)
-            if priority or timeout_us or deadline_ms or correlation_id or flags or lane
-            else NO_TERMS
-        )
         request.body = body
         request.payload_host = payload_host
         request.enqueued_us = enqueued_us
         request.frame = frame
         request.attempts = 0
         request.cancelled = False
+        request.place = None
         requests.append(request)
     return requests
 
@@ -243,7 +249,7 @@ def _terms(
     if (type(priority), type(timeout_us), type(deadline_ms), type(flags), type(lane)) != _TERM_TYPES or (
         type(correlation_id) not in _CORRELATION_ID_TYPES or lane not in _LANES
     ):
-        raise MalformedMessage("not a request: terms of wrong types")
+        raise TypeError("terms of wrong types")
     deadline_us = policy_us(deadline_ms) if deadline_ms > 0 else 0
     return Terms(priority, timeout_us, max(0, deadline_ms), deadline_us, correlation_id, flags, lane)
 

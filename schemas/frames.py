@@ -8,7 +8,7 @@ checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -53,18 +53,36 @@ def pack_batch_rows(
     return bytes(_pack((*message, epoch, partition)))
 
 
-def unpack_done_rows(data: bytes) -> list[Row]:
-    """The fields of a `schemas.messages.Done` for each batch in a done message. Raises MalformedMessage."""
+def unpack_done_rows(data: bytes, on_malformed: Callable[[MalformedMessage], None] | None = None) -> list[Row]:
+    """The fields of a `schemas.messages.Done` for each batch in a done message. Raises MalformedMessage.
+
+    With `on_malformed` a row that is none is passed over, and told to it: the message speaks of the batches of many models.
+    """
     try:
         wire_version, _, rows = _unpack(data)
-        if wire_version == WIRE_VERSION and type(rows) is list:
-            for row in rows:
-                batch_id, outcome, busy_us, rescheduled = row
-                if (type(batch_id), type(outcome), type(busy_us)) != _INTEGERS:
-                    raise TypeError("expected integers")
-                if type(rescheduled) is not list or (rescheduled and not all(type(row) is int for row in rescheduled)):
-                    raise TypeError("expected rows")
-            return rows
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise MalformedMessage(f"not a done message: {error}") from error
-    raise MalformedMessage("not a done message of this wire version")
+    if wire_version != WIRE_VERSION or type(rows) is not list:
+        raise MalformedMessage("not a done message of this wire version")
+    try:
+        for row in rows:
+            batch_id, outcome, busy_us, rescheduled = row
+            if (type(batch_id), type(outcome), type(busy_us)) != _INTEGERS:
+                raise TypeError("expected integers")
+            if type(rescheduled) is not list or (rescheduled and not all(type(row) is int for row in rescheduled)):
+                raise TypeError("expected rows")
+    except (ValueError, TypeError) as error:
+        malformed = MalformedMessage(f"not a done message: {error}")
+        if on_malformed is None:
+            raise malformed from error
+        on_malformed(malformed)
+        return [row for row in rows if _is_done(row)]
+    return rows
+
+
+def _is_done(row: Any) -> bool:
+    try:
+        unpack_done_rows(_pack((WIRE_VERSION, "", (row,))))
+    except MalformedMessage:
+        return False
+    return True
