@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import os
 import struct
 import time
 from collections.abc import Callable
+
+from runtime.log_limiter import LogLimiter
+
+_limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
 _CLOCK_MONOTONIC = 1
 _TFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,12 +39,13 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at_us: int | None) -> None:
-        """Goes off at `at_us` instead of the time set before; not at all for None. Raises OSError for want of files."""
+        """Goes off at `at_us` instead of the time set before; not at all for None.
+
+        Where no file is to be had, for the process has too many open, it goes off in a millisecond's precision.
+        """
         if (at_us or _NEVER) != self._at_us:
             self._at_us = at_us or _NEVER
-            if _has_timerfd:
-                self._set_file()
-            else:
+            if self._timer is not None or not self._set_file():
                 self._set_loop_timer()
 
     def close(self) -> None:
@@ -50,14 +56,22 @@ class Alarm:
             os.close(self._file)
             self._file = -1
 
-    def _set_file(self) -> None:
+    def _set_file(self) -> bool:
+        """Whether the file is set to the time."""
+        if not _has_timerfd:
+            return False
         if self._file < 0:
             if self._at_us == _NEVER:
-                return
-            self._file = _checked(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC))
+                return True
+            try:
+                self._file = _checked(_libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK_CLOEXEC))
+            except OSError as error:
+                _limited.warning("no timer", "no timer file, timers are rounded to milliseconds: %s", error)
+                return False
             asyncio.get_running_loop().add_reader(self._file, self._on_file)
         seconds, us = divmod(self._at_us, 1_000_000)
         _checked(_libc.timerfd_settime(self._file, _TFD_TIMER_ABSTIME, _itimerspec(seconds, us * 1000), None))
+        return True
 
     def _on_file(self) -> None:
         try:

@@ -13,9 +13,15 @@ def now_us() -> int:
     return time.monotonic_ns() // 1000
 
 
-@pytest.fixture(params=["timerfd", "loop"])
+@pytest.fixture(params=["timerfd", "loop", "no more files"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(alarm, "_has_timerfd", request.param == "timerfd")
+    monkeypatch.setattr(alarm, "_has_timerfd", request.param != "loop")
+    if request.param == "no more files":
+
+        def refuse(_result: int) -> int:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(alarm, "_checked", refuse)
     return request.param
 
 
