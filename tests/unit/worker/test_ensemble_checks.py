@@ -31,7 +31,10 @@ def model(name: str, batch: int, dims: list[int], decoupled: bool = False, input
 
 
 def ensemble(batch: int, *steps: tuple[str, dict[str, str], str], **more: Any) -> ModelConfig:
-    rows = [{"model_name": name, "input_map": given, "output_map": {"o": made}} for name, given, made in steps]
+    rows = [
+        {"model_name": name, "model_version": -1, "input_map": given, "output_map": {"o": made}}
+        for name, given, made in steps
+    ]
     fields = {"input": [tensor("x", [16])], "output": [tensor("y", [16])]}
     scheduling = {"step": rows}
     return ModelConfig.model_validate(
