@@ -5,11 +5,30 @@ OF_CALLERS = [
     ("calls.in_flight", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
     ("calls.shut_queues", "MAX_SHUT", "kinds of requests that are known to be refused", "they are sent and refused"),
     (
-        "gateway.received_bytes",
-        "MAX_RECEIVED_BYTES",
-        "bodies of requests that a gateway holds outside of shared memory",
+        "runtime.memory_ledger",
+        "DEFAULT_LIMIT_BYTES",
+        "memory of a gateway for what clients have sent and have not read, unless a quarter of what it has is less",
         "503, over gRPC RESOURCE_EXHAUSTED",
     ),
+    (
+        "gateway.progress",
+        "PERIOD_S",
+        "time in which the next 16 KiB of a request must arrive",
+        "408; the connection ends",
+    ),
+    (
+        "gateway.progress",
+        "UNREAD_PERIOD_S",
+        "time in which the next 16 KiB of a response must be read; 30 s where memory is short",
+        "the stream or connection ends",
+    ),
+    (
+        "gateway.http.exchange",
+        "SLOT_AFTER_BYTES",
+        "part of a body that arrives before it gets a slot",
+        "ordinary memory",
+    ),
+    ("gateway.http2.output", "MAX_SENT_FRAME_BYTES", "a frame sent over gRPC", "several frames"),
     ("gateway.http.protocol", "MAX_HEAD_BYTES", "URL and headers of a request", "400, and the connection ends"),
     (
         "gateway.grpc.stream_methods",
@@ -18,12 +37,6 @@ OF_CALLERS = [
         "not read on",
     ),
     ("gateway.grpc.stream_methods", "MAX_STREAM_REQUEST_BYTES", "their messages together", "not read on"),
-    (
-        "gateway.grpc.stream_methods",
-        "MAX_STREAM_UNSENT_BYTES",
-        "answers a gRPC stream's client has not taken",
-        "the stream ends: RESOURCE_EXHAUSTED",
-    ),
     ("gateway.grpc.compression", "MAX_EXPANDED_BYTES", "a gRPC message that came compressed", "RESOURCE_EXHAUSTED"),
     ("gateway.http.protocol", "MAX_CHUNKS", "chunks of a request's body", "400, and the connection ends"),
     (

@@ -14,16 +14,20 @@ from gateway.durable.store import DurableStore
 from gateway.http.cross_site import LOCAL, CrossSiteCheck
 from gateway.jobs.job_service import JobService
 from gateway.live_settings import LiveSettings
-from gateway.received_bytes import ReceivedBytes
 from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
+from runtime.memory_ledger import MemoryLedger
 from schemas.request_limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """What a gateway has: models, the way to them, memory, limits, counters, streams, jobs; what clients may ask."""
+    """What a gateway has: models, the way to them, memory, limits, counters, streams, jobs; what clients may ask.
+
+    `ledger` counts ordinary memory that holds what clients sent or have not read. `arriving_slots` counts the payload slots
+    in which bodies are still arriving.
+    """
 
     catalog: Catalog
     readiness: Readiness
@@ -40,4 +44,5 @@ class Doors:
     cross_site: CrossSiteCheck = LOCAL
     later: AsyncRequests | None = None
     batch_jobs: JobService | None = None
-    received: ReceivedBytes = field(default_factory=ReceivedBytes)
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)

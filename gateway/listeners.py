@@ -103,6 +103,11 @@ class Listeners:
         while not all(server.started for server in self._servers.values()):
             await asyncio.sleep(_POLL_S)
 
+    def connections(self, name: str) -> list[Any]:
+        """The protocols of the connections to the port of `name` that are open now."""
+        server = self._servers.get(name)
+        return [] if server is None else list(server.server_state.connections)
+
     def stop(self, name: str, at_once: bool = False) -> None:
         """Accepts no more connections for `name`, if it is served. Its open ones end with their next response, after a
         while without a request (`gateway.http.protocol.LINGER_S`), or `at_once`.

@@ -13,7 +13,7 @@ from bus.direct_listener import DirectListener
 from bus.identity import own_id
 from bus.known_models import KnownModels
 from bus.model_files import ModelFiles
-from bus.payload_budget import limit_payloads
+from bus.payload_budget import limit_payloads, process_budget
 from bus.payload_fetcher import PayloadFetcher
 from bus.payload_server import PayloadServer
 from bus.payloads import PayloadArena, remove_dead_segments
@@ -41,9 +41,11 @@ from gateway.http.protocol import LINGER_S, HttpProtocol
 from gateway.jobs.job_service import JobService
 from gateway.listeners import Listeners
 from gateway.live_settings import LiveSettings
+from gateway.memory_limits import arriving_slots_ledger, request_ledger
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.nats_door.door import NatsDoor
 from gateway.own_counters import OwnCounters
+from gateway.progress import end_stalled_connections
 from gateway.repository_control import RepositoryControl
 from gateway.repository_index import RepositoryIndex
 from gateway.settings import GatewaySettings
@@ -125,6 +127,8 @@ async def _open_doors(
     later = AsyncRequests(durable, settings)
     jobs = JobService(bus, gateway_id, inference, catalog, durable, settings)
     doors = Doors(
+        ledger=request_ledger(settings),
+        arriving_slots=arriving_slots_ledger(process_budget().total_bytes),
         catalog=catalog,
         readiness=readiness,
         inference=inference,
@@ -189,7 +193,7 @@ async def _open_doors(
             statistics,
             catalog,
             inference,
-            doors.received,
+            doors.ledger,
             payloads,
             durable,
             metrics_config,
@@ -202,6 +206,9 @@ async def _open_doors(
     await inference.on_lost_attempts(intake.lost)
     later.acceptance.prepare = intake.ensure
     expiry = background.create_task(_expire(registry, bus))
+    stalls = background.create_task(
+        end_stalled_connections(lambda: [*listeners.connections("HTTP"), *grpc_server.connections])
+    )
     await listeners.started()
     urls = _urls(settings, ports)
     presence = Presence(bus, "gateway", gateway_id, lambda: {"urls": urls, "durability": durable.durability.told.word})
@@ -232,6 +239,7 @@ async def _open_doors(
     durable.stop()
     listeners.stop("metrics")
     expiry.cancel()
+    stalls.cancel()
     if own_counters is not None:
         own_counters.stop()
     await listeners.wait_closed()

@@ -19,7 +19,8 @@ class GatewaySettings:
     `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With `strict_readiness`
     the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests after SIGTERM.
     `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
-    `payload_memory_byte_size` 0 takes what follows from the host.
+    `payload_memory_byte_size` 0 takes what follows from the host. `gateway_memory_byte_size` limits the memory ledger; 0
+    takes what `gateway.main` derives from the memory of the container or machine.
     Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
@@ -27,6 +28,7 @@ class GatewaySettings:
     nats_access: BrokerAccess = NO_ACCESS
     payload_listen: str | None = None
     payload_memory_byte_size: int = 0
+    gateway_memory_byte_size: int = 0
     gateway_id: str | None = None
     server_id: str = "triton"
     strict_readiness: bool = True

@@ -23,21 +23,23 @@ ENCODINGS = frozenset(["identity", *_WINDOW_BITS])
 _INLINE_BYTES = 32 * 1024
 _INLINE_EXPANDED_BYTES = 512 * 1024  # a millisecond, or two
 _SLICE_BYTES = 64 * 1024
+_STEP_BYTES = 4 * 1024 * 1024
 
 
 class Inflation:
-    """A compressed message; `run` expands it to at most `limit` bytes, in whichever thread.
+    """A compressed message; `run_step` expands it, step by step and in whichever thread, to at most `limit` bytes.
 
-    Once it is not wanted any more, it ends early.
+    Once it is not wanted any more, it ends early. `size_bytes` is what it has become so far.
     """
 
-    __slots__ = ("_data", "_limit", "_window_bits", "is_wanted")
+    __slots__ = ("_data", "_inflater", "_limit", "_pieces", "_start", "_window_bits", "is_wanted", "size_bytes")
 
     def __init__(self, data: bytes | memoryview, encoding: str, limit: int) -> None:
         self._data = memoryview(data)
         self._limit = min(limit, MAX_EXPANDED_BYTES)
         self._window_bits = _WINDOW_BITS.get(encoding)
         self.is_wanted = True
+        self._restart()
 
     def run_if_short(self) -> bytes | None:
         """The message, if that takes no time to speak of. Raises CallError as `run`."""
@@ -45,34 +47,50 @@ class Inflation:
             raise CallError(Status.INTERNAL, "a message is compressed, but not in the way that the call announced")
         if len(self._data) > _INLINE_BYTES:
             return None
-        return self._expand(min(self._limit, _INLINE_EXPANDED_BYTES))
-
-    def run(self) -> bytes:
-        """The message. Raises CallError for what is malformed or becomes too large; b"" once nobody wants it."""
-        message = self._expand(self._limit)
+        message = self._expand(min(self._limit, _INLINE_EXPANDED_BYTES))
         if message is None:
+            self._restart()
+        return message
+
+    def run_step(self) -> bytes | None:
+        """Expands some megabytes more. Returns the message once it is complete, b"" once nobody wants it, None before.
+
+        Raises CallError for what is malformed or becomes larger than `limit`.
+        """
+        message = self._expand(min(self._limit, self.size_bytes + _STEP_BYTES))
+        if message is None and self.size_bytes > self._limit:
             raise too_large(self._limit + 1, self._limit)
         return message
 
+    def _restart(self) -> None:
+        self._inflater = zlib.decompressobj(self._window_bits or 0)
+        self._pieces: list[bytes] = []
+        self._start = 0
+        self.size_bytes = 0
+
     def _expand(self, limit: int) -> bytes | None:
-        """The message; None where it is longer than `limit`."""
-        inflater = zlib.decompressobj(self._window_bits or 0)
-        pieces: list[bytes] = []
-        size = 0
+        """The message; None where it is longer than `limit`: then a later call goes on."""
+        inflater = self._inflater
         try:
-            for start in range(0, len(self._data), _SLICE_BYTES):
+            while not inflater.eof:
                 if not self.is_wanted:
                     return b""
-                pieces.append(inflater.decompress(self._data[start : start + _SLICE_BYTES], limit + 1 - size))
-                size += len(pieces[-1])
-                if size > limit:
+                data: bytes | memoryview = inflater.unconsumed_tail
+                if not data:
+                    data = self._data[self._start : self._start + _SLICE_BYTES]
+                    self._start += len(data)
+                piece = inflater.decompress(data, limit + 1 - self.size_bytes)
+                if not data and not piece:
+                    raise _malformed()  # it ends before its end
+                self._pieces.append(piece)
+                self.size_bytes += len(piece)
+                if self.size_bytes > limit:
                     return None
-                if inflater.eof and start + _SLICE_BYTES < len(self._data):
-                    raise _malformed()
         except zlib.error as error:
             raise _malformed() from error
-        if not inflater.eof or inflater.unused_data:
+        if inflater.unused_data or self._start < len(self._data):
             raise _malformed()
+        pieces, self._pieces = self._pieces, []
         return b"".join(pieces)
 
 

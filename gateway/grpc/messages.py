@@ -24,14 +24,18 @@ def message_prefix(length: int, flag: int = 0) -> bytes:
 class MessageReader:
     """Puts the messages of one stream together.
 
-    `encoding` is the request's; `limit` bounds, in bytes, each message. `admit` is told the length of each before there
-    is room for it, and raises CallError where there is to be none.
+    `encoding` is the request's; `limit` bounds, in bytes, each message. `admit` is told the length of each before its
+    content arrives, and `arrive` how much of it takes up memory, and its length, whenever some has arrived; both raise
+    CallError where the message is refused.
     """
 
-    __slots__ = ("_admit", "_body", "_encoding", "_filled", "_limit", "_prefix")
+    __slots__ = ("_admit", "_arrive", "_body", "_encoding", "_filled", "_limit", "_prefix")
 
-    def __init__(self, encoding: str, limit: int, admit: Callable[[int], None]) -> None:
+    def __init__(
+        self, encoding: str, limit: int, admit: Callable[[int], None], arrive: Callable[[int, int], None]
+    ) -> None:
         self._admit = admit
+        self._arrive = arrive
         self._body: memoryview | None = None
         self._encoding = encoding
         self._filled = 0
@@ -42,6 +46,11 @@ class MessageReader:
     def is_between_messages(self) -> bool:
         """Whether nothing of a message waits for its rest."""
         return not self._prefix
+
+    @property
+    def filled_bytes(self) -> int:
+        """How much of the unfinished message has arrived."""
+        return self._filled
 
     def feed(self, data: bytes | memoryview) -> Iterator[Message | Inflation]:
         """The messages that `data` completes. Raises CallError for one that is too large or malformed.
@@ -60,6 +69,7 @@ class MessageReader:
             part = rest[: len(self._body) - self._filled]
             self._body[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
+            self._arrive(self._filled, len(self._body))
             rest = rest[len(part) :]
             if self._filled == len(self._body):
                 flag, body = self._prefix[0], self._body

@@ -48,6 +48,7 @@ def unary_async(request_type: Any, answer: Callable[[Any], Awaitable[Any]]) -> H
     """As `unary`, for an `answer` that takes its time; it is cancelled when its caller gives up."""
 
     def handle(call: UnaryCall, data: Message) -> None:
+        call.keeps_received = True
         task = asyncio.get_running_loop().create_task(_answer(call, answer(parse_message(request_type, data))))
         call.on_cancel = lambda: _cancel(task)
 

@@ -53,7 +53,7 @@ class GrpcServer:
     def __init__(self, doors: Doors, options: GrpcOptions | None = None) -> None:
         self._access = doors.access
         self._readiness = doors.readiness
-        self._received = doors.received
+        self.ledger = doors.ledger
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(doors, self._options.compression_level)
         self._listener: asyncio.Server | None = None
@@ -76,7 +76,7 @@ class GrpcServer:
         except OSError as error:
             host = f"[{address}]" if is_v6 else address
             raise OSError(f"gRPC can't listen on {host}:{port}: is the port taken?") from error
-        make_protocol = partial(Http2Protocol, self, self._options.http2(), self._connections)
+        make_protocol = partial(Http2Protocol, self, self._options.http2(), self._connections, self.ledger)
         self._listener = await asyncio.get_running_loop().create_server(
             make_protocol,
             sock=listener,
@@ -85,6 +85,11 @@ class GrpcServer:
             ssl_handshake_timeout=GREETING_TIME_S if tls else None,
         )
         return int(listener.getsockname()[1])
+
+    @property
+    def connections(self) -> set[Http2Protocol]:
+        """The open connections."""
+        return self._connections
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new calls at once, gives open ones `grace_s` seconds, then cancels what is left and closes.
@@ -117,10 +122,10 @@ class GrpcServer:
 
     def open(self, stream: Stream, head: CallHead) -> GrpcCall:
         """See Application."""
-        limit, received, handler = self._options.max_receive_bytes, self._received, head.handler
+        limit, handler = self._options.max_receive_bytes, head.handler
         if isinstance(handler, Streaming):
-            return StreamCall(stream, head, limit, received, partial(self._converse, handler), self._open_calls)
-        return UnaryCall(stream, head, limit, received, self._serve, self._open_calls)
+            return StreamCall(stream, head, limit, partial(self._converse, handler), self._open_calls)
+        return UnaryCall(stream, head, limit, self._serve, self._open_calls)
 
     def _converse(self, method: Streaming, call: StreamCall) -> Conversation:
         if self._is_stopping:

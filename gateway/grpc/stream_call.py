@@ -19,7 +19,6 @@ from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_
 from gateway.grpc.status import OK_TRAILERS, CallError, Status
 from gateway.http2.faults import FaultCode
 from gateway.http2.stream import Stream
-from gateway.received_bytes import ReceivedBytes
 from schemas.errors import WeirError
 
 logger = logging.getLogger("weir.gateway")
@@ -69,11 +68,10 @@ class StreamCall(GrpcCall):
         stream: Stream,
         head: CallHead,
         limit: int,
-        received: ReceivedBytes,
         converse: Callable[[StreamCall], Conversation],
         open_calls: set[GrpcCall],
     ) -> None:
-        super().__init__(stream, head, limit, received)
+        super().__init__(stream, head, limit)
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._conversation: Conversation | None = None
@@ -194,9 +192,17 @@ class StreamCall(GrpcCall):
         if isinstance(message, Inflation):
             self._inflation = message
             self._stream.hold()
-            inflate(message, self._take_inflated)
+            inflate(message, self.charge_expanded, self._take_inflated)
         elif self._conversation is not None:
             self._conversation.take(message)
+
+    @property
+    def _message_bytes(self) -> int:
+        return self._charged_bytes - self._backlog_bytes
+
+    @property
+    def _is_receiving(self) -> bool:
+        return not (self._is_waiting or self._is_over)
 
     @property
     def _is_waiting(self) -> bool:
@@ -213,7 +219,7 @@ class StreamCall(GrpcCall):
                 self.take(bytes(data[PREFIX_BYTES:]))
                 return
         if self._reader is None:
-            self._reader = MessageReader(self.head.encoding, self._limit, self._admit)
+            self._reader = MessageReader(self.head.encoding, self._limit, self._admit, self._arrive)
         self._messages = self._reader.feed(data)
         self._take_messages()
 
@@ -226,6 +232,7 @@ class StreamCall(GrpcCall):
 
     def _keep(self, data: bytes | memoryview) -> None:
         self._admit(len(data))
+        self._charge(len(data))
         self._backlog.append(bytes(data))
         self._backlog_bytes += len(data)
 
@@ -250,6 +257,7 @@ class StreamCall(GrpcCall):
             self.fail(message)
             return
         self._guard(self.take, message)
+        self.release_expanded()
         if not self._is_waiting:
             self._guard(self._catch_up)
 

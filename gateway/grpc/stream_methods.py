@@ -31,8 +31,7 @@ MAX_STREAM_REQUESTS = 4096
 MAX_STREAM_REQUEST_BYTES = 64 * 1024 * 1024
 """Their messages together."""
 
-MAX_STREAM_UNSENT_BYTES = 512 * 1024 * 1024
-"""Answers to one stream that wait for their turn, or for the client to take them, before the stream is ended."""
+_WAITING = "unsent"
 
 _UNREAD_BYTES = 16 * 1024 * 1024
 """Answers that the client has not taken yet, above which it is not asked for more requests."""
@@ -107,6 +106,7 @@ class _InferStream:
                 self._requests.abandon(asked.pending)
         self._open.clear()
         self._ordered.clear()
+        self._release(self._waiting_bytes)
 
     # Requests
 
@@ -163,13 +163,15 @@ class _InferStream:
         self._take_stock()
 
     def _put(self, asked: _Asked, pieces: tuple[bytes, ...], is_final: bool) -> None:
+        if self._call.is_closed:
+            return  # a late answer to an abandoned request
         if pieces:
             size = sum(map(len, pieces))
-            unsent_bytes = self._waiting_bytes + self._call.unsent_bytes
-            if unsent_bytes and unsent_bytes + size > MAX_STREAM_UNSENT_BYTES:
-                self._call.exhaust()
-                return
             if asked.is_ordered:
+                # It waits for its turn here, and where its client does not read, in the connection's output.
+                if not self._call.account.charge(_WAITING, size):
+                    self._call.exhaust()
+                    return
                 asked.answers.append(pieces)
                 self._waiting_bytes += size
             else:
@@ -185,13 +187,17 @@ class _InferStream:
         while self._ordered:
             first = self._ordered[0]
             for pieces in first.answers:
-                self._waiting_bytes -= sum(map(len, pieces))
+                self._release(sum(map(len, pieces)))
                 self._call.send(*pieces)
             first.answers = []
             if self._call.is_closed or not first.is_done:
                 return
             self._ordered.popleft()
             self._close(first)
+
+    def _release(self, size_bytes: int) -> None:
+        self._waiting_bytes -= size_bytes
+        self._call.account.release(_WAITING, size_bytes)
 
     def _close(self, asked: _Asked) -> None:
         if asked in self._open:

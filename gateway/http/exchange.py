@@ -18,13 +18,14 @@ from bus.payloads import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
 from calls.catalog import ServedModel
 from calls.pending import Pending
 from gateway.access import add_parameters
+from gateway.connection_memory import ConnectionMemory, no_memory
 from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
 from gateway.http.early_refusal import refusal_at_head
 from gateway.http.error_response import error_response
 from runtime.containment import contained
-from schemas.errors import ErrorCode, WeirError, internal, overloaded
+from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_raw import parse_raw_request
 from schemas.kserve_request import is_header_length, parse_header_length, parse_infer_request
 from schemas.kserve_response import build_infer_response
@@ -34,6 +35,16 @@ from schemas.requests import InferRequest, InferResponse
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_LIMIT_BYTES = 64 * 1024
+
+SLOT_AFTER_BYTES = 64 * 1024
+SLOT_AFTER_SHARE = 8
+"""A body gets a payload slot, which reserves memory for all of it, only after this many bytes of it have arrived, and an
+eighth (one of `SLOT_AFTER_SHARE` parts) of what it announced. Until then it lies in ordinary memory."""
+
+_BODY = "http"
+_DECOMPRESSED = "decompressed"
+_UNSENT = "unsent"
+_INFLATION_STEP_BYTES = 4 << 20  # decompressed in a thread before the ledger is asked for the next step
 
 
 class _Unwatched:
@@ -53,8 +64,11 @@ class InferExchange:
     """
 
     __slots__ = (
+        "_announced",
         "_doors",
         "_held_bytes",
+        "_inflated_bytes",
+        "_memory",
         "_model",
         "_on_response",
         "_padding",
@@ -64,6 +78,8 @@ class InferExchange:
         "_received_ns",
         "_request",
         "_slot",
+        "_slot_after",
+        "_slot_bytes",
         "_transport",
         "_version",
         "accepts",
@@ -86,6 +102,7 @@ class InferExchange:
         self,
         doors: Doors,
         transport: Any,
+        memory: ConnectionMemory,
         model: str,
         version: str,
         headers: list[tuple[bytes, bytes]],
@@ -94,7 +111,10 @@ class InferExchange:
         raw_headers: list[tuple[bytes, bytes]] | None = None,
     ) -> None:
         self._doors = doors
+        self._announced = 0
         self._held_bytes = 0
+        self._inflated_bytes = 0
+        self._memory = memory
         self._raw_headers = raw_headers
         self._transport = transport
         self._model = model
@@ -102,6 +122,8 @@ class InferExchange:
         self._on_response = on_response
         self._pending: Pending | None = None
         self._slot: Slot | None = None
+        self._slot_after = 0  # bytes of the body after which it gets a slot; 0: it gets none
+        self._slot_bytes = 0  # charged for the slot while the body arrives
         self._padding = 0
         self._received = 0
         self.accepts = b""
@@ -147,32 +169,55 @@ class InferExchange:
         shut = self._doors.inference.shut.known
         refusal = refusal_at_head(self._doors, self._model, self._version) if shut else None
         if refusal is None and length > INLINE_LIMIT_BYTES:
-            self._allocate(length)
-            if self._slot is None and not self._hold(length):
-                refusal = overloaded()
+            self._plan_slot(length)
+            refusal = self._refusal_for_size(length)
+        self._announced = length
         if refusal is not None:
             self._turn_away(refusal, expects_continue)
         elif expects_continue:
             self._transport.write(_CONTINUE)
 
-    def _allocate(self, length: int) -> None:
+    def _plan_slot(self, length: int) -> None:
         header = self.header_length
         if self.encoding or header is None or not is_header_length(header) or int(header) > length:
             return  # compressed, or all JSON: its tensors are made anew from it
         self._padding = -int(header) % ALIGNMENT_BYTES
-        self._slot = self._doors.payloads.slot_for_body(length + self._padding)
+        self._slot_after = max(SLOT_AFTER_BYTES, length // SLOT_AFTER_SHARE)
 
-    def _hold(self, size: int) -> bool:
-        """Whether there is room in ordinary memory for a body of this size."""
-        if not self._doors.received.take(size - self._held_bytes):
-            return False
-        self._held_bytes = size
-        return True
+    def _refusal_for_size(self, length: int) -> WeirError | None:
+        """The error for a body of this announced size, where there is no room for it now. Nothing is charged yet."""
+        account = self._memory.account
+        if account.fits(length) or (self._slot_after and self._memory.slots.fits(_slot_size(length + self._padding))):
+            return None
+        account.refuse(_BODY)
+        return no_memory()
 
-    def _outgrow(self) -> None:
-        """Nobody has said how long the body will be."""
-        if not self._hold(2 * self._received):
-            self.refuse(overloaded())
+    def _take_slot(self) -> None:
+        """Enough of the body has arrived: the rest goes into a slot, and what is there moves. Without one it stays."""
+        self._slot_after = 0
+        size = max(self._announced, self._received) + self._padding
+        slot_bytes = _slot_size(size)
+        if not self._memory.slots.charge(_BODY, slot_bytes):
+            return
+        self._slot = self._doors.payloads.slot_for_body(size)
+        if self._slot is None:
+            self._memory.slots.release(_BODY, slot_bytes)
+            return
+        self._slot_bytes = slot_bytes
+        self._slot.view[self._padding : self._padding + len(self.body)] = self.body
+        self.body = b""
+        self._memory.account.release(_BODY, self._held_bytes)
+        self._held_bytes = 0
+
+    def _charge_body(self) -> None:
+        """Charges what has arrived in ordinary memory, or refuses the request."""
+        if self._memory.account.charge(_BODY, self._received - self._held_bytes):
+            self._held_bytes = self._received
+            return
+        self._let_go()
+        self.refusal = no_memory()
+        if self.active:
+            self.respond_error(self.refusal)  # the connection goes on, and passes over the rest of the body
 
     def _turn_away(self, error: WeirError, expects_continue: bool) -> None:
         """Answers with this error, though the body is still to come: its connection goes on, and passes over it."""
@@ -198,20 +243,30 @@ class InferExchange:
         """Takes the next piece of the body."""
         if self.refusal is not None:
             return
+        self._received += len(data)
+        if self._received > self._doors.limits.input_size:
+            self._refuse_size(self._received)
+            return
+        if self._slot_after and self._received >= self._slot_after:
+            self._take_slot()
         if self._slot is not None:
-            start = self._padding + self._received
-            self._slot.view[start : start + len(data)] = data
-        elif not self.body:
+            end = self._padding + self._received
+            self._slot.view[end - len(data) : end] = data
+            return
+        if not self.body:
             self.body = data
         else:
             if type(self.body) is bytes:
                 self.body = bytearray(self.body)
             self.body += data
-        self._received += len(data)
-        if self._received > self._doors.limits.input_size:
-            self._refuse_size(self._received)
-        elif self._slot is None and self._received > max(self._held_bytes, INLINE_LIMIT_BYTES):
-            self._outgrow()
+        # A small body that arrives at once is not charged: it is gone, or counted as in flight, in this turn.
+        if self._received != self._announced or self._received > INLINE_LIMIT_BYTES:
+            self._charge_body()
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of the body has arrived."""
+        return self._received
 
     @contained(on_error="_fail")
     def start(self) -> None:
@@ -227,6 +282,9 @@ class InferExchange:
     def complete(self) -> None:
         """The body is complete."""
         self.more_body = False
+        if self._slot_bytes:
+            self._memory.slots.release(_BODY, self._slot_bytes)
+            self._slot_bytes = 0
         if self.active and not self.response_complete:
             if self.refusal is not None:
                 self.respond_error(self.refusal)
@@ -274,14 +332,20 @@ class InferExchange:
     def _inflate(self, served: ServedModel, is_traced: bool) -> None:
         inflation = Inflation(self.body, self._doors.limits.input_size)
         self.body = b""
-        if inflation.advance(IN_PLACE_BYTES):
-            self._on_inflated(served, is_traced, inflation.content)
-        else:
-            self._in_thread(inflation.finish, partial(self._on_inflated, served, is_traced))
+        self._on_inflated(served, is_traced, inflation, inflation.advance(IN_PLACE_BYTES))
 
-    def _on_inflated(self, served: ServedModel, is_traced: bool, content: bytearray) -> None:
-        self.body = content
-        self._submit_to(served, is_traced)
+    def _on_inflated(self, served: ServedModel, is_traced: bool, inflation: Inflation, is_complete: bool) -> None:
+        """Charges what the last step of decompression made, and begins the next step, or submits the request."""
+        size = len(inflation.content)
+        if not self._memory.account.charge(_DECOMPRESSED, size - self._inflated_bytes):
+            raise no_memory()
+        self._inflated_bytes = size
+        if is_complete:
+            self.body = inflation.content
+            self._submit_to(served, is_traced)
+            return
+        step = partial(inflation.advance, size + _INFLATION_STEP_BYTES)
+        self._in_thread(step, partial(self._on_inflated, served, is_traced, inflation))
 
     def _submit_to(self, served: ServedModel, is_traced: bool) -> InferRequest:
         request = self._parse(served)
@@ -383,6 +447,10 @@ class InferExchange:
 
     def _respond(self, head: bytes, chunks: list[Any]) -> None:
         size = sum(map(len, chunks))
+        if size > _JOIN_LIMIT_BYTES and not self._memory.account.fits(size):
+            self._memory.account.refuse(_UNSENT)
+            self.respond_error(no_memory())
+            return
         self._write(b"%bContent-Length: %d\r\n" % (head, size), chunks, size)
 
     def respond_error(self, error: WeirError) -> None:
@@ -406,6 +474,16 @@ class InferExchange:
         if self._slot is not None:
             self._slot.free()
             self._slot = None
-        if self._held_bytes:
-            self._doors.received.give_back(self._held_bytes)
-            self._held_bytes = 0
+        if self._slot_bytes:
+            self._memory.slots.release(_BODY, self._slot_bytes)
+            self._slot_bytes = 0
+        if self._held_bytes or self._inflated_bytes:
+            self._memory.account.release(_BODY, self._held_bytes)
+            self._memory.account.release(_DECOMPRESSED, self._inflated_bytes)
+            self._held_bytes = self._inflated_bytes = 0
+        self.body = b""  # an idle connection keeps its last exchange
+
+
+def _slot_size(size: int) -> int:
+    """How much memory the slot for a body of `size` bytes reserves."""
+    return 1 << (size - 1).bit_length()

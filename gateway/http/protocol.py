@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import re
 import urllib.parse
+from functools import partial
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.async_requests.preferences import wants_answer_later
+from gateway.connection_memory import ConnectionMemory, no_memory
 from gateway.doors import Doors
+from gateway.http.error_response import error_response
 from gateway.http.exchange import InferExchange
+from gateway.progress import PERIOD_S, UNREAD_PERIOD_S, Progress, StalledRequest
 from runtime.containment import report
 from schemas.errors import WeirError, internal, invalid
 from schemas.kserve_response import error_body
@@ -37,6 +41,13 @@ MAX_CHUNKS = 65_536
 
 LINGER_S = 5.0
 """How long an idle connection stays open when the server stops, for a client that is about to use it."""
+
+DISCARD_S = 5.0
+"""How long the rest of a refused body is read and dropped, so that its client can read the response before the connection
+ends."""
+
+_EARLY_REFUSAL_BYTES = 64 * 1024  # smaller bodies are refused only when their bytes arrive
+_UNSENT = "unsent"
 
 CONNECTION_KEY = "weir.connection"
 """Where the ASGI scope holds the `HttpProtocol` that a request came by."""
@@ -79,6 +90,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._is_stopping = False
         self._is_held = False  # until the client has read what it was sent
+        self._is_in_head = False
+        self._arrival = Progress()
+        self._reading = Progress()  # of the client's, of what it was sent
+        self._unsent_bytes = 0
         self._prefers = False
         self._forwards = doors.access.forwards_http
         self.raw_headers: list[tuple[bytes, bytes]] | None = None
@@ -91,6 +106,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.url = b""
         self.headers = []
         self._head_bytes = self._chunks = self._body_bytes = 0
+        self._is_in_head = True
         self._prefers = False
         if self._forwards:
             self.raw_headers = []
@@ -116,6 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Decides which way the request goes."""
+        self._is_in_head = False
         if self._is_refused:
             return
         url = self.url
@@ -138,6 +155,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
             super().on_headers_complete()
             self.cycle.keep_alive &= not self._is_stopping
+            self._begin_asgi(headers)
             return
         keep_alive = (
             not self._is_stopping and self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
@@ -146,6 +164,7 @@ class HttpProtocol(HttpToolsProtocol):
         exchange = InferExchange(
             self._doors,
             self.transport,
+            self.memory,
             *route,
             self.headers,
             keep_alive,
@@ -179,8 +198,26 @@ class HttpProtocol(HttpToolsProtocol):
         limit = self._doors.limits.input_size
         if self._body_bytes > limit:
             self._refuse(too_large("request JSON size", self._body_bytes, limit))
-        elif not self._is_refused:
+        elif not (self._is_refused or cycle.response_complete):
+            if not self.memory.account.charge("http", len(body)):
+                self._refuse(no_memory(), lingers=True)
+                return
+            cycle.held_bytes += len(body)
             super().on_body(body)
+
+    def _begin_asgi(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Has the body of the request that goes to ASGI counted, or refuses it by its announced size."""
+        cycle: Any = self.cycle
+        cycle.held_bytes = 0
+        cycle.on_response = partial(self._on_asgi_response, cycle)
+        length = next((int(value) for name, value in headers if name == b"content-length"), 0)
+        if length > _EARLY_REFUSAL_BYTES and not self.pipeline and not self.memory.account.fits(length):
+            self.memory.account.refuse("http")
+            self._refuse(no_memory(), lingers=True)
+
+    def _on_asgi_response(self, cycle: Any) -> None:
+        self.memory.account.release("http", cycle.held_bytes)
+        self.on_response_complete()
 
     def on_message_complete(self) -> None:
         """See uvicorn's protocol."""
@@ -198,8 +235,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._body_bytes > self._doors.limits.input_size:
             self.transport.close()
 
-    def _refuse(self, error: WeirError) -> None:
-        """Answers a request whose body is not read to its end, and ends the connection."""
+    def _refuse(self, error: WeirError, lingers: bool = False) -> None:
+        """Answers a request whose body is not read to its end, and ends the connection; `lingers`: after `DISCARD_S`."""
         if self._is_refused:
             return
         self._is_refused = True
@@ -211,14 +248,14 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.close()
             return
         if not (self.pipeline or cycle.response_started or cycle.response_complete):
-            body = error_body(error.message)
-            self.transport.write(
-                b"HTTP/1.1 %d Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-                b"Connection: close\r\n\r\n%b" % (error.http_status, len(body), body)
-            )
+            head, body = error_response(error)
+            self.transport.write(b"%bConnection: close\r\n\r\n%b" % (head, body))
         cycle.disconnected = True
         cycle.message_event.set()
-        self.transport.close()
+        if lingers:
+            self.loop.call_later(DISCARD_S, self.transport.close)
+        else:
+            self.transport.close()
 
     def abort(self) -> None:
         """Ends the connection at once, for its client doesn't read what it is sent."""
@@ -236,6 +273,50 @@ class HttpProtocol(HttpToolsProtocol):
     def _close_if_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
+
+    def connection_made(self, transport: Any) -> None:
+        """See asyncio."""
+        super().connection_made(transport)
+        address = self.client[0] if self.client else None
+        self.memory = ConnectionMemory(self._doors.ledger, self._doors.arriving_slots, address)
+
+    def check_progress(self, now_s: float) -> None:
+        """Ends the connection if its client has stopped sending a request, or reading a response (`gateway.progress`)."""
+        if self.transport.is_closing() or self.flow.write_paused:
+            unsent_bytes = self.transport.get_write_buffer_size()
+            period_s = PERIOD_S if self._doors.ledger.is_short else UNREAD_PERIOD_S
+            if unsent_bytes and self._reading.is_stalled(now_s, self, -unsent_bytes, period_s):
+                self.transport.abort()
+            return
+        self._reading.reset()
+        cycle: Any = self.cycle
+        if self.flow.read_paused or self._is_refused:
+            self._arrival.reset()
+        elif self._is_in_head:
+            if self._arrival.is_stalled(now_s, self, self._head_bytes):
+                self._is_refused = True
+                self._write_and_close(StalledRequest())
+        elif cycle is not None and not cycle.response_complete and cycle.more_body:
+            is_infer = type(cycle) is InferExchange
+            received_bytes = cycle.received_bytes if is_infer else self._body_bytes
+            if self._arrival.is_stalled(now_s, cycle, received_bytes):
+                self._refuse(StalledRequest())
+        else:
+            self._arrival.reset()
+
+    def _write_and_close(self, error: WeirError) -> None:
+        head, body = error_response(error)
+        self.transport.write(b"%bConnection: close\r\n\r\n%b" % (head, body))
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is sent responses: what waits for it is counted."""
+        super().pause_writing()
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if self.memory.account.charge(_UNSENT, unsent_bytes):
+            self._unsent_bytes += unsent_bytes
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parses what arrived. What can't be parsed is answered with 400, and ends this connection alone."""
@@ -284,6 +365,7 @@ class HttpProtocol(HttpToolsProtocol):
             if isinstance(cycle, InferExchange) and not cycle.response_complete:
                 cycle.disconnect()
         super().connection_lost(exc)
+        self.memory.close()
 
     def on_response_complete(self) -> None:
         """As uvicorn's, but the timer of an idle connection is looked at when it is due, not set for each response."""
@@ -300,6 +382,8 @@ class HttpProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The client has read enough of what it was sent."""
         super().resume_writing()
+        self.memory.account.release(_UNSENT, self._unsent_bytes)
+        self._unsent_bytes = 0
         if self._is_held:
             self._is_held = False
             self._go_on()

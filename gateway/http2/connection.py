@@ -16,7 +16,7 @@ from gateway.http2.faults import ConnectionFault, FaultCode, StreamFault
 from gateway.http2.frames import MAX_WINDOW, PREFACE, Flag, FrameReader, FrameType, Setting
 from gateway.http2.headers import HeaderDecoder
 from gateway.http2.options import Http2Options
-from gateway.http2.output import DEFAULT_WINDOW_BYTES, Output
+from gateway.http2.output import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, Output
 from gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
 
 MAX_STREAMS = 1000
@@ -123,9 +123,21 @@ class Connection:
         self._conduct.responded = self.has_responded = True
         self.output.write(*pieces)
 
+    def grant(self) -> None:
+        """Grants the peer more of its requests, when it has used half of what it was granted and reads its responses."""
+        if self._grant_left < CONNECTION_WINDOW_BYTES // 2 and not (self.is_closed or self.output.is_crowded):
+            self.output.write(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._grant_left))
+            self._grant_left = CONNECTION_WINDOW_BYTES
+
+    def check_progress(self, now_s: float, unread_period_s: float) -> None:
+        """Ends the streams whose client has stopped sending its request, or reading its response."""
+        for stream in list(self.streams.values()):
+            stream.check_progress(now_s, unread_period_s)
+
     def forget(self, stream: Stream) -> None:
         """`stream` is closed."""
         self.streams.pop(stream.id, None)
+        self.grant()
         if self._is_refusing and not self.streams:
             self.close()
 
@@ -231,9 +243,9 @@ class Connection:
     def _on_data(self, flags: int, stream_id: int, payload: _Payload) -> None:
         size = len(payload)
         self._grant_left -= size
-        if self._grant_left < CONNECTION_WINDOW_BYTES // 2:
-            self.output.write(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._grant_left))
-            self._grant_left = CONNECTION_WINDOW_BYTES
+        if self._grant_left < 0:
+            raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "more data than the connection was granted")
+        self.grant()
         if flags & _PADDED:
             payload = _without_extras(payload, _PADDED)
         stream = self.streams.get(stream_id)
@@ -300,7 +312,7 @@ class Connection:
         elif setting == Setting.MAX_FRAME_SIZE:
             if not frames.MAX_FRAME_BYTES <= value < 2**24:
                 raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a largest frame that can't be")
-            self.output.frame_bytes = value
+            self.output.frame_bytes = min(value, MAX_SENT_FRAME_BYTES)
         elif setting == Setting.ENABLE_PUSH and value > 1:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gateway.http2.faults import ConnectionFault, FaultCode
 from gateway.http2.frames import MAX_FRAME_BYTES, MAX_WINDOW
+from runtime.memory_ledger import Account, MemoryLedger
 
 if TYPE_CHECKING:
     from gateway.http2.stream import Stream
@@ -20,12 +22,18 @@ _TURN_BYTES = 256 * 1024
 
 _BACKLOG_BYTES = 16 * 1024 * 1024
 
+MAX_SENT_FRAME_BYTES = 1024 * 1024
+"""The largest frame that is sent, whatever the peer takes."""
+
+_UNSENT = "unsent"
+
 
 class Output:
     """See the module. `on_output` is called when there is something to take, once until it is taken.
 
-    `window` is what the peer takes on all streams together, `frame_bytes` its largest frame, `unsent_bytes` the data
-    that had to be kept.
+    `window` is what the peer takes on all streams together, `frame_bytes` the largest frame it is sent, `unsent_bytes` the
+    data that had to be kept: it is charged to `account`, that of the connection (None: data is kept without a bound).
+    `turn_bytes` of data were written at once since the output was taken last.
     """
 
     __slots__ = (
@@ -34,18 +42,22 @@ class Output:
         "_on_output",
         "_pieces",
         "_ready",
+        "account",
         "frame_bytes",
+        "turn_bytes",
         "unsent_bytes",
         "window",
     )
 
-    def __init__(self, on_output: Callable[[], None]) -> None:
+    def __init__(self, on_output: Callable[[], None], account: Account | None = None) -> None:
+        self.account = account or MemoryLedger(sys.maxsize).account("")
         self._on_output = on_output
         self._is_announced = False
         self._is_paused = False
         self._pieces: list[bytes | memoryview] = []
         self._ready: deque[Stream] = deque()
         self.frame_bytes = MAX_FRAME_BYTES
+        self.turn_bytes = 0
         self.unsent_bytes = 0
         self.window = DEFAULT_WINDOW_BYTES
 
@@ -59,6 +71,7 @@ class Output:
         """What is to be sent now; `on_output` is called again if there is more."""
         self._send_kept()
         self._is_announced = False
+        self.turn_bytes = 0
         pieces, self._pieces = self._pieces, []
         self._announce_kept()
         return pieces
@@ -79,7 +92,26 @@ class Output:
 
     def takes(self, size: int) -> bool:
         """Whether `size` bytes of data may be written at once, in one frame."""
-        return size <= self.window and size <= self.frame_bytes and not self._is_paused
+        return (
+            size <= self.window and size <= self.frame_bytes and self.turn_bytes < _TURN_BYTES and not self._is_paused
+        )
+
+    def keep(self, size: int) -> bool:
+        """Counts `size` bytes of data that have to be kept. False where the connection may hold no more: drop them then."""
+        if not self.account.charge(_UNSENT, size):
+            return False
+        self.unsent_bytes += size
+        return True
+
+    def release(self, size: int) -> None:
+        """Counts `size` kept bytes as sent, or dropped."""
+        self.unsent_bytes -= size
+        self.account.release(_UNSENT, size)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits for the peer that it is granted no more requests until it has read some."""
+        return self.unsent_bytes > self.account.ledger.account_share_bytes // 2
 
     def widen(self, increment: int) -> None:
         """The peer takes `increment` more bytes. Raises ConnectionFault where that is more than there can be."""

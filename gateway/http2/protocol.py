@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.connection_memory import principal_of
 from gateway.http2.connection import Connection
 from gateway.http2.lifetime import Lifetime
 from gateway.http2.options import Http2Options
 from gateway.http2.output import Output
 from gateway.http2.stream import Application
+from gateway.progress import PERIOD_S, UNREAD_PERIOD_S, Progress
+from runtime.memory_ledger import MemoryLedger
 
 _HIGH_WATER_BYTES = 512 * 1024
 _LAST_WORDS_S = 5.0
@@ -26,19 +29,30 @@ class Http2Protocol(asyncio.Protocol):
     _lifetime: Lifetime
     _transport: Any
 
-    def __init__(self, application: Application, options: Http2Options, open_ones: set[Http2Protocol]) -> None:
+    def __init__(
+        self,
+        application: Application,
+        options: Http2Options,
+        open_ones: set[Http2Protocol],
+        ledger: MemoryLedger | None = None,
+    ) -> None:
         self._application = application
         self._loop = asyncio.get_running_loop()
         self._open_ones = open_ones
         self._options = options
         self._is_listening = True
-        self._output = Output(self._schedule_flush)
+        self._ledger = ledger or MemoryLedger()
+        self._paused_bytes = 0  # that wait in the transport, and are charged
+        self._reading = Progress()  # of the peer's, of what the transport holds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._open_ones.add(self)
+        address = transport.get_extra_info("peername")
+        self._account = self._ledger.account(principal_of(address[0] if address else None))
+        self._output = Output(self._schedule_flush, self._account)
         self.connection = Connection(self._application, self._options, self._loop.time, self._output)
         self._lifetime = Lifetime(self.connection, self._options, self.abort)
 
@@ -52,9 +66,16 @@ class Http2Protocol(asyncio.Protocol):
         """See asyncio."""
         self._output.pause()
         self._govern_reading()
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if self._account.charge("unsent", unsent_bytes):
+            self._paused_bytes += unsent_bytes
+        else:
+            self.abort()
 
     def resume_writing(self) -> None:
         """See asyncio."""
+        self._account.release("unsent", self._paused_bytes)
+        self._paused_bytes = 0
         self._output.resume()
         self._govern_reading()
 
@@ -63,6 +84,18 @@ class Http2Protocol(asyncio.Protocol):
         self._open_ones.discard(self)
         self._lifetime.end()
         self.connection.lose()
+        self._account.close()
+
+    def check_progress(self, now_s: float) -> None:
+        """Ends streams, or the connection, whose client has stopped sending or reading (`gateway.progress`)."""
+        period_s = PERIOD_S if self._ledger.is_short else UNREAD_PERIOD_S
+        unsent_bytes = self._transport.get_write_buffer_size()
+        if not unsent_bytes:
+            self._reading.reset()
+        elif self._reading.is_stalled(now_s, self, -unsent_bytes, period_s):
+            self.abort()
+            return
+        self.connection.check_progress(now_s, period_s)
 
     def abort(self) -> None:
         """Ends the connection without a word."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gateway.http2.faults import FaultCode, StreamFault
 from gateway.http2.frames import MAX_WINDOW, Flag, FrameType, frame_head, rst_stream, window_update
 from gateway.http2.headers import RequestHead
+from gateway.progress import Progress
 
 if TYPE_CHECKING:
     from gateway.http2.connection import Connection
@@ -38,6 +39,9 @@ class Exchange(Protocol):
     def drained(self) -> None:
         """All data that had to be kept has been sent, and the response goes on."""
 
+    def check_progress(self, now_s: float) -> None:
+        """Called every few seconds while no data is kept: ends the stream if a message of the request has stalled."""
+
     def closed(self) -> None:
         """Called once, at the end: the response is on its way, or nobody wants it any more. Nothing can be sent."""
 
@@ -64,7 +68,9 @@ class Stream:
         "_is_on_hold",
         "_kept",
         "_output",
+        "_progress",
         "_request_complete",
+        "_sent_kept_bytes",
         "_trailers",
         "connection",
         "exchange",
@@ -82,7 +88,9 @@ class Stream:
         self._is_on_hold = False
         self._kept: deque[bytes | memoryview] = _NOTHING
         self._output = connection.output
+        self._progress: Progress | None = None
         self._request_complete = False
+        self._sent_kept_bytes = 0
         self._trailers = b""
         self.connection = connection
         self.id = stream_id
@@ -135,23 +143,28 @@ class Stream:
         if self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._request_complete:
             self._grant()
 
-    def send(self, headers: bytes = b"", data: Sequence[bytes] = (), trailers: bytes = b"") -> None:
+    def send(self, headers: bytes = b"", data: Sequence[bytes] = (), trailers: bytes = b"") -> bool:
         """Sends the parts of a response that are given, in this order; `headers` and `trailers` are header blocks.
 
         Trailers end the stream; given alone at first, they are all of the response. Data that the peer can't take yet
-        is kept. Sending on a closed stream, or after trailers, does nothing.
+        is kept. Sending on a closed stream, or after trailers, does nothing. Returns False, and sends nothing, where the
+        connection may keep no more data.
         """
         if self.is_closed or self._trailers:
-            return
+            return True
         size = sum(map(len, data))
         parts: list[bytes] = []
         if headers:
             parts += (frame_head(len(headers), _HEADERS, _NOT_LAST, self.id), headers)
         keeps = self.unsent_bytes > 0 or (size > 0 and (size > self.window or not self._output.takes(size)))
-        if not keeps:
+        if keeps:
+            if not self._output.keep(size):
+                return False
+        else:
             if size:
                 self.window -= size
                 self._output.window -= size
+                self._output.turn_bytes += size
                 parts += (frame_head(size, _DATA, 0, self.id), *data)
             if trailers:
                 parts += (frame_head(len(trailers), _HEADERS, _LAST, self.id), trailers)
@@ -161,6 +174,18 @@ class Stream:
             self._keep(data, size, trailers)
         elif trailers:
             self._finish()
+        return True
+
+    def check_progress(self, now_s: float, unread_period_s: float) -> None:
+        """Ends the stream if its client reads too little of the response in `unread_period_s`, or its request stalled."""
+        if not self.unsent_bytes:
+            self._progress = None
+            self.exchange.check_progress(now_s)
+            return
+        if self._progress is None:
+            self._progress = Progress()
+        if self._progress.is_stalled(now_s, self, self._sent_kept_bytes, unread_period_s):
+            self.reset(FaultCode.ENHANCE_YOUR_CALM)
 
     def reset(self, code: FaultCode) -> None:
         """Ends the stream at once, whatever was or was not sent."""
@@ -171,7 +196,7 @@ class Stream:
     def abort(self) -> None:
         """The stream is over without its response having been sent."""
         if not self.is_closed:
-            self._output.unsent_bytes -= self.unsent_bytes
+            self._output.release(self.unsent_bytes)
             self.unsent_bytes = 0
             self._kept = _NOTHING
             self._close()
@@ -184,7 +209,8 @@ class Stream:
         self.window -= size
         self.unsent_bytes -= size
         self._output.window -= size
-        self._output.unsent_bytes -= size
+        self._sent_kept_bytes += size
+        self._output.release(size)
         self.connection.respond(frame_head(size, _DATA, 0, self.id), *self._take(size))
         if not self.unsent_bytes:
             self._kept = _NOTHING
@@ -193,6 +219,7 @@ class Stream:
                 self._finish()
             else:
                 self.exchange.drained()
+        self.connection.grant()
         return size
 
     def _grant(self) -> None:
@@ -206,7 +233,6 @@ class Stream:
         self._kept += data
         self._trailers = trailers
         self.unsent_bytes += size
-        self._output.unsent_bytes += size
         if self.window > 0:
             self._output.enqueue(self)
 

@@ -19,14 +19,14 @@ from gateway.custom_metrics import with_families
 from gateway.durable.store import DurableStore
 from gateway.metrics.device_families import device_families
 from gateway.metrics.durable_families import durable_families
-from gateway.metrics.load_families import load_families, refusal_family
+from gateway.metrics.load_families import load_families, memory_families, refusal_family
 from gateway.metrics.model_families import ServedVersion, model_families, model_labels
 from gateway.metrics.payload_families import payload_families
 from gateway.metrics.text import CONTENT_TYPE, Family, render
 from gateway.metrics.weir_families import cluster_families, gateway_families, health_families, process_families
-from gateway.received_bytes import ReceivedBytes
 from gateway.statistics import Statistics
 from runtime.health import process_health
+from runtime.memory_ledger import MemoryLedger
 from schemas.statistics import HealthCounters, ProcessReading
 from telemetry.metrics_config import MetricsConfig
 from telemetry.process_usage import process_usage
@@ -41,7 +41,7 @@ class MetricsEndpoint:
         statistics: Statistics,
         catalog: Catalog,
         inference: Inference,
-        received: ReceivedBytes,
+        ledger: MemoryLedger,
         payloads: PayloadStore,
         durable: DurableStore,
         config: MetricsConfig,
@@ -52,7 +52,7 @@ class MetricsEndpoint:
         self._statistics = statistics
         self._catalog = catalog
         self._inference = inference
-        self._received = received
+        self._ledger = ledger
         self._payloads = payloads
         self._durable = durable
         self._config = config
@@ -97,7 +97,8 @@ class MetricsEndpoint:
         )
         yield from gateway_families(self._inference, self._payloads)
         yield from payload_families(self._statistics, self._fetcher, self._payload_server)
-        yield refusal_family(self._inference, self._received)
+        yield refusal_family(self._inference, self._ledger)
+        yield from memory_families(self._ledger)
         yield from durable_families(self._durable)
         yield from process_families(self._processes())
         own = HealthCounters.model_validate(process_health())

@@ -10,7 +10,7 @@ from math import ceil
 
 from calls.inference import Inference
 from gateway.metrics.text import NO_LABELS, Family, Labels, Sample, counter, gauge
-from gateway.received_bytes import ReceivedBytes
+from runtime.memory_ledger import MemoryLedger
 from schemas.statistics import LoadCounters, QueueCounters
 
 _ROUNDING = 1e-6  # fractions that schedulers tell are sums of floats
@@ -69,13 +69,37 @@ def load_families(
     )
 
 
-def refusal_family(inference: Inference, received: ReceivedBytes) -> Family:
+def refusal_family(inference: Inference, ledger: MemoryLedger) -> Family:
     """What this gateway has refused itself."""
-    refused = {"received": received.refused, **inference.refused}
+    refused = {"received": sum(ledger.refused.values()), **inference.refused}
     return counter(
         "weir_gateway_refused_requests",
         "Requests that this gateway refused because it, the broker or their queue held too many already",
         (Sample({"reason": reason}, requests) for reason, requests in refused.items()),
+    )
+
+
+def memory_families(ledger: MemoryLedger) -> Iterator[Family]:
+    """The memory ledger of this gateway."""
+    yield gauge(
+        "weir_memory_ledger_bytes",
+        "Memory that holds what clients have sent, or have not read yet, in bytes",
+        (Sample({"kind": kind}, held_bytes) for kind, held_bytes in sorted(ledger.held_bytes.items())),
+    )
+    yield gauge(
+        "weir_memory_ledger_peak_bytes",
+        "The most that the memory ledger has held at once in bytes",
+        [Sample(NO_LABELS, ledger.peak_bytes)],
+    )
+    yield gauge(
+        "weir_memory_ledger_limit_bytes",
+        "The most that the memory ledger may hold in bytes",
+        [Sample(NO_LABELS, ledger.limit_bytes)],
+    )
+    yield counter(
+        "weir_memory_ledger_refusals",
+        "Requests, messages and responses for which the memory ledger had no room",
+        (Sample({"kind": kind}, refusals) for kind, refusals in sorted(ledger.refused.items())),
     )
 
 

@@ -15,7 +15,6 @@ from gateway.doors import Doors
 from gateway.http.app import make_app
 from gateway.http.protocol import HttpProtocol
 from gateway.listeners import Listeners
-from gateway.received_bytes import ReceivedBytes
 from schemas.errors import not_found
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits
@@ -50,7 +49,7 @@ class FakeInference:
 
     def submit(self, request: InferRequest, on_answer: OnAnswer, _slot: Any = None, _traced: Any = None) -> object:
         self.asked.put_nowait((request, on_answer))
-        return object()
+        return SimpleNamespace(request=request, model=OneModel().resolve("m", ""))
 
     def caches(self, _model: ServedModel) -> bool:
         return False
@@ -62,11 +61,16 @@ class FakeInference:
 class Door:
     """A running server with an inference, and connections to it."""
 
-    def __init__(self, port: int, inference: FakeInference, received: ReceivedBytes, listeners: Listeners) -> None:
+    def __init__(self, port: int, inference: FakeInference, doors: Doors, listeners: Listeners) -> None:
         self.port = port
         self.listeners = listeners
         self.inference = inference
-        self.received = received
+        self.ledger = doors.ledger
+        self.arriving_slots = doors.arriving_slots
+
+    def check_progress(self, now_s: float) -> None:
+        for connection in self.listeners.connections("HTTP"):
+            connection.check_progress(now_s)
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
@@ -95,7 +99,7 @@ async def chunk(reader: asyncio.StreamReader) -> bytes:
     return data
 
 
-def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) -> None:
+def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20, payloads: Any = None) -> None:
     async def serve() -> None:
         inference = FakeInference()
         limits = RequestLimits(input_size=input_size)
@@ -103,7 +107,7 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
             catalog=OneModel(),  # type: ignore[arg-type]
             readiness=None,  # type: ignore[arg-type]
             inference=inference,  # type: ignore[arg-type]
-            payloads=SimpleNamespace(slot_for_body=lambda _size: None),  # type: ignore[arg-type]
+            payloads=payloads or SimpleNamespace(slot_for_body=lambda _size: None),
             limits=limits,
             server_id="triton",
             statistics=None,  # type: ignore[arg-type]
@@ -117,7 +121,8 @@ def run(scenario: Callable[[Door], Awaitable[None]], input_size: int = 1 << 20) 
         async with asyncio.TaskGroup() as background:
             listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
             try:
-                await asyncio.wait_for(scenario(Door(listeners.port("HTTP"), inference, doors.received, listeners)), 10)
+                door = Door(listeners.port("HTTP"), inference, doors, listeners)
+                await asyncio.wait_for(scenario(door), 10)
             finally:
                 listeners.stop("HTTP", at_once=True)
 

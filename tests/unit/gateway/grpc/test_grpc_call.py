@@ -13,6 +13,7 @@ from grpc_door import TIMEOUT_S, Door, Loop, raw_request, tensor, wait_until
 from http2_peer import REQUEST, Wire, data, frame, headers, word
 from tritonclient.grpc import service_pb2
 
+from gateway.connection_memory import no_memory
 from gateway.grpc.compression import MAX_EXPANDED_BYTES
 from gateway.grpc.options import GrpcOptions
 from gateway.http2.faults import FaultCode
@@ -203,22 +204,52 @@ def test_unfinished_requests_of_a_connection_are_bounded(grpc_loop: Loop) -> Non
         door.close()
 
 
-def test_unfinished_requests_of_all_connections_are_bounded(grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.received_bytes.MAX_RECEIVED_BYTES", 60_000_000)
+def test_unfinished_requests_of_all_connections_of_a_client_are_bounded(
+    grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     door = Door(grpc_loop, GrpcOptions(max_receive_bytes=60_000_000))
-    half = message(bytes(40_000_000))[:100]
+    monkeypatch.setattr(door.server.ledger, "limit_bytes", 8_000_000)
+    part = message(bytes(3_800_000))[:3_600_000]  # of 6 MB that one client may hold
+
+    frames = [part[at : at + 16384] for at in range(0, len(part), 16384)]
+
+    def begin(wire: Wire, stream_id: int) -> None:
+        wire.send(headers(stream_id, head()), *(data(stream_id, each) for each in frames))
+
     try:
         with Wire(door.port) as first, Wire(door.port) as second:
-            first.send(headers(1, head()), data(1, half), headers(3, head()), data(3, message(READY), end=True))
+            begin(first, 1)
+            first.send(headers(3, head()), data(3, message(READY), end=True))
             assert status(first.response(3)) == (0, "")
-            second.send(headers(1, head()), data(1, half))
-            assert status(second.response(1)) == (8, "too many unfinished requests")
+            begin(second, 1)
+            code, details = status(second.response(1))
+            assert (code, details) == (8, no_memory().message)
             first.send(frame(FrameType.RST_STREAM, 0, 1, word(FaultCode.CANCEL)))
             first.send(headers(5, head()), data(5, message(READY), end=True))
             assert status(first.response(5)) == (0, "")
-            second.send(headers(3, head()), data(3, half), headers(5, head()), data(5, message(READY), end=True))
+            begin(second, 3)
+            second.send(headers(5, head()), data(5, message(READY), end=True))
             assert status(second.response(5)) == (0, "")
+            assert door.server.ledger.refused == {"grpc": 1}
+        wait_until(lambda: not door.server.ledger.total_bytes)
     finally:
+        door.close()
+
+
+def test_announced_messages_hold_nothing_before_they_arrive(grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = Door(grpc_loop, GrpcOptions(max_receive_bytes=60_000_000))
+    monkeypatch.setattr(door.server.ledger, "limit_bytes", 64_000_000)
+    wires = [Wire(door.port) for _ in range(8)]
+    try:
+        for wire in wires:
+            wire.send(headers(1, head()), data(1, message(bytes(30_000_000))[:6]))
+            wire.send(headers(3, head()), data(3, message(READY), end=True))
+            assert status(wire.response(3)) == (0, "")
+        # One huge page each, which the first byte may take up.
+        assert door.server.ledger.total_bytes == len(wires) * (2 << 20)
+    finally:
+        for wire in wires:
+            wire.socket.close()
         door.close()
 
 

@@ -2,7 +2,7 @@
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import numpy as np
@@ -163,7 +163,7 @@ def test_a_call_given_up_while_its_request_is_expanded_is_forgotten(door: Door) 
 def test_expansion_ends_early_when_nobody_wants_it() -> None:
     inflation = Inflation(gzip.compress(bytes(10_000_000)), "gzip", 2**31)
     inflation.is_wanted = False
-    assert inflation.run() == b""
+    assert inflation.run_step() == b""
 
 
 @pytest.mark.parametrize("limit,fits", [(1_000_000, True), (999_999, False)])
@@ -171,7 +171,27 @@ def test_expansion_is_bounded_exactly(limit: int, fits: bool) -> None:
     inflation = Inflation(gzip.compress(bytes(1_000_000)), "gzip", limit)
     assert inflation.run_if_short() is None
     if fits:
-        assert len(inflation.run()) == 1_000_000
+        message = inflation.run_step()
+        assert message is not None
+        assert len(message) == 1_000_000
     else:
         with pytest.raises(CallError, match="larger than max"):
-            inflation.run()
+            inflation.run_step()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 << 20, (4 << 20) + 1, 9_999_999])
+def test_a_large_message_expands_step_by_step(size: int) -> None:
+    content = np.random.default_rng(1).integers(0, 4, size, np.uint8).tobytes()
+    inflation = Inflation(gzip.compress(content, 1), "gzip", 2**31)
+    sizes = [0]
+    while (message := inflation.run_step()) is None:
+        sizes.append(inflation.size_bytes)
+        assert sizes[-1] - sizes[-2] <= (4 << 20) + 1
+    assert message == content
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: packed + b"x"])
+def test_what_is_no_whole_stream_is_refused(damage: Callable[[bytes], bytes]) -> None:
+    inflation = Inflation(damage(gzip.compress(bytes(9_000_000))), "gzip", 2**31)
+    with pytest.raises(CallError, match="can't be decompressed"):
+        next(message for message in iter(inflation.run_step, b"never") if message is not None)

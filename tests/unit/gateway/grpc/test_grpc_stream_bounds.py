@@ -107,7 +107,7 @@ def test_a_stream_of_large_requests_holds_few_at_once(door: Door, monkeypatch: p
 
 
 def test_a_client_that_leaves_its_answers_unread_is_given_up(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_methods, "MAX_STREAM_UNSENT_BYTES", 10_000_000)
+    monkeypatch.setattr(door.server.ledger, "limit_bytes", 20_000_000)
     stream = Conversation(door)
     stream.ask(raw_request("silent", id="slow"), repeat_request(100, BARE_END, 1_000_000, id="r"))
     wait_until(lambda: door.inference.abandoned)

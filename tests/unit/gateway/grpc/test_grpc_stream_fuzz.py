@@ -76,13 +76,13 @@ def message(chance: random.Random, encoding: bytes) -> bytes:
 async def test_nothing_is_raised_and_nothing_left(seed: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(stream_methods, "MAX_STREAM_REQUESTS", 4)
-    monkeypatch.setattr(stream_methods, "MAX_STREAM_UNSENT_BYTES", 500_000)
     faults: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: faults.append(context))
     calculator = Calculator()
     calculator.failure = not_found("told to fail")
     server = GrpcServer(doors(Models(), calculator), GrpcOptions(infer_response_compression_level=level))
+    server.ledger.limit_bytes = 1_000_000
     for _ in range(SESSIONS):
         await one_session(server, calculator, session(chance), chance)
     assert not faults
@@ -91,7 +91,8 @@ async def test_nothing_is_raised_and_nothing_left(seed: int, level: str, monkeyp
 
 async def one_session(server: GrpcServer, calculator: Calculator, sent: bytes, chance: random.Random) -> None:
     loop = asyncio.get_running_loop()
-    output = Output(lambda: loop.call_soon(lambda: output.take()))
+    account = server.ledger.account("fuzz")
+    output = Output(lambda: loop.call_soon(lambda: output.take()), account)
     connection = Connection(server, Http2Options(), loop.time, output)
     step = chance.choice([100, 5000, len(sent)])
     for at in range(0, len(sent), step):
@@ -105,3 +106,4 @@ async def one_session(server: GrpcServer, calculator: Calculator, sent: bytes, c
     assert not connection.streams
     assert output.unsent_bytes == 0
     assert connection.buffered_bytes == 0
+    assert account.held_bytes == 0
