@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bus.identity import shares_memory
 from bus.payloads import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
-from schemas.errors import WeirError, unavailable
-from schemas.messages import Moments, Run, pack_answer, pack_error
+from runtime.containment import contained, report
+from schemas.errors import WeirError, internal, unavailable
+from schemas.messages import Moments, Run, pack_answer, pack_answers, pack_error
 from schemas.tensors import PayloadRef, Tensor
 from worker.backend import Result
 
@@ -18,6 +19,29 @@ MAX_INLINE_ANSWER_BYTES = 4 << 20
 
 READERS_PATIENCE_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
+
+
+def pack_rows(version: int, rows: Sequence[tuple[Any, ...]]) -> bytes:
+    """As `pack_answers`, but a row that can't be packed becomes an error of its own request; the others stay."""
+    try:
+        return pack_answers(version, rows)
+    except Exception as error:  # noqa: BLE001 - what a model made may be anything; its other requests are answered
+        report("worker.answer_packer: packing the answers of a batch", error)
+        return pack_answers(version, [_packable(version, row) for row in rows])
+
+
+def _packable(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        pack_answers(version, [row])
+        return row
+    except Exception as error:  # noqa: BLE001 - reported above
+        # What stands behind the first three is no model's: whether it is the last, when it passed where, its run.
+        return (*pack_error(row[0], packing_failed(error)), *row[3:])
+
+
+def packing_failed(error: Exception) -> WeirError:
+    """What a request fails with whose response can't be made into a message."""
+    return internal(f"the response can't be sent: {type(error).__name__}: {error}")
 
 
 class AnswerPacker:
@@ -29,6 +53,7 @@ class AnswerPacker:
         self._is_closed = False
         self._lock = threading.Condition()  # of the two above; told when a slot is given back
 
+    @contained(on_error="_packing_failed")
     def packed(
         self,
         gateway: str,
@@ -46,6 +71,18 @@ class AnswerPacker:
         if error is not None:
             return pack_error(key, error, is_final, moments, run)
         return pack_answer(key, result.outputs, result.parameters, is_final, moments, run)
+
+    def _packing_failed(
+        self,
+        error: Exception,
+        _gateway: str,
+        key: int,
+        _result: Result,
+        is_final: bool = True,
+        moments: Moments | None = None,
+        run: Run | None = None,
+    ) -> tuple[Any, ...]:
+        return pack_error(key, packing_failed(error), is_final, moments, run)
 
     def place(self, gateway: str, outputs: Iterable[Tensor]) -> WeirError | None:
         """Puts what is large for `gateway` into slots; an error when the others are too large together for a message.

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from bus.payloads import PayloadReader
 from bus.thread_publisher import Outgoing
+from runtime.containment import contained
 from schemas.errors import ErrorCode, WeirError
 from schemas.messages import NOBODY, BatchEntry, BatchOutcome, Done, Moments, Run, pack_answers, pack_end
 from schemas.requests import InferRequest
-from worker.answer_packer import AnswerPacker
+from worker.answer_packer import AnswerPacker, pack_rows, packing_failed
 from worker.backend import RESCHEDULED, Execution, Result
 from worker.reshape import Reshaper
 from worker.running_batch import RunningBatch
@@ -185,31 +186,41 @@ class BatchExecution(Execution):
         phases_ns = run.input_end_ns - run.start_ns, now_ns - run.input_end_ns, 0
         self._batches.statistics.record_execution(self._rows[position], phases_ns, time.time_ns() // 1_000_000)
 
+    @contained(on_error="_response_failed")
     def respond(self, position: int, result: Result | None, is_final: bool) -> None:
         """See `Execution`."""
-        batches = self._batches
         with self._lock:
-            streams = self._open_streams()
-            stream = streams.get(position)
-            if stream is None:
-                return
-            entry = self._entry(position)
-            began_ns = time.monotonic_ns()
-            if batches.failures is not None and result is not None and result.error is not None:
-                batches.failures.append(result.error.message)
-            if result is None:
-                row = pack_end(entry.key, self._moments(position), self._run_of(stream))
-            else:
-                if batches.reshaper is not None:
-                    batches.reshaper.to_client(result)
-                if entry.gateway != NOBODY:
-                    batches.deliver(self._requests[position], result)
-                moments = self._moments(position) if is_final else None
-                row = batches.packer.packed(entry.gateway, entry.key, result, is_final, moments, self._run_of(stream))
-            self._count_response(position, stream, result, began_ns)
-            if is_final:
-                self._end(position, has_failed=_has_failed(result))
-            self._leave([(entry.gateway, pack_answers(batches.version, [row]))])
+            stream = self._open_streams().get(position)
+            if stream is not None:
+                self._send(position, stream, result, is_final)
+
+    def _response_failed(self, error: Exception, position: int, _result: Result | None, _is_final: bool) -> None:
+        """A response can't be sent: its request ends with an error, the others of the batch go on."""
+        with self._lock:
+            stream = self._open_streams().get(position)
+            if stream is not None:
+                self._send(position, stream, Result(error=packing_failed(error)), is_final=True)
+
+    def _send(self, position: int, stream: _Stream, result: Result | None, is_final: bool) -> None:
+        batches = self._batches
+        entry = self._entry(position)
+        began_ns = time.monotonic_ns()
+        if batches.failures is not None and result is not None and result.error is not None:
+            batches.failures.append(result.error.message)
+        if result is None:
+            row = pack_end(entry.key, self._moments(position), self._run_of(stream))
+        else:
+            if batches.reshaper is not None:
+                batches.reshaper.to_client(result)
+            if entry.gateway != NOBODY:
+                batches.deliver(self._requests[position], result)
+            moments = self._moments(position) if is_final else None
+            row = batches.packer.packed(entry.gateway, entry.key, result, is_final, moments, self._run_of(stream))
+        message = pack_answers(batches.version, [row])
+        self._count_response(position, stream, result, began_ns)
+        if is_final:
+            self._end(position, has_failed=_has_failed(result))
+        self._leave([(entry.gateway, message)])
 
     def fail(self, error: WeirError) -> None:
         """See `Execution`."""
@@ -268,6 +279,7 @@ class BatchExecution(Execution):
         """What tells this run's answers from those of others, and their order; only streams have it."""
         return (stream.run, stream.responses) if stream.run else None
 
+    @contained()
     def _moments(self, position: int) -> Moments | None:
         if not self._requests[position].wants_moments:
             return None
@@ -295,7 +307,7 @@ class BatchExecution(Execution):
             entry = self._batch.message.entries[index]
             row = self._batches.packer.packed(entry.gateway, entry.key, result, True, moments, run)
             by_gateway.setdefault(entry.gateway, []).append(row)
-        return [(gateway, pack_answers(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
+        return [(gateway, pack_rows(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
 
     def _leave(
         self, answers: list[tuple[str, bytes]], busy_us: int | None = None, first: Sequence[Outgoing] = ()
@@ -319,6 +331,12 @@ class BatchExecution(Execution):
         """The request has its last answer."""
         streams = self._open_streams()
         del streams[position]
+        self._count_end(position, has_failed)
+        if not streams:
+            self._count_execution()
+
+    @contained()
+    def _count_end(self, position: int, has_failed: bool) -> None:
         now_ns = time.monotonic_ns()
         statistics = self._batches.statistics
         queue_ns = self._entry(position).queued_us * 1000 + self.start_ns - self._batch.received_ns
@@ -330,9 +348,8 @@ class BatchExecution(Execution):
             phases = self._phases_ns(now_ns)
             staged_ns = self.start_ns - self._batch.received_ns
             statistics.record_requests(1, self._rows[position], queue_ns, phases, staged_ns)
-        if not streams:
-            self._count_execution()
 
+    @contained()
     def _count_execution(self) -> None:
         if self._uncounted and self._entries:
             self._uncounted = False
@@ -343,18 +360,24 @@ class BatchExecution(Execution):
     def _count_response(self, position: int, stream: _Stream, result: Result | None, began_ns: int) -> None:
         now_ns = time.monotonic_ns()
         if self._batches.decoupled:
-            is_cancel = result is not None and result.error is not None and result.error.code is ErrorCode.CANCELLED
-            if is_cancel or self._entries[position] in self._batch.cancelled:
-                outcome = "cancel"
-            elif result is None:
-                outcome = "empty_response"
-            else:
-                outcome = "success" if result.error is None else "fail"
-            self._batches.statistics.record_response(
-                stream.responses, outcome, began_ns - stream.last_ns, now_ns - began_ns
-            )
+            self._count_stream_response(position, stream, result, began_ns, now_ns)
         stream.responses += 1
         stream.last_ns = now_ns
+
+    @contained()
+    def _count_stream_response(
+        self, position: int, stream: _Stream, result: Result | None, began_ns: int, now_ns: int
+    ) -> None:
+        is_cancel = result is not None and result.error is not None and result.error.code is ErrorCode.CANCELLED
+        if is_cancel or self._entries[position] in self._batch.cancelled:
+            outcome = "cancel"
+        elif result is None:
+            outcome = "empty_response"
+        else:
+            outcome = "success" if result.error is None else "fail"
+        self._batches.statistics.record_response(
+            stream.responses, outcome, began_ns - stream.last_ns, now_ns - began_ns
+        )
 
     def _phases_ns(self, now_ns: int) -> tuple[int, int, int]:
         """(input, infer, output) so far; what a model sends itself leaves while it infers."""

@@ -14,12 +14,13 @@ from typing import Any
 
 from bus.payloads import PayloadReader
 from bus.thread_publisher import Outgoing
+from runtime.containment import contained
 from schemas.errors import internal
-from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_answers, pack_error
+from schemas.messages import NOBODY, BatchMessage, BatchOutcome, Done, Moments, pack_error
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest
 from telemetry.request_log import log_request, logs_requests
-from worker.answer_packer import AnswerPacker
+from worker.answer_packer import AnswerPacker, pack_rows, packing_failed
 from worker.backend import RESCHEDULED, DeviceLost, Instance, InstanceDied, InstanceDown, Pending, Result, not_iterative
 from worker.batch_decoding import decoded
 from worker.batch_execution import BatchExecution, FinishedBatch, OpenBatches
@@ -167,7 +168,7 @@ class BatchRunner:
             if position in fillers:
                 continue
             if request.outputs and outcome is not None and batch.entries[position].gateway != NOBODY:
-                self._client_memory.deliver(request, outcome)
+                self._deliver(request, outcome)
             results[position] = outcome
         if self._is_iterative or execution.has_responded or not has_ended:
             execution.settle(results, begun.first)
@@ -183,9 +184,29 @@ class BatchRunner:
         }
         answers = self._encode(batch, results, traced)
         end_ns = time.monotonic_ns()
-        record_batch(self.statistics, running, positions, sizes, outcomes, execution, end_ns)
+        self._record(running, positions, sizes, outcomes, execution, end_ns)
         done = Done(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(execution, end_ns))
         return FinishedBatch(batch.scheduler, done, answers, batch.acks, begun.first)
+
+    @contained(on_error="_delivery_failed", passes=(DeviceLost,))
+    def _deliver(self, request: InferRequest, outcome: Result) -> None:
+        self._client_memory.deliver(request, outcome)
+
+    def _delivery_failed(self, error: Exception, _request: InferRequest, outcome: Result) -> None:
+        outcome.error = packing_failed(error)
+
+    @contained()
+    def _record(
+        self,
+        running: RunningBatch,
+        positions: Sequence[int],
+        sizes: Sequence[int],
+        outcomes: Sequence[Result | None],
+        execution: BatchExecution,
+        end_ns: int,
+    ) -> None:
+        """Counts the batch: its answers leave also where that fails."""
+        record_batch(self.statistics, running, positions, sizes, outcomes, execution, end_ns)
 
     def failed(self, running: RunningBatch, error: BaseException) -> FinishedBatch:
         """The end of a batch that went wrong in our own code."""
@@ -225,4 +246,4 @@ class BatchRunner:
                 answers.append(pack_error(entry.key, internal("the request was not run")))
             else:
                 answers.append(self._packer.packed(entry.gateway, entry.key, result, moments=traced.get(index)))
-        return [(gateway, pack_answers(self._version, answers)) for gateway, answers in by_gateway.items()]
+        return [(gateway, pack_rows(self._version, answers)) for gateway, answers in by_gateway.items()]

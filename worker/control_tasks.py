@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from runtime.containment import contained
+
 
 class ControlTasks:
     """See the module. At the end operations are cancelled, and endings, which give up what is held, are waited for."""
@@ -46,7 +48,11 @@ class ControlTasks:
 
     def _keep(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
         assert self._background is not None  # noqa: S101 - started before there is anything to do
-        task = self._background.create_task(work)
+        task = self._background.create_task(self._run(work))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task
+
+    @contained()
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        await work

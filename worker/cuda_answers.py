@@ -15,6 +15,7 @@ from bus.client_regions import RegionUnusable
 from bus.connection import Bus, Message
 from bus.identity import host
 from bus.reserved_subjects import may_answer
+from runtime.containment import contained
 from schemas.regions import CudaOpening, pack_cuda_opened, unpack_cuda_opening
 from schemas.wire import MalformedMessage
 from worker.cuda_regions import CudaRegions
@@ -56,6 +57,7 @@ class CudaAnswers:
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
+    @contained()
     async def _answer(self, opening: CudaOpening, act: Callable[[CudaOpening], str], reply: str) -> None:
         reason = await asyncio.get_running_loop().run_in_executor(self._thread, act, opening)
         if reply:

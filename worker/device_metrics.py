@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from runtime.containment import contained
 from telemetry.process_usage import process_usage
 
 logger = logging.getLogger("weir.worker")
@@ -45,8 +46,12 @@ class DevicePoller:
     async def run(self, interval_ms: int) -> None:
         """Polls for ever."""
         while True:
-            await asyncio.to_thread(self.poll)
+            await asyncio.to_thread(self._poll)
             await asyncio.sleep(interval_ms / 1000)
+
+    @contained()
+    def _poll(self) -> None:
+        self.poll()
 
     def poll(self) -> None:
         """Reads everything once. The utilization of the processors is that since the last poll."""

@@ -32,6 +32,7 @@ from calls.pending import OnAnswer, Pending
 from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import PassedTraces
+from runtime.containment import contained
 from schemas.errors import WeirError, overloaded
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
@@ -183,9 +184,13 @@ class InnerCalls:
         while True:
             await asyncio.sleep(_EXPIRY_INTERVAL_S)
             if self._bus.is_connected:
-                self.registry.expire()
+                self._tick(self.registry.expire)
                 for listener in self._on_tick:
-                    listener()
+                    self._tick(listener)
+
+    @contained()
+    def _tick(self, listener: Callable[[], object]) -> None:
+        listener()
 
 
 async def _persist(start: Callable[[], Awaitable[None]]) -> None:

@@ -18,7 +18,7 @@ from bus.model_files import ModelFiles
 from repository.dependencies import composing_models
 from repository.fingerprint import appearance
 from repository.layout import DUPLICATE, FoundModel
-from runtime.containment import report
+from runtime.containment import contained, report
 from schemas.desired import DesiredModel
 from schemas.errors import WeirError
 from schemas.model_identity import plain_name
@@ -211,6 +211,7 @@ class ModelControl:
 
     # What is to be done
 
+    @contained()
     def _on_desired(self, entry: DesiredModel) -> None:
         model = self._models.find(entry.name)
         if not self._tasks.is_open:
@@ -311,6 +312,7 @@ class ModelControl:
             await self._loading.load_found(model, found, None, 0)
             await self._records.tell(model)
 
+    @contained()
     def _on_ensemble_change(self, name: str) -> None:
         model = self._models.find(name)
         if (

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
+from runtime.containment import contained
 from schemas.errors import WeirError, internal, unavailable
 from schemas.messages import BatchOutcome, Done
 from worker.answer_packer import AnswerPacker
@@ -195,6 +196,7 @@ class ModelInstance:
         except queue.Empty:
             return None
 
+    @contained()
     def _tell(self, finished: FinishedBatch | None) -> None:
         if finished is not None:
             self._on_finished(finished)
@@ -282,7 +284,14 @@ class ModelInstance:
     def _failed(self, batch: RunningBatch, error: BaseException) -> FinishedBatch:
         # Whatever went wrong, also in our own code: an instance whose thread has ended would never be noticed.
         logger.exception("%s: a batch could not be run", self._device.name, exc_info=error)
+        return self._failure(batch, error)
+
+    @contained(on_error="_failure_failed")
+    def _failure(self, batch: RunningBatch, error: BaseException) -> FinishedBatch:
         return self._runner.failed(batch, error)
+
+    def _failure_failed(self, _second: Exception, batch: RunningBatch, _error: BaseException) -> FinishedBatch:
+        return _unanswered(batch)
 
     def _lost(self, batch: RunningBatch | None, loss: DeviceLost) -> FinishedBatch | None:
         """What becomes of the batch now that nothing can run on the device any more."""

@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 from bus.registry import WorkerView
 from repository.layout import FoundModel
 from repository.loading import config_bytes, read_config
+from runtime.containment import contained
 from schemas.errors import WeirError, unavailable
 from schemas.model_config import ModelConfig
 from schemas.placement import Amounts, BadDeclaration, ModelNeeds, needs_of
@@ -263,6 +264,7 @@ class ModelPlacement:
             self._is_looking = True
             asyncio.get_running_loop().call_soon(self._look)
 
+    @contained()
     def _look(self) -> None:
         """Whatever changed in this turn of the event loop is looked at once."""
         self._is_looking = False
@@ -271,7 +273,11 @@ class ModelPlacement:
         if self._calls.is_open:
             for name, step in self._decide()[1].items():
                 if step is not Step.KEEP and name not in self._loading:
-                    self.on_step(name, step)
+                    self._take_step(name, step)
+
+    @contained()
+    def _take_step(self, name: str, step: Step) -> None:
+        self.on_step(name, step)
 
 
 def read_declaring(found: FoundModel, override: str | None) -> ModelConfig | None:

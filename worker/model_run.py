@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 
+from runtime.containment import contained
 from schemas.errors import internal
 from schemas.requests import InferRequest
 from worker.backend import Execution, Instance, InstanceDied, Pending, Result
@@ -97,5 +98,12 @@ class ModelRun:
         if self._reshaper is not None:
             for result in results:
                 if result is not None:
-                    self._reshaper.to_client(result)
+                    self._reshape(self._reshaper, result)
         return results
+
+    @contained(on_error="_reshaping_failed")
+    def _reshape(self, reshaper: Reshaper, result: Result) -> None:
+        reshaper.to_client(result)
+
+    def _reshaping_failed(self, error: Exception, _reshaper: Reshaper, result: Result) -> None:
+        result.error = internal(f"an output can't be reshaped: {type(error).__name__}: {error}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.reserved_subjects import may_answer
+from runtime.containment import contained
 from schemas.readiness import pack_readiness, unpack_readiness_question
 from schemas.wire import MalformedMessage
 from worker.model_loader import LoadedResult
@@ -55,6 +56,7 @@ class ReadinessAnswers:
     async def _answer(self, model: str, version: int, reply: str) -> None:
         self._bus.publish(reply, pack_readiness(await self._is_ready(model, version)))
 
+    @contained(on_error="_asking_failed")
     async def _is_ready(self, model: str, version: int) -> bool:
         """Whether the version can run, and no instance that would run it says that it is not ready."""
         result = self._models.get(model)
@@ -64,3 +66,6 @@ class ReadinessAnswers:
         health = served.model.health
         answers = await asyncio.gather(*(probe.ask() for probe in health.probes()))
         return all(answers) and not health.problem
+
+    def _asking_failed(self, _error: Exception, _model: str, _version: int) -> bool:
+        return False

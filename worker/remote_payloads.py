@@ -15,6 +15,7 @@ from functools import partial
 from bus.fetch_plan import Loss, Outcome
 from bus.identity import lies_elsewhere, shares_memory
 from bus.payload_fetcher import PayloadFetcher
+from runtime.containment import contained
 from schemas.bodies import body_ref, unpack_body
 from schemas.errors import WeirError
 from schemas.messages import NOBODY, BatchMessage
@@ -108,6 +109,7 @@ class _Arrival:
                 self._want(ref, is_body=True)
         self._end_if_complete()
 
+    @contained()
     def _look_into(self, body: bytes | memoryview) -> None:
         if not self._with_tensors:
             return
@@ -123,7 +125,15 @@ class _Arrival:
     def _want(self, ref: PayloadRef, is_body: bool) -> None:
         if ref not in self._awaited and ref not in self._fetched:
             self._awaited.add(ref)
-            self._fetcher.fetch(ref, partial(self._came, ref, is_body))
+            self._fetch(ref, is_body)
+
+    @contained(on_error="_fetch_failed")
+    def _fetch(self, ref: PayloadRef, is_body: bool) -> None:
+        self._fetcher.fetch(ref, partial(self._came, ref, is_body))
+
+    def _fetch_failed(self, _error: Exception, ref: PayloadRef, _is_body: bool) -> None:
+        self._awaited.discard(ref)
+        self._fetched[ref] = Loss.UNREACHABLE
 
     def _came(self, ref: PayloadRef, is_body: bool, outcome: Outcome) -> None:
         self._awaited.discard(ref)

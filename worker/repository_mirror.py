@@ -13,6 +13,7 @@ from nats.errors import Error as NatsError
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.pushed_models import PushedModels
+from runtime.containment import contained
 from schemas.errors import WeirError
 from schemas.pushed_model import PushedFile, PushedModel
 from worker.mirror_folder import MirrorFolder
@@ -116,6 +117,7 @@ class RepositoryMirror:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    @contained()
     async def _tell_after(self, refreshing: Coroutine[Any, Any, None]) -> None:
         await refreshing
         await self.on_change()

@@ -8,6 +8,7 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.reserved_subjects import may_answer
 from repository.layout import ModelRepository
+from runtime.containment import contained
 from schemas.repository_view import RepositoryView, pack_repository_view
 
 
@@ -33,6 +34,7 @@ class RepositoryReport:
                 self._looking = True
                 self._background.create_task(self._answer())
 
+    @contained()
     async def _answer(self) -> None:
         try:
             while self._asked:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bus.thread_publisher import Outgoing
+from runtime.containment import contained
 from schemas.messages import BatchMessage, BatchOutcome, Done, join_answers
 from worker.batch_execution import FinishedBatch
 from worker.model_instance import ModelInstance
@@ -150,12 +151,18 @@ class Series:
 
     def _leave(self, done: Done | None) -> None:
         """With the lock held, so that no answer leaves after the end."""
-        answers = [(gateway, self._joined(messages)) for gateway, messages in self._answers.items()]
+        answers = [
+            (gateway, message) for gateway, messages in self._answers.items() for message in self._joined(messages)
+        ]
         # A frame is acknowledged when all of its requests have answers.
         has_answered_all = done is not None and done.outcome == BatchOutcome.ANSWERED and not done.rescheduled
         acks: Sequence[str] = self.message.acks if has_answered_all else ()
         first, self._first, self._answers = self._first, [], {}
         self._publish(FinishedBatch(self.message.scheduler, done, answers, acks, first))
 
-    def _joined(self, messages: list[bytes]) -> bytes:
-        return messages[0] if len(messages) == 1 else join_answers(self.message.version, messages)
+    @contained(on_error="_joining_failed")
+    def _joined(self, messages: list[bytes]) -> list[bytes]:
+        return messages if len(messages) == 1 else [join_answers(self.message.version, messages)]
+
+    def _joining_failed(self, _error: Exception, messages: list[bytes]) -> list[bytes]:
+        return messages  # each leaves by itself

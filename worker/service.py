@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -24,6 +24,7 @@ from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.reserved_subjects import may_answer
 from bus.streams import ensure_streams
 from bus.thread_publisher import ThreadPublisher
+from runtime.containment import contained
 from runtime.health import process_health
 from schemas.abandoned import unpack_abandoned
 from schemas.errors import unavailable
@@ -152,9 +153,11 @@ class WorkerService:
     def let_go(self, served: ServedVersion) -> None:
         """See Host."""
         arenas = [instance.arena_name for instance in served.instances]
-        served.unload(wait_for_readers=True)
-        for name in arenas:
-            self._arenas.pop(name, None)
+        try:
+            served.unload(wait_for_readers=True)
+        finally:
+            for name in arenas:
+                self._arenas.pop(name, None)
 
     async def write_model(self, record: ModelRecord) -> None:
         """See Host."""
@@ -187,7 +190,11 @@ class WorkerService:
         await self._bus.flush()
         if not self._held:
             served = [served for result in self.models.values() for served in result.served.values()]
-            await asyncio.gather(*(asyncio.to_thread(version.unload) for version in served))
+            await asyncio.gather(*(asyncio.to_thread(self._unload, version) for version in served))
+
+    @contained()
+    def _unload(self, version: ServedVersion) -> None:
+        version.unload()
 
     def _hand_back(self) -> None:
         """Ensembles can't go on where no batches come any more: their steps may need this worker's own models."""
@@ -197,6 +204,15 @@ class WorkerService:
 
     def finished(self, batch: FinishedBatch) -> None:
         """An instance has ended a batch, or something of it is to leave at once; called in any thread."""
+        self._publish(batch)
+        if batch.done is None or batch.done.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
+            return
+        self._held.pop((batch.scheduler, batch.done.batch_id), None)
+        if self._draining and not self._held:
+            self._loop.call_soon_threadsafe(self._idle.set)
+
+    @contained(on_error="_publishing_failed")
+    def _publish(self, batch: FinishedBatch) -> None:
         if batch.done is not None and batch.done.batch_id < 0:
             is_released = batch.done.outcome == BatchOutcome.RELEASED
             ids, part = self._series, batch.done.batch_id
@@ -210,11 +226,12 @@ class WorkerService:
             messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
             messages += [(ack, _ACK) for ack in batch.acks]
         self._publisher.publish(messages)
-        if batch.done is None or batch.done.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
-            return
-        self._held.pop((batch.scheduler, batch.done.batch_id), None)
-        if self._draining and not self._held:
-            self._loop.call_soon_threadsafe(self._idle.set)
+
+    def _publishing_failed(self, _error: Exception, batch: FinishedBatch) -> None:
+        """The answers can't be sent: the scheduler has the batch run again, and answers with an error in the end."""
+        if batch.done is not None and batch.done.batch_id >= 0:
+            done = Done(batch.done.batch_id, BatchOutcome.UNANSWERED, batch.done.busy_us)
+            self._publisher.publish([(subjects.done(batch.scheduler), pack_done(self.worker_id, [done]))])
 
     def device_lost(self, reason: str, batch: FinishedBatch | None) -> None:
         """Nothing runs on this process's GPUs any more, which is about to end; `batch` is the one lost. For any thread.
@@ -235,6 +252,10 @@ class WorkerService:
             self.malformed_messages += 1
             logger.warning("dropped a message that is no batch: %s", error)
             return
+        self._accept(batch)
+
+    @contained(on_error="_running_failed")
+    def _accept(self, batch: BatchMessage) -> None:
         if self._remote is None or not self._remote.hold_up(batch):
             self._run(batch)
             return
@@ -245,6 +266,7 @@ class WorkerService:
         with_tensors = config is None or config.ensemble_scheduling is None
         self._remote.bring(running, with_tensors, partial(self._run, batch, running))
 
+    @contained(on_error="_running_failed")
     def _run(self, batch: BatchMessage, brought: RunningBatch | None = None) -> None:
         """Hands the batch to its instance; `brought` is it, with what it needs from other hosts, where it has waited."""
         later = self._epochs.later_than(batch)
@@ -268,6 +290,10 @@ class WorkerService:
         running = self._held[batch.scheduler, batch.batch_id] = brought or RunningBatch(batch)
         instance.submit(running)
 
+    def _running_failed(self, _error: Exception, batch: BatchMessage, _brought: RunningBatch | None = None) -> None:
+        """The batch can't be handed to its instance: its scheduler has it run again, for a limited number of times."""
+        self.finished(FinishedBatch(batch.scheduler, Done(batch.batch_id, BatchOutcome.UNANSWERED, 0), []))
+
     def _submit_series(
         self, batch: BatchMessage, instance: ModelInstance, is_decoupled: bool, brought: RunningBatch | None
     ) -> None:
@@ -288,9 +314,14 @@ class WorkerService:
         if series.is_stuck:
             self._make_haste(series)
         else:
-            series.flush()
+            self._flush(series)
             self._loop.call_later(MAX_HELD_S, self._look_after, series)
 
+    @contained()
+    def _flush(self, series: Series) -> None:
+        series.flush()
+
+    @contained()
     def _make_haste(self, series: Series) -> None:
         for part in series.make_haste():
             del self._series[part]
@@ -322,19 +353,28 @@ class WorkerService:
         for batch_id, gateway, keys in batches:
             running = self._held.get((scheduler, batch_id))
             if running is not None:
-                running.cancel(gateway, keys)
+                self._cancel(running, gateway, keys)
+
+    @contained()
+    def _cancel(self, running: RunningBatch | Series, gateway: str, keys: Iterable[int]) -> None:
+        running.cancel(gateway, keys)
 
     def _on_release(self, message: Message) -> None:
         try:
             for segment, slot, generation in unpack_release(message.data):
-                arena = segment.removeprefix("weir-").rpartition(".")[0]
-                instance = self._arenas.get(arena)
-                if instance is not None:
-                    instance.release(segment, slot, generation)
+                self._release(segment, slot, generation)
         except MalformedMessage as error:
             self.malformed_messages += 1
             logger.warning("dropped a message that releases nothing: %s", error)
 
+    @contained()
+    def _release(self, segment: str, slot: int, generation: int) -> None:
+        arena = segment.removeprefix("weir-").rpartition(".")[0]
+        instance = self._arenas.get(arena)
+        if instance is not None:
+            instance.release(segment, slot, generation)
+
+    @contained()
     def _on_statistics_query(self, message: Message) -> None:
         if may_answer(message, subjects.counters("")):
             self._bus.publish(message.reply, self._counters())
@@ -365,17 +405,30 @@ class WorkerService:
 
     def statistics(self) -> list[dict[str, object]]:
         """Counters of every loaded version."""
-        return [
-            {"model": name, "version": number, **served.statistics.snapshot()}
+        counted = (
+            self._counted(name, number, served)
             for name, result in self.models.items()
             for number, served in result.served.items()
-        ]
+        )
+        return [counters for counters in counted if counters is not None]
+
+    @contained()
+    def _counted(self, name: str, number: int, served: ServedVersion) -> dict[str, object] | None:
+        return {"model": name, "version": number, **served.statistics.snapshot()}
 
     async def _beat(self) -> None:
         while True:
-            batches: dict[str, list[int]] = defaultdict(list)
-            for scheduler, batch_id in list(self._held):
-                batches[scheduler].append(batch_id)
-            self._registry.beat(Heartbeat(self.worker_id, dict(batches)))
-            self._load.look(time.monotonic_ns() // 1000, self.models, self._held.values())
+            self._send_heartbeat()
+            self._measure_load()
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    @contained()
+    def _send_heartbeat(self) -> None:
+        batches: dict[str, list[int]] = defaultdict(list)
+        for scheduler, batch_id in list(self._held):
+            batches[scheduler].append(batch_id)
+        self._registry.beat(Heartbeat(self.worker_id, dict(batches)))
+
+    @contained()
+    def _measure_load(self) -> None:
+        self._load.look(time.monotonic_ns() // 1000, self.models, self._held.values())

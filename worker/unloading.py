@@ -7,6 +7,7 @@ import logging
 from typing import Protocol
 
 from repository.layout import ModelRepository
+from runtime.containment import contained
 from schemas.errors import WeirError
 from schemas.partitions import partitions_of
 from worker.control_tasks import ControlTasks
@@ -91,12 +92,15 @@ class Unloading:
 
     async def _let_go(self, model: ControlledModel, gone: list[ServedVersion], folder: OverrideFolder | None) -> None:
         for served in gone:
-            await asyncio.to_thread(self._host.let_go, served)
-            if served.is_succeeded:
-                continue  # of the version only some instances have gone
-            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
+            await self._let_go_version(model, served)
         if folder is not None:
             await asyncio.to_thread(folder.remove)
+
+    @contained()
+    async def _let_go_version(self, model: ControlledModel, served: ServedVersion) -> None:
+        await asyncio.to_thread(self._host.let_go, served)
+        if not served.is_succeeded:  # else only some instances of the version have gone
+            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
 
     async def _is_nowhere(self, model: ControlledModel) -> bool:
         """Whether the model was here only by a load request's files, has left the repository, or is for other workers."""

@@ -21,8 +21,9 @@ import msgpack
 
 from calls.model_operations import ModelOperations
 from calls.pending import Pending
-from schemas.errors import WeirError, unavailable
-from schemas.requests import InferResponse
+from runtime.containment import contained, report
+from schemas.errors import WeirError, internal, unavailable
+from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef
 from worker.backends.python_call_messages import check_call, pack_error, pack_response, refused, unpack_request
 from worker.inner_calls import InnerCalls
@@ -133,7 +134,7 @@ class PythonConnection(asyncio.Protocol):
         for number in list(self._pending):
             self._give_up(number)
         for ref in self._lent.values():
-            self._inner.release(ref)
+            self._release(ref)
         self._lent.clear()
         self._metrics.close()
         os.close(self._memory_fd)
@@ -153,6 +154,9 @@ class PythonConnection(asyncio.Protocol):
             self._unreachable = None
         except WeirError as error:
             self._unreachable = error  # what it asks is answered by that, until it asks again
+        except Exception as error:  # noqa: BLE001 - reported; whatever went wrong, the process is answered
+            report("worker.backends.python_calls: opening the calls of a process", error)
+            self._unreachable = _failure(error)
         self._take()
         if self._transport is not None and not self._is_closed:
             self._transport.resume_reading()
@@ -185,7 +189,7 @@ class PythonConnection(asyncio.Protocol):
             for place in arguments[0]:
                 ref = self._lent.pop(tuple(place), None)
                 if ref is not None:
-                    self._inner.release(ref)
+                    self._release(ref)
         elif kind == Kind.GIVE_UP:
             self._give_up(arguments[0])
         elif kind == Kind.LOAD:
@@ -219,6 +223,12 @@ class PythonConnection(asyncio.Protocol):
 
     def _call(self, number: int, is_decoupled: bool, row: tuple[Any, ...]) -> None:
         request, lies_in_memory = unpack_request(row, self._memory)
+        self._ask_model(number, request, is_decoupled)
+        if lies_in_memory:
+            self._send(Kind.TAKEN, number)
+
+    @contained(on_error="_asking_failed")
+    def _ask_model(self, number: int, request: InferRequest, is_decoupled: bool) -> None:
         try:
             if self._unreachable is not None:
                 raise self._unreachable
@@ -230,9 +240,12 @@ class PythonConnection(asyncio.Protocol):
                 self._calls.on_asking(self._key)
         except WeirError as error:
             self._send(Kind.ANSWER, number, pack_error(refused(request.model_name, error)), True)
-        if lies_in_memory:
-            self._send(Kind.TAKEN, number)
 
+    def _asking_failed(self, error: Exception, number: int, request: InferRequest, _is_decoupled: bool) -> None:
+        self._give_up(number)
+        self._send(Kind.ANSWER, number, pack_error(refused(request.model_name, _failure(error))), True)
+
+    @contained(on_error="_answering_failed")
     def _answered(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         if is_final:
             del self._pending[number]
@@ -250,6 +263,15 @@ class PythonConnection(asyncio.Protocol):
             slow = unavailable("the responses came faster than they were read, and the rest of them was given up")
             self._send(Kind.ANSWER, number, pack_error(slow), True)
 
+    def _answering_failed(self, error: Exception, number: int, *_: object) -> None:
+        self._give_up(number)
+        self._send(Kind.ANSWER, number, pack_error(_failure(error)), True)
+
+    @contained()
+    def _release(self, ref: PayloadRef) -> None:
+        self._inner.release(ref)
+
+    @contained()
     def _give_up(self, number: int) -> None:
         pending = self._pending.pop(number, None)
         if pending is not None:
@@ -263,6 +285,7 @@ class PythonConnection(asyncio.Protocol):
 
     # The repository
 
+    @contained(on_error="_operation_failed")
     async def _told(self, number: int, operation: Coroutine[Any, Any, bool | None]) -> None:
         try:
             outcome = await operation
@@ -270,6 +293,9 @@ class PythonConnection(asyncio.Protocol):
             self._send(Kind.FAILED, number, self._refusal(error))
         else:
             self._send(Kind.DONE, number, outcome)
+
+    def _operation_failed(self, error: Exception, number: int, _operation: Coroutine[Any, Any, bool | None]) -> None:
+        self._send(Kind.FAILED, number, self._refusal(_failure(error)))
 
     def _refusal(self, error: WeirError) -> str:
         return f"Failed to process the request for model '{self._name}', message: {error.message}"
@@ -283,6 +309,11 @@ class PythonConnection(asyncio.Protocol):
         if self._transport is not None:
             payload = msgpack.packb(message)
             self._transport.write(LENGTH.pack(len(payload)) + payload)
+
+
+def _failure(error: Exception) -> WeirError:
+    """What a call is answered with that failed in the worker's own code."""
+    return internal(f"internal error of the worker: {type(error).__name__}: {error}")
 
 
 def _check_texts(*texts: Any) -> None:

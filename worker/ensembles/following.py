@@ -12,6 +12,7 @@ from enum import Enum, auto
 from repository.dependencies import composing_models, in_namespaces, step_identity
 from repository.layout import FoundModel
 from repository.loading import config_bytes, read_config
+from runtime.containment import contained
 from schemas.errors import WeirError
 from schemas.model_config import ModelConfig
 from schemas.model_identity import plain_name
@@ -108,11 +109,15 @@ class EnsembleFollower:
     def _on_model_change(self, name: str) -> None:
         for ensemble, followed in list(self._followed.items()):
             if plain_name(name) in followed.names:
-                self.on_change(ensemble)
+                self._look_at(ensemble)
 
     def _look_at_all(self) -> None:
         for ensemble in list(self._followed):
-            self.on_change(ensemble)
+            self._look_at(ensemble)
+
+    @contained()
+    def _look_at(self, ensemble: str) -> None:
+        self.on_change(ensemble)
 
     def _signature(self, followed: _Followed) -> _Signature | None:
         """The models it is made of as they are served, None where not all of them are."""

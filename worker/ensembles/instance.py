@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from bus.payloads import PayloadReader, StalePayload
+from runtime.containment import contained
 from schemas.bodies import body_ref, unpack_body
 from schemas.errors import ErrorCode, WeirError, internal, overloaded
 from schemas.lanes import Lane
@@ -23,7 +24,6 @@ from schemas.messages import (
     Moments,
     Run,
     pack_answer,
-    pack_answers,
     pack_end,
     pack_error,
 )
@@ -32,7 +32,7 @@ from schemas.requests import InferRequest, Parameters
 from schemas.tensors import PayloadRef, Tensor
 from telemetry.request_log import log_request, logs_requests
 from telemetry.trace import WORKER_RECEIVED
-from worker.answer_packer import AnswerPacker
+from worker.answer_packer import AnswerPacker, pack_rows, packing_failed
 from worker.backend import ModelVersion, Result
 from worker.batch_decoding import content_of
 from worker.batch_execution import FinishedBatch
@@ -101,7 +101,11 @@ class EnsembleInstance:
     def hand_back(self) -> None:
         """Gives the batches back to their schedulers which nobody has seen a response of: others can run them."""
         for opened in list(self._open):
-            opened.hand_back()
+            self._hand_back(opened)
+
+    @contained()
+    def _hand_back(self, opened: _OpenBatch) -> None:
+        opened.hand_back()
 
     def publish(self, batch: FinishedBatch) -> None:
         """Sends what there is of a batch."""
@@ -148,6 +152,10 @@ class _OpenBatch:
             self._leave_due = True
             asyncio.get_running_loop().call_soon(self._leave)
 
+    def is_open(self, position: int) -> bool:
+        """Whether the request at this position has no last answer yet."""
+        return position in self._requests
+
     def hand_back(self) -> None:
         if self._is_closed or any(opened.has_responded for opened in self._requests.values()):
             return
@@ -175,7 +183,7 @@ class _OpenBatch:
     def _taken_answers(self) -> list[tuple[str, bytes]]:
         answers, self._answers = self._answers, {}
         version = self.instance.model.version
-        return [(gateway, pack_answers(version, rows)) for gateway, rows in answers.items()]
+        return [(gateway, pack_rows(version, rows)) for gateway, rows in answers.items()]
 
     def _cancel(self) -> None:
         for position in self.running.cancelled:
@@ -208,6 +216,7 @@ class _OpenRequest:
         """Whether its caller may have seen a response."""
         return self._responses > 0
 
+    @contained(on_error="_begin_failed")
     def begin(self) -> None:
         instance, message = self._instance, self._batch.running.message
         if self._position in self._batch.running.cancelled:
@@ -240,6 +249,11 @@ class _OpenRequest:
         )
         self._steps.begin()
 
+    def _begin_failed(self, error: Exception) -> None:
+        self.cancel()
+        self._refuse(internal(f"the request can't be run: {type(error).__name__}: {error}"), "OTHER")
+
+    @contained()
     def give_up(self) -> None:
         """Its caller has gone."""
         self.cancel()
@@ -252,15 +266,28 @@ class _OpenRequest:
 
     # How it goes on
 
+    @contained(on_error="_response_failed")
     def responded(self, outputs: list[Tensor], parameters: Parameters) -> None:
         """See `worker.ensembles.request.Caller`."""
+        if not self._batch.is_open(self._position):
+            # It has failed, and what its steps still answer comes too late.
+            for tensor in outputs:
+                self._release(tensor.data)
+            return
         if self._instance.plan.is_decoupled:
             self._send(outputs, parameters, is_final=False)
         else:
             self._held = outputs, parameters
 
+    def _response_failed(self, error: Exception, *_: object) -> None:
+        self.cancel()
+        self._ending_failed(error)
+
+    @contained(on_error="_ending_failed")
     def ended(self, error: WeirError | None) -> None:
         """See `worker.ensembles.request.Caller`."""
+        if not self._batch.is_open(self._position):
+            return
         if error is not None:
             self._refuse(error, "OTHER")
             return
@@ -269,6 +296,10 @@ class _OpenRequest:
             self._send(*self._held, is_final=True)
         else:
             self._answer(pack_end(self._entry.key, self._moments(), self._run), is_final=True)
+
+    def _ending_failed(self, error: Exception, _ended_with: WeirError | None = None) -> None:
+        if self._batch.is_open(self._position):
+            self._refuse(packing_failed(error), "OTHER")
 
     def _send(self, outputs: list[Tensor], parameters: Parameters, is_final: bool) -> None:
         moments = self._moments() if is_final else None
@@ -307,9 +338,13 @@ class _OpenRequest:
             self._instance.calls.release(data)
 
     def _refuse(self, error: WeirError, reason: str) -> None:
+        self._count_failure(reason)
+        self._answer(pack_error(self._entry.key, error, True, self._moments(), self._run), is_final=True)
+
+    @contained()
+    def _count_failure(self, reason: str) -> None:
         queued_ns = self._entry.queued_us * 1000
         self._instance.statistics.record_failures(1, reason, queued_ns + time.monotonic_ns() - self._begun_ns)
-        self._answer(pack_error(self._entry.key, error, True, self._moments(), self._run), is_final=True)
 
     def _answer(self, row: tuple[Any, ...], is_final: bool) -> None:
         self._batch.answer(self._position, self._entry.gateway, row, is_final)
@@ -318,6 +353,7 @@ class _OpenRequest:
     def _run(self) -> Run | None:
         return (self._batch.run, self._responses) if self._batch.run else None
 
+    @contained()
     def _record_success(self) -> None:
         if self._request is None or self._steps is None:
             return

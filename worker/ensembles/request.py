@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, cast
 from bus.identity import lies_elsewhere
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
+from runtime.containment import report
 from schemas.errors import WeirError, internal, invalid, unavailable
 from schemas.messages import Moments
 from schemas.model_config import ModelConfig
@@ -250,8 +251,8 @@ class EnsembleRequest:
         """Ends the request with an error where our own code fails: nobody else would ever answer it."""
         try:
             yield
-        except Exception:
-            logger.exception("ensemble '%s': a request could not be run", self._config.name)
+        except Exception as error:  # noqa: BLE001 - reported
+            report("worker.ensembles.request: running a request", error)
             self.cancel()
             self._ended(self._named(internal("internal server error")))
 
