@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bus.payloads import INLINE_LIMIT_BYTES
-from calls.prepared import MAX_HEADER_BYTES, MAX_HEADERS, PreparedRequest
+from calls.prepared import MAX_HEADER_BYTES, PreparedRequest, TemplateCache, without_content
 from gateway.grpc.codec import decode_request
 from schemas.errors import WeirError
 from schemas.requests import InferRequest
@@ -26,7 +26,7 @@ _Bytes = bytes | memoryview
 class PreparedCall(PreparedRequest):
     """A checked request for `served` whose raw contents are to be replaced. `data` is the message it came in."""
 
-    __slots__ = ("_gaps", "header", "served")
+    __slots__ = ("_gaps", "served")
 
     def __init__(self, request: InferRequest, served: ServedModel, data: _Bytes, starts: Sequence[int]) -> None:
         super().__init__(request, starts[0])
@@ -36,7 +36,6 @@ class PreparedCall(PreparedRequest):
         self._gaps = [
             (end, start, bytes(data[end:start])) for end, start in zip(self._ends[:-1], starts[1:], strict=True)
         ]
-        self.header = bytes(data[: starts[0]])
         self.served = served
 
     def fits(self, data: _Bytes) -> bool:
@@ -48,8 +47,8 @@ class PreparedCalls:
     """The headers seen by one gateway."""
 
     def __init__(self) -> None:
-        self._by_header: dict[tuple[int, bytes], PreparedCall] = {}
-        self._header_lengths: dict[int, int] = {}  # by the length of the message, whichever came last
+        self._templates: TemplateCache[tuple[int, bytes], PreparedCall] = TemplateCache(self._on_removed)
+        self._header_lengths: dict[int, int] = {}  # by the length of the message, whichever was kept last
 
     def find(self, data: bytes) -> PreparedCall | None:
         """What is kept for messages like this one."""
@@ -57,12 +56,17 @@ class PreparedCalls:
         header_length = self._header_lengths.get(length)
         if header_length is None:
             return None
-        prepared = self._by_header.get((length, data[:header_length]))
+        prepared = self._templates.find((length, data[:header_length]))
         return prepared if prepared is not None and prepared.fits(data) else None
 
     def forget(self, prepared: PreparedCall) -> None:
         """Its model is not what it was."""
-        self._by_header = {key: kept for key, kept in self._by_header.items() if kept.served is not prepared.served}
+        self._templates.remove_if(lambda kept: kept.served is prepared.served)
+
+    def _on_removed(self, key: tuple[int, bytes], removed: PreparedCall) -> None:
+        length, header = key
+        if self._header_lengths.get(length) == len(header):
+            del self._header_lengths[length]
 
     def keep(self, request: InferRequest, served: ServedModel, data: bytes, raw_contents: Sequence[_Bytes]) -> None:
         """Keeps a request that was parsed from `data`, with these contents, and found valid, where that may help."""
@@ -80,14 +84,11 @@ class PreparedCalls:
         starts = _content_starts(data, raw_contents)
         if starts is None or starts[0] > MAX_HEADER_BYTES:
             return
-        for tensor in request.inputs:
-            tensor.data = bytes(tensor.size_bytes)  # the views would keep this one message alive
-        if len(self._by_header) >= MAX_HEADERS:
-            self._by_header.clear()
-            self._header_lengths.clear()
-        prepared = PreparedCall(request, served, data, starts)
+        key = len(data), data[: starts[0]]
+        if not self._templates.takes(key):
+            return
+        self._templates.keep(key, PreparedCall(without_content(request), served, data, starts))
         self._header_lengths[len(data)] = starts[0]
-        self._by_header[len(data), prepared.header] = prepared
 
 
 def _content_starts(data: bytes, raw_contents: Sequence[_Bytes]) -> list[int] | None:

@@ -108,3 +108,18 @@ def test_a_model_that_has_changed_is_forgotten_and_the_others_are_not() -> None:
     prepared.forget(found)
     assert prepared.find(one) is None
     assert prepared.find(other) is not None
+
+
+def test_a_client_whose_headers_all_differ_locks_nobody_out() -> None:
+    prepared = PreparedCalls()
+    steady = wire("same_FP32", bytes(8))
+    keep(prepared, steady)
+    for number in range(600):
+        keep(prepared, wire("same_FP32", bytes(8), parameters={"changing": {"int64_param": number}}))
+        if number % 50 == 0:
+            assert prepared.find(steady) is not None
+    newcomer = wire("add_sub", bytes(4), bytes(4))
+    for _ in range(2):
+        keep(prepared, newcomer)
+    assert prepared.find(newcomer) is not None
+    assert prepared.find(steady) is not None
