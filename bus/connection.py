@@ -28,8 +28,11 @@ from bus.nats_protocol import Callback, Message, NatsProtocol
 from bus.patient_jetstream import TRY_S, PatientJetStream, patiently
 from bus.server_pool import ServerPool
 from runtime.containment import call_each, report
+from runtime.log_limiter import LogLimiter
 
 logger = logging.getLogger("weir.bus")
+
+_limited = LogLimiter(logger)
 
 _RECONNECT_WAIT_S = 0.1
 _REFUSED_WAIT_S = 1.0
@@ -162,7 +165,7 @@ class Bus:
             self._kept_bytes += len(data) + len(header_block)
         else:
             # Whoever published holds the request until its answer and sends again: nothing is lost here.
-            logger.warning("the broker is away: dropped a message of %d bytes on %s", len(data), subject)
+            _limited.warning("dropped", "the broker is away: dropped a message of %d bytes on %s", len(data), subject)
 
     def defer(self, callback: Callable[[], None]) -> None:
         """Calls `callback` once all that has arrived by now is dispatched, before what it set off is sent."""

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from bus import connection
 from bus.connection import Bus, Message
 
 
@@ -39,3 +40,16 @@ async def test_a_cluster_is_asked_again_soon() -> None:
     with pytest.raises(TimeoutError):
         await alone.ask("$JS.API.INFO")
     assert alone._admin.patience_s == [5.0]  # type: ignore[attr-defined]
+
+
+def test_what_is_dropped_during_an_outage_is_logged_once_a_second(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(connection, "_limited", connection.LogLimiter(connection.logger))
+    bus = Bus(["nats://127.0.0.1:1"], "test")
+    for _ in range(100):
+        bus.publish("subject", bytes(11))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the broker is away: dropped a message of 11 bytes on subject"
+    ]
