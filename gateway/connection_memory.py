@@ -30,6 +30,39 @@ class ConnectionMemory:
         self.slots.close()
 
 
+MEMORY_KEY = "weir.memory"
+"""Where the ASGI scope of a request that came over HTTP holds its `RequestMemory`."""
+
+
+class RequestMemory:
+    """What one request that ASGI serves holds; released when it is answered."""
+
+    __slots__ = ("_account", "_held")
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._held: dict[str, int] = {}
+
+    def charge(self, kind: str, size_bytes: int) -> bool:
+        """See `Account.charge`."""
+        if not self._account.charge(kind, size_bytes):
+            return False
+        self._held[kind] = self._held.get(kind, 0) + size_bytes
+        return True
+
+    def release_some(self, kind: str, size_bytes: int) -> None:
+        """So much of what was charged is gone before the request is answered."""
+        size_bytes = min(size_bytes, self._held.get(kind, 0))
+        self._held[kind] = self._held.get(kind, 0) - size_bytes
+        self._account.release(kind, size_bytes)
+
+    def release(self) -> None:
+        """Releases all of it."""
+        for kind, size_bytes in self._held.items():
+            self._account.release(kind, size_bytes)
+        self._held.clear()
+
+
 def principal_of(address: str | None) -> str:
     """The client behind an IP address, as far as memory is shared out: the address, or the /64 network of an IPv6 one."""
     try:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from calls.inference import Inference
 from calls.pending import Pending
+from gateway.connection_memory import RequestMemory
 from schemas.errors import WeirError
 from schemas.kserve_generate import build_generate_response
 from schemas.kserve_response import error_body
@@ -40,15 +41,23 @@ class Event(NamedTuple):
 class Generation:
     """One generate request; `start` sends it. Its answers come from `next`, in order.
 
-    `on_overflow` is called when its reader has fallen behind and it was given up.
+    `on_overflow` is called when its reader has fallen behind and it was given up. Answers that wait for the reader are
+    charged to `memory`; where that has no room, the reader has fallen behind too.
     """
 
-    def __init__(self, inference: Inference, on_overflow: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        inference: Inference,
+        on_overflow: Callable[[], None] | None = None,
+        memory: RequestMemory | None = None,
+    ) -> None:
+        self._memory = memory
         self._inference = inference
         self._on_overflow = on_overflow
         self._pending: Pending | None = None
         self._events: deque[Event] = deque()
         self._unread_bytes = 0
+        self._charged_bytes = 0  # all of them, but for the first one where there was no room for it
         self._is_over = False
         self._wakeup = asyncio.Event()
 
@@ -64,7 +73,7 @@ class Generation:
         if not self._events:
             return None
         event = self._events.popleft()
-        self._unread_bytes -= len(event.body) + _EVENT_BYTES
+        self._count_unread(-len(event.body) - _EVENT_BYTES)
         return event
 
     async def only(self) -> Event:
@@ -75,6 +84,20 @@ class Generation:
             return first
         self.close()
         return Event(first.status if first is not None else 200, error_body(WRONG_COUNT))
+
+    def _count_unread(self, size_bytes: int) -> bool:
+        """Counts answers that begin to wait for the reader, or have been read. False where there is no room for them."""
+        self._unread_bytes += size_bytes
+        if self._memory is None:
+            return True
+        if size_bytes < 0:
+            self._memory.release_some("unsent", min(-size_bytes, self._charged_bytes))
+            self._charged_bytes = max(0, self._charged_bytes + size_bytes)
+            return True
+        if not self._memory.charge("unsent", size_bytes):
+            return False
+        self._charged_bytes += size_bytes
+        return True
 
     def close(self) -> None:
         """Nobody waits for answers any more: the request is abandoned if it has some to come."""
@@ -90,8 +113,8 @@ class Generation:
             self._pending = None
         if outcome is not None:
             event = _event(outcome)
-            self._unread_bytes += len(event.body) + _EVENT_BYTES
-            if self._unread_bytes > MAX_UNREAD_BYTES and self._events:
+            has_room = self._count_unread(len(event.body) + _EVENT_BYTES)
+            if (not has_room or self._unread_bytes > MAX_UNREAD_BYTES) and self._events:
                 self._events.clear()
                 self.close()
                 if self._on_overflow is not None:

@@ -18,8 +18,9 @@ from calls.catalog import ServedModel
 from gateway.async_requests.async_requests import AsyncRequests
 from gateway.async_requests.regions import no_region
 from gateway.async_requests.request_headers import AskedLater
+from gateway.connection_memory import MEMORY_KEY, RequestMemory, no_memory
 from gateway.doors import Doors
-from gateway.http.compression import IN_PLACE_BYTES, Inflation, is_compressed
+from gateway.http.compression import IN_PLACE_BYTES, INFLATION_STEP_BYTES, Inflation, is_compressed
 from gateway.http.protocol import CONNECTION_KEY, HttpProtocol
 from gateway.http.routing import named
 from schemas.errors import ErrorCode, WeirError
@@ -66,13 +67,21 @@ async def accept(doors: Doors, later: AsyncRequests, request: Request) -> Respon
 async def _body(doors: Doors, request: Request) -> bytes:
     # Its size is bounded where it is received.
     body = await request.body()
+    memory: RequestMemory | None = request.scope.get(MEMORY_KEY)
     encoding = request.headers.get("content-encoding", "").strip().lower().encode("latin-1")
     if not is_compressed(encoding):
         return body
     inflation = Inflation(body, doors.limits.input_size)
-    if inflation.advance(IN_PLACE_BYTES):
-        return bytes(inflation.content)
-    return bytes(await asyncio.to_thread(inflation.finish))
+    is_complete = inflation.advance(IN_PLACE_BYTES)
+    charged_bytes = 0
+    while True:
+        size = len(inflation.content)
+        if memory is not None and not memory.charge("decompressed", size - charged_bytes):
+            raise no_memory()
+        if is_complete:
+            return bytes(inflation.content)
+        charged_bytes = size
+        is_complete = await asyncio.to_thread(inflation.advance, size + INFLATION_STEP_BYTES)
 
 
 def _check(

@@ -15,6 +15,9 @@ from schemas.errors import ErrorCode, WeirError, invalid
 IN_PLACE_BYTES = 256 * 1024
 """What is compressed or decompressed in the event loop; more than that takes too long, and goes to a thread."""
 
+INFLATION_STEP_BYTES = 4 << 20
+"""What is decompressed in a thread before the memory ledger is asked for the next step."""
+
 _STEP_BYTES = 1 << 20
 _PIECE_BYTES = 64 * 1024
 _GZIP_OR_ZLIB = 15 + 32
@@ -80,11 +83,6 @@ class Inflation:
         piece = self._compressed[self._position : self._position + _PIECE_BYTES]
         self._position += len(piece)
         return piece
-
-    def finish(self) -> bytearray:
-        """All of the content; raises as `advance`."""
-        self.advance(self._limit_bytes + 2)
-        return self.content
 
 
 def deflate(chunks: list[bytes | memoryview], encoding: str) -> bytes:

@@ -21,7 +21,14 @@ from gateway.access import add_parameters
 from gateway.connection_memory import ConnectionMemory, no_memory
 from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
-from gateway.http.compression import IN_PLACE_BYTES, Inflation, deflate, is_compressed, response_encoding
+from gateway.http.compression import (
+    IN_PLACE_BYTES,
+    INFLATION_STEP_BYTES,
+    Inflation,
+    deflate,
+    is_compressed,
+    response_encoding,
+)
 from gateway.http.early_refusal import refusal_at_head
 from gateway.http.error_response import error_response
 from runtime.containment import contained
@@ -44,7 +51,6 @@ eighth (one of `SLOT_AFTER_SHARE` parts) of what it announced. Until then it lie
 _BODY = "http"
 _DECOMPRESSED = "decompressed"
 _UNSENT = "unsent"
-_INFLATION_STEP_BYTES = 4 << 20  # decompressed in a thread before the ledger is asked for the next step
 
 
 class _Unwatched:
@@ -344,7 +350,7 @@ class InferExchange:
             self.body = inflation.content
             self._submit_to(served, is_traced)
             return
-        step = partial(inflation.advance, size + _INFLATION_STEP_BYTES)
+        step = partial(inflation.advance, size + INFLATION_STEP_BYTES)
         self._in_thread(step, partial(self._on_inflated, served, is_traced, inflation))
 
     def _submit_to(self, served: ServedModel, is_traced: bool) -> InferRequest:

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.access import add_parameters
+from gateway.connection_memory import MEMORY_KEY
 from gateway.deadlines import DEADLINE_HEADER, read_deadline_ms
 from gateway.doors import Doors
 from gateway.generation import Event, Generation
@@ -54,7 +55,8 @@ async def _started(doors: Doors, request: Request) -> Generation:
     connection: HttpProtocol | None = request.scope.get(CONNECTION_KEY)
     if connection is not None and connection.raw_headers is not None:
         asked.parameters = add_parameters(asked.parameters, doors.access.http_parameters(connection.raw_headers))
-    generation = Generation(doors.inference, on_overflow=connection.abort if connection is not None else None)
+    on_overflow = connection.abort if connection is not None else None
+    generation = Generation(doors.inference, on_overflow, request.scope.get(MEMORY_KEY))
     generation.start(asked)
     return generation
 

@@ -16,7 +16,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.async_requests.preferences import wants_answer_later
-from gateway.connection_memory import ConnectionMemory, no_memory
+from gateway.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
 from gateway.doors import Doors
 from gateway.http.error_response import error_response
 from gateway.http.exchange import InferExchange
@@ -199,16 +199,16 @@ class HttpProtocol(HttpToolsProtocol):
         if self._body_bytes > limit:
             self._refuse(too_large("request JSON size", self._body_bytes, limit))
         elif not (self._is_refused or cycle.response_complete):
-            if not self.memory.account.charge("http", len(body)):
+            if not cycle.memory.charge("http", len(body)):
                 self._refuse(no_memory(), lingers=True)
                 return
-            cycle.held_bytes += len(body)
             super().on_body(body)
 
     def _begin_asgi(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Has the body of the request that goes to ASGI counted, or refuses it by its announced size."""
         cycle: Any = self.cycle
-        cycle.held_bytes = 0
+        scope: Any = self.scope
+        scope[MEMORY_KEY] = cycle.memory = RequestMemory(self.memory.account)
         cycle.on_response = partial(self._on_asgi_response, cycle)
         length = next((int(value) for name, value in headers if name == b"content-length"), 0)
         if length > _EARLY_REFUSAL_BYTES and not self.pipeline and not self.memory.account.fits(length):
@@ -216,7 +216,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(no_memory(), lingers=True)
 
     def _on_asgi_response(self, cycle: Any) -> None:
-        self.memory.account.release("http", cycle.held_bytes)
+        cycle.memory.release()
         self.on_response_complete()
 
     def on_message_complete(self) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from calls.pending import OnAnswer
 from gateway import generation
+from gateway.connection_memory import RequestMemory
 from gateway.generation import WRONG_COUNT, Event, Generation
+from runtime.memory_ledger import MemoryLedger
 from schemas.errors import WeirError, internal, not_found
 from schemas.kserve_response import error_body
 from schemas.requests import InferRequest, InferResponse
@@ -175,6 +177,29 @@ def test_a_reader_that_falls_behind_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
     asyncio.run(main())
     assert overflows == [1]
+
+
+def test_answers_that_wait_for_their_reader_are_charged_and_bounded_by_the_ledger() -> None:
+    ledger = MemoryLedger(10_000)
+    account = ledger.account("reader")
+    overflows = []
+
+    async def main() -> None:
+        inference = FakeInference()
+        made = Generation(inference, lambda: overflows.append(1), RequestMemory(account))  # type: ignore[arg-type]
+        made.start(InferRequest("m"))
+        for _ in range(4):
+            inference.answer(response("x" * 1000), False)
+        assert ledger.held_bytes == {"unsent": 4 * (len(event("x" * 1000).body) + generation._EVENT_BYTES)}
+        assert await made.next() == event("x" * 1000)
+        while not inference.abandoned:
+            inference.answer(response("x" * 1000), False)
+            assert account.held_bytes <= 5_000
+        account.close()
+
+    asyncio.run(main())
+    assert overflows == [1]
+    assert ledger.refused == {"unsent": 1}
 
 
 def test_one_large_answer_is_no_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
