@@ -1,0 +1,1 @@
+"""Attacks of many kinds at once beside honest clients, whose every answer is checked."""
