@@ -63,6 +63,11 @@ def without_secrets(urls: str) -> str:
     return ",".join(part.rsplit("@", 1)[-1] for part in urls.split(","))
 
 
+def without_user(url: str) -> str:
+    """The URL of one server without user and password: "nats://host:port"."""
+    return f"nats://{BrokerServer.of(url).place}"
+
+
 def is_refusal(error: str) -> bool:
     """Whether an error that nats-server told says that it will not have us."""
     told = error.lower()

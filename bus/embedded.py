@@ -1,8 +1,12 @@
 """The nats-server that `weir serve` brings along, so that one command is the whole system.
 
-Promises: it listens on loopback only and nowhere else, its folder belongs to one server at a time, what it has
-acknowledged in a file stream is on disk (`sync_interval: always`), it keeps its port when it is started again, and it
-never outlives the process that started it. The interface blocks and needs no event loop.
+Promises: it listens on loopback only and nowhere else, it takes only clients that know its password, its folder belongs
+to one server at a time, what it has acknowledged in a file stream is on disk (`sync_interval: always`), it keeps its port
+when it is started again, and it never outlives the process that started it. The interface blocks and needs no event loop.
+
+The password is drawn once for each data folder. It lies there in file `nats-url` (mode 0600), as the URL that a client
+connects to: `nats://weir:PASSWORD@127.0.0.1:PORT`. A connection on loopback says nothing about who has opened it: all users
+of the machine could publish requests, forge results and delete streams.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
 import socket
+import stat
 import subprocess
 import time
 import uuid
@@ -21,6 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bus.broker_access import BrokerServer
 from bus.parent_death import dies_with_parent
 
 MINIMUM_VERSION = (2, 12, 6)
@@ -31,7 +38,14 @@ MAX_PENDING = 512 * 1024 * 1024
 SYNCED_SERVER_VARIABLE = "WEIR_SYNCED_NATS_SERVER"
 """Tells a role the name of the embedded server, where its configuration says that it syncs before it acknowledges."""
 
+URL_FILE = "nats-url"
+"""File in the data folder with the URL of the embedded server, and the password in it."""
+
 _HOST = "127.0.0.1"
+_USER = "weir"
+_PASSWORD_BYTES = 24
+_MAX_URL_BYTES = 1024
+_AUTHENTICATION_S = 10  # a client that is short of processor time may need longer than nats-server's 2 s
 _POLL_S = 0.01
 _LOCK_WAIT_S = 1.0
 _STOP_S = 10.0
@@ -54,6 +68,7 @@ class EmbeddedNats:
         self.data_dir = data_dir
         self._binary = binary
         self._port = port
+        self._password = ""
         self._lock_fd: int | None = None
         self._log_start = 0
         # In the configuration, so that a server which already listens on our port isn't taken for ours.
@@ -62,10 +77,15 @@ class EmbeddedNats:
 
     @property
     def url(self) -> str:
-        """Where clients connect. Raises RuntimeError before the first start when the port was left to the server."""
-        if not self._port:
-            raise RuntimeError("nats-server has no port before its first start")
-        return f"nats://{_HOST}:{self._port}"
+        """Where clients connect, with user and password. Raises RuntimeError before the first start."""
+        if not (self._port and self._password):
+            raise RuntimeError("nats-server has no port and no password before its first start")
+        return f"nats://{_USER}:{self._password}@{_HOST}:{self._port}"
+
+    @property
+    def url_file(self) -> Path:
+        """The file that holds `url` while the server runs, and afterwards."""
+        return self.data_dir / URL_FILE
 
     @property
     def synced_name(self) -> str:
@@ -94,6 +114,7 @@ class EmbeddedNats:
         binary = find_binary(self._binary)
         try:
             self._lock_data_dir()
+            self._password = self._password or _password_in(self.url_file) or secrets.token_urlsafe(_PASSWORD_BYTES)
             config = self._write_config()
             for stale in self.data_dir.glob("*.ports"):
                 stale.unlink()
@@ -103,9 +124,13 @@ class EmbeddedNats:
             raise NatsStartError(f"data folder {self.data_dir} can't be used: {error.strerror or error}") from error
         try:
             self._wait_ready(time.monotonic() + timeout_s, cancelled)
+            _write_private(self.url_file, f"{self.url}\n")
         except NatsStartError:
             self.stop(timeout_s=0)
             raise
+        except OSError as error:
+            self.stop(timeout_s=0)
+            raise NatsStartError(f"{self.url_file} can't be written: {error.strerror or error}") from error
         return self.url
 
     def stop(self, timeout_s: float = _STOP_S) -> None:
@@ -157,6 +182,7 @@ class EmbeddedNats:
         config = {
             "server_name": self._server_name,
             "listen": f"{_HOST}:{self._port or -1}",
+            "authorization": {"user": _USER, "password": self._password, "timeout": _AUTHENTICATION_S},
             "max_payload": MAX_PAYLOAD,
             "max_pending": MAX_PENDING,
             "jetstream": {"store_dir": str(self.data_dir.absolute()), "sync_interval": "always"},
@@ -166,9 +192,7 @@ class EmbeddedNats:
             "logfile_max_num": 3,
         }
         path = self.data_dir / "nats-server.conf"
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(config, file, ensure_ascii=False, indent=2)
+        _write_private(path, json.dumps(config, ensure_ascii=False, indent=2))
         return path
 
     @property
@@ -196,7 +220,7 @@ class EmbeddedNats:
 
     def _wait_ready(self, deadline: float, cancelled: Callable[[], bool]) -> None:
         assert self.process is not None  # noqa: S101
-        while not (self._learn_port() and _jetstream_answers(self._port, self._server_name)):
+        while not (self._learn_port() and _jetstream_answers(self._port, self._password, self._server_name)):
             if self.process.poll() is not None:
                 raise NatsStartError(f"nats-server did not start: {self._last_complaint()}")
             if cancelled():
@@ -257,21 +281,55 @@ def _packaged_binary() -> Path | None:
     return next((path for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
 
 
-def _jetstream_answers(port: int, server_name: str) -> bool:
-    """Whether server `server_name` answers JetStream requests on `port`. In plain NATS: clients need an event loop."""
-    question = b'CONNECT {"verbose":false}\r\nSUB ready 1\r\nPUB $JS.API.INFO ready 0\r\n\r\n'
+def url_of_folder(data_dir: Path) -> str:
+    """The URL, with user and password, of the server that runs or ran with this data folder; "" where there is none.
+
+    "" also where the file is another user's, or can be read by others: what it says may be known to others, or be theirs.
+    """
     try:
-        with socket.create_connection((_HOST, port), timeout=1.0) as connection:
+        fd = os.open(data_dir / URL_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            facts = os.fstat(fd)
+            is_private = stat.S_ISREG(facts.st_mode) and not stat.S_IMODE(facts.st_mode) & 0o077
+            if not is_private or facts.st_uid != os.geteuid():
+                return ""
+            url = file.read(_MAX_URL_BYTES).decode().strip()
+            BrokerServer.of(url)
+    except (OSError, ValueError):
+        return ""
+    return url
+
+
+def _password_in(url_file: Path) -> str:
+    url = url_of_folder(url_file.parent)
+    server = BrokerServer.of(url) if url else None
+    return server.password or "" if server is not None and server.user == _USER else ""
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Writes a file that nobody else can read, in place of the one there is."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    partial.replace(path)
+
+
+def _jetstream_answers(port: int, password: str, server_name: str) -> bool:
+    """Whether server `server_name` answers JetStream requests on `port`. In plain NATS: clients need an event loop."""
+    identity = json.dumps({"verbose": False, "user": _USER, "pass": password}).encode()
+    question = b"CONNECT %b\r\nSUB ready 1\r\nPUB $JS.API.INFO ready 0\r\n\r\n" % identity
+    try:
+        with socket.create_connection((_HOST, port), timeout=1.0) as connection, connection.makefile("rb") as lines:
+            if json.loads(lines.readline().removeprefix(b"INFO "))["server_name"] != server_name:
+                return False
             connection.sendall(question)
-            with connection.makefile("rb") as lines:
-                if json.loads(lines.readline().removeprefix(b"INFO "))["server_name"] != server_name:
+            while line := lines.readline():
+                if line.startswith(b"MSG "):
+                    answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
+                    return "error" not in answer
+                if line.startswith((b"-ERR", b"PING")):
                     return False
-                while line := lines.readline():
-                    if line.startswith(b"MSG "):
-                        answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
-                        return "error" not in answer
-                    if line.startswith((b"-ERR", b"PING")):
-                        return False
     except (OSError, ValueError, KeyError):  # nobody listens yet, or somebody else does
         return False
     return False

@@ -10,16 +10,19 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.broker_access import BrokerAccess
+from bus.broker_access import BrokerAccess, BrokerServer
+from bus.embedded import url_of_folder
 from weir.options.option import UsageError
 
 DEFAULT_NATS_URL = "nats://localhost:4222"
 DEFAULT_HTTP = "localhost:8000"
 
 _ADDRESSES_FILE = "addresses.json"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class LocalServer(NamedTuple):
@@ -30,8 +33,15 @@ class LocalServer(NamedTuple):
     http: str = ""
 
     def access(self, asked: BrokerAccess) -> BrokerAccess:
-        """How its message bus is spoken to by a command whose options and environment say `asked`."""
-        return asked
+        """How its message bus is spoken to by a command whose options and environment say `asked`.
+
+        By its own user and password, unless `asked` names others.
+        """
+        url = "" if asked.user or asked.credentials or asked.nkey else url_of_folder(self.data_dir)
+        if not url:
+            return asked
+        server = BrokerServer.of(url)
+        return replace(asked, user=server.user, password=server.password or "")
 
     def __str__(self) -> str:
         places = ([f"http://{self.http}"] if self.http else []) + [self.nats_url, f"data folder {self.data_dir}"]
@@ -85,7 +95,10 @@ def only_local_server(data_dir: Path | None, option: str) -> LocalServer | None:
 
 def access_to(nats_url: str, asked: BrokerAccess) -> BrokerAccess:
     """How the message bus at `nats_url` is spoken to: as `asked`, with what a local server of this URL wants."""
-    named = next((one for one in local_servers() if one.nats_url == nats_url), None)
+    port = _loopback_port(nats_url)
+    if not port:
+        return asked
+    named = next((one for one in local_servers() if _loopback_port(one.nats_url) == port), None)
     return named.access(asked) if named else asked
 
 
@@ -95,6 +108,15 @@ def none_found_hint(asked: str) -> str:
         f"{asked} was asked because no server of weir serve keeps its data below {data_home()}. A server that runs "
         "with another --data-dir, or with --http-port 0, prints its addresses when it starts: name it with "
     )
+
+
+def _loopback_port(nats_url: str) -> int:
+    """The port of a URL of this machine that names no user; 0 for all other URLs."""
+    try:
+        server = BrokerServer.of(nats_url)
+    except ValueError:
+        return 0
+    return server.port if server.host in _LOOPBACK and not server.user else 0
 
 
 def _addresses(folder: Path, nats_url: str) -> dict[str, str]:

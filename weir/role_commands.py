@@ -21,6 +21,7 @@ from bus.broker_access import BrokerAccess
 from schemas.errors import WeirError
 from telemetry.readiness import announce_failure, watch_parent
 from weir.hidden_secrets import forget_secrets
+from weir.local_servers import access_to
 from weir.options import options_of
 from weir.options.broker_options import ACCESS_FIELDS
 from weir.preflight import check_backend_directories, check_repositories
@@ -67,6 +68,7 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     fields["nats_access"] = BrokerAccess.of({name: fields.pop(name) for name in list(fields) if name in ACCESS_FIELDS})
     if fields["nats_url"] is None:
         raise StartError("--nats must be specified")
+    fields["nats_access"] = access_to(fields["nats_url"], fields["nats_access"])
     if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):
         fields["model_repositories"] = check_repositories(fields["model_repositories"])
         if role == "scheduler":  # what it reads there is code, which never travels over the bus

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import typer
 
+from bus.broker_access import without_user
 from bus.embedded import EmbeddedNats
 from schemas.errors import WeirError
 from telemetry.log_settings import LogSettings
@@ -189,14 +190,15 @@ def _report(
         http=places.get("http"),
         grpc=places.get("grpc"),
         metrics=places.get("metrics"),
-        nats_url=embedded.url if embedded else nats_url or "",
+        nats_url=without_user(embedded.url) if embedded else nats_url or "",
         data_dir=str(embedded.data_dir) if embedded else None,
+        nats_url_file=str(embedded.url_file) if embedded else "",
         models=announced.get("models", []),
         durability=announced.get("durability", {}),
     )
     if embedded:
         write_addresses(embedded.data_dir, {**places, "nats_url": startup.nats_url})
-    announce_ready(**places, nats_url=startup.nats_url)
+    announce_ready(**places, nats_url=embedded.url if embedded else startup.nats_url)
     # The server goes on when nobody reads what it prints.
     with contextlib.suppress(OSError):
         print(f"\n{render_startup_block(startup)}\n", flush=True)

@@ -105,7 +105,7 @@ class Server(Client):
 
     @property
     def nats_url(self) -> str:
-        """Its message bus: "nats://host:port"."""
+        """Its message bus, with user and password: "nats://user:password@host:port"."""
         return self._fact("nats_url")
 
     @property

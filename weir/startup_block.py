@@ -17,7 +17,8 @@ class StartupFacts:
     """What is known at the start: addresses as `host:port`, None where there is no listener; models as the gateway
     announces them.
 
-    `data_dir` is None when the bus is somebody else's. `durability` is what the gateway found out of it, as it announces
+    `data_dir` is None when the bus is somebody else's. `nats_url_file` holds the URL of the bus with its password, "" where
+    there is none. `durability` is what the gateway found out of it, as it announces
     it: `ack_is_fsync` (None: nobody knows) and the `reason`.
     """
 
@@ -26,6 +27,7 @@ class StartupFacts:
     metrics: str | None
     nats_url: str
     data_dir: str | None
+    nats_url_file: str = ""
     models: Sequence[Mapping[str, Any]]
     durability: Mapping[str, Any]
 
@@ -37,6 +39,7 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("gRPC", facts.grpc or _NOT_ALLOWED),
         ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
         ("NATS", _without_password(facts.nats_url)),
+        *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
         ("durability", _durability(facts.durability)),
         ("data", facts.data_dir or "where the NATS server keeps it"),
     ]

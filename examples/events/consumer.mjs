@@ -1,6 +1,6 @@
 // Show the results of a model's durable requests as they come, each once, whoever published them.
 //
-//     node consumer.mjs [--url=localhost:4222] [--model=file_kind] [--name=shower] [--count=10]
+//     node consumer.mjs [--url=nats://localhost:4222] [--model=file_kind] [--name=shower] [--count=10]
 //
 // The broker remembers under `--name` what was shown: a consumer that is started again goes on where it was.
 import { parseArgs } from "node:util";
@@ -10,7 +10,7 @@ import { connect } from "@nats-io/transport-node";
 
 const { values } = parseArgs({
   options: {
-    url: { type: "string", default: "localhost:4222" },
+    url: { type: "string", default: process.env.NATS_URL ?? "nats://localhost:4222" },
     model: { type: "string", default: "file_kind" },
     name: { type: "string", default: "shower" },
     count: { type: "string", default: "Infinity" },
@@ -26,7 +26,8 @@ function outputsOf(record) {
   return answer.outputs.map((output) => `${output.name} ${JSON.stringify(output.data ?? output.shape)}`).join(" ");
 }
 
-const client = await connect({ servers: values.url });
+const { host, username, password } = new URL(values.url);
+const client = await connect({ servers: host, user: username, pass: password });
 const manager = await jetstreamManager(client);
 await manager.consumers.add("RESULT", {
   durable_name: values.name,

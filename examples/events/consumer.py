@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 
 import nats
 from nats.errors import TimeoutError as NothingCame
@@ -36,7 +37,9 @@ def outputs_of(body: bytes, headers: dict[str, str]) -> str:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", default="nats://localhost:4222", help="the broker")
+    parser.add_argument(
+        "--url", default=os.environ.get("NATS_URL", "nats://localhost:4222"), help="the broker (NATS_URL)"
+    )
     parser.add_argument("--model", default="file_kind", help="whose results")
     parser.add_argument("--name", default="shower", help="what the broker calls this consumer")
     parser.add_argument("--count", type=int, help="end after so many; without it, at Ctrl-C")

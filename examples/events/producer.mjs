@@ -1,6 +1,6 @@
 // Publish files to model `file_kind`, to be recognised whenever there is time: many at once, each acknowledged.
 //
-//     node producer.mjs [--url=localhost:4222] [--window=256] file ...
+//     node producer.mjs [--url=nats://localhost:4222] [--window=256] file ...
 //
 // A file that is acknowledged is on disk and will have its result; consumer.mjs shows them.
 import { createHash } from "node:crypto";
@@ -14,10 +14,11 @@ const TRIES = 10;
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
-  options: { url: { type: "string", default: "localhost:4222" }, window: { type: "string", default: "256" } },
+  options: { url: { type: "string", default: process.env.NATS_URL ?? "nats://localhost:4222" }, window: { type: "string", default: "256" } },
 });
 
-const client = await connect({ servers: values.url });
+const { host, username, password } = new URL(values.url);
+const client = await connect({ servers: host, user: username, pass: password });
 const js = jetstream(client);
 const waiting = [...positionals];
 let duplicates = 0;

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import os
 import time
 import uuid
 from pathlib import Path
@@ -92,7 +93,9 @@ async def publish_atomically(client: Client, paths: list[Path], size: int) -> in
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="what to recognise; without any, some of this checkout")
-    parser.add_argument("--url", default="nats://localhost:4222", help="the broker")
+    parser.add_argument(
+        "--url", default=os.environ.get("NATS_URL", "nats://localhost:4222"), help="the broker (NATS_URL)"
+    )
     parser.add_argument("--window", type=int, default=256, help="how many may wait for their acknowledgement")
     parser.add_argument("--atomic", type=int, metavar="COUNT", help="publish so many at a time, all or none")
     options = parser.parse_args()

@@ -27,6 +27,7 @@ class Served:
     folder: Path
     printed: str
     ports: dict[str, str]
+    nats_url: str
 
     def here(self, text: str) -> str:
         """`text` of the documentation with the ports of this server."""
@@ -42,9 +43,10 @@ def in_venv(command: str) -> list[str]:
     return words
 
 
-def environment() -> dict[str, str]:
-    """This process's environment, in which modules of the checkout are found from any folder."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+def environment(served: Served | None = None) -> dict[str, str]:
+    """This process's environment, in which modules of the checkout are found from any folder, and `served`'s NATS_URL."""
+    told = {"NATS_URL": served.nats_url} if served is not None else {}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **told}
 
 
 @contextmanager
@@ -70,7 +72,9 @@ def demo_served(folder: Path) -> Iterator[Served]:
         rows = [line.split() for line in printed.splitlines()]
         places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("HTTP", "gRPC", "metrics", "NATS")}
         numbers = {name: place.removesuffix("/metrics").rpartition(":")[2] for name, place in places.items()}
-        yield Served(folder, printed, {port: numbers[name] for name, port in DOCUMENTED_PORTS.items()})
+        (url_file,) = (row[2] for row in rows if row[:2] == ["NATS", "access"])
+        nats_url = (folder / url_file).read_text().strip()
+        yield Served(folder, printed, {port: numbers[name] for name, port in DOCUMENTED_PORTS.items()}, nats_url)
     finally:
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)

@@ -127,7 +127,7 @@ def test_python_example(block: Block, expected: str, served: Served) -> None:
     done = subprocess.run(
         [sys.executable, "-c", served.here(block.text)],
         cwd=served.folder,
-        env=environment(),
+        env=environment(served),
         capture_output=True,
         text=True,
     )

@@ -63,15 +63,14 @@ def shell(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     )
     command.chmod(0o755)
     return {
-        **environment(),
+        **environment(served),
         "PATH": f"{folder}:{os.environ['PATH']}",
-        "NATS_URL": served.here("nats://localhost:4222"),
     }
 
 
 def test_command_line(served: Served, shell: dict[str, str]) -> None:
     blocks = shown("sh")
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     for block, expected in blocks:
         done = subprocess.run(
             ["bash", "-ec", served.here(block.text)],
@@ -94,17 +93,22 @@ def test_flags_that_are_not_those_of_the_page_are_refused(shell: dict[str, str])
 @needs_node
 @pytest.mark.parametrize(("block", "expected"), shown("js"), ids=["text", "binary"])
 def test_javascript(block: Block, expected: str, served: Served, tmp_path: Path) -> None:
-    done = run_node(served.here(block.text), tmp_path)
+    done = run_node(served, served.here(block.text), tmp_path)
     assert done.returncode == 0, done.stderr
     assert missing(expected, done.stdout) == [], done.stdout
 
 
-def run_node(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_node(served: Served, script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs it where its packages are found: beside it."""
     (folder / "node_modules").symlink_to(JAVASCRIPT / "node_modules")
     (folder / "script.mjs").write_text(script)
     return subprocess.run(
-        [NODE, folder / "script.mjs", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S
+        [NODE, folder / "script.mjs", *arguments],
+        cwd=ROOT,
+        env=environment(served),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
     )
 
 
@@ -117,7 +121,9 @@ def test_producer_and_consumer(served: Served) -> None:
 
     def run(command: str, *more: str) -> str:
         words = [*in_venv(served.here(command)), *more]
-        done = subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            words, cwd=ROOT, env=environment(served), capture_output=True, text=True, timeout=TIMEOUT_S
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -142,7 +148,7 @@ def test_producer_and_consumer_in_javascript(served: Served, tmp_path: Path) -> 
         assert node == "node"
         folder = tmp_path / Path(script).stem
         folder.mkdir()
-        done = run_node((ROOT / script).read_text(), folder, *arguments)
+        done = run_node(served, (ROOT / script).read_text(), folder, *arguments)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout.splitlines())
     produced, consumed = printed

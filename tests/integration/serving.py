@@ -79,7 +79,9 @@ class Server(Endpoints):
             self._printed_value("gRPC"),
             self._printed_value("metrics").removeprefix("http://").removesuffix("/metrics"),
         )
-        self.nats_url = self._printed_value("NATS")
+        is_embedded = "  NATS access " in self.printed()
+        self.nats_url = Path(self._printed_value("NATS access")).read_text().strip() if is_embedded else ""
+        self.nats_url = self.nats_url or self._printed_value("NATS")
 
     def printed(self) -> str:
         """What it wrote to its standard output."""

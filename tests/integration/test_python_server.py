@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def test_what_it_tells_of_itself(server: Server) -> None:
     assert server.config("identity")["max_batch_size"] == 8
     assert server.http_url == f"http://{server.http_address}"
     assert server.metrics_url.endswith("/metrics")
-    assert server.nats_url.startswith("nats://127.0.0.1:")
+    assert re.fullmatch(r"nats://weir:[^@]+@127\.0\.0\.1:\d+", server.nats_url)
     with tritonclient.http.InferenceServerClient(server.http_address) as client:
         assert client.is_server_ready()
 

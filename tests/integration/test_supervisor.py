@@ -228,7 +228,7 @@ def test_a_killed_nats_server_comes_back_where_it_was_and_roles_stay(serve: Call
     serving = serve(nats=True)
     first = serving.ready()["nats"]
     url = serving.journal("started")[0]["nats"]
-    assert url.startswith("nats://127.0.0.1:")
+    assert url.startswith("nats://weir:")
     port = int(url.rpartition(":")[2])
 
     def answers() -> bool:

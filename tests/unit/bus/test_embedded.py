@@ -13,7 +13,7 @@ import nats
 import psutil
 import pytest
 
-from bus.embedded import MAX_PAYLOAD, EmbeddedNats, NatsStartError, find_binary
+from bus.embedded import MAX_PAYLOAD, EmbeddedNats, NatsStartError, find_binary, url_of_folder
 
 
 @pytest.fixture
@@ -190,3 +190,41 @@ def test_a_missing_binary_is_told(tmp_path: Path) -> None:
 def test_without_a_path_the_packaged_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert find_binary().name.startswith("nats-server")
+
+
+async def test_only_who_knows_the_password_is_let_in(server: EmbeddedNats, tmp_path: Path) -> None:
+    url = server.start()
+    await (await nats.connect(url)).close()
+    with pytest.raises(nats.errors.Error, match="Authorization Violation"):
+        await nats.connect(f"nats://127.0.0.1:{port_of(url)}", allow_reconnect=False)
+    file = tmp_path / "data" / "nats-url"
+    assert file.read_text() == f"{url}\n"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    server.stop()
+    again = EmbeddedNats(tmp_path / "data", port=port_of(url))
+    assert again.start() == url, "the password stays that of the folder"
+    again.stop()
+
+
+@pytest.mark.parametrize("fault", ["readable by others", "a link", "empty", "removed", "of another form"])
+def test_a_password_that_others_may_know_is_drawn_anew(server: EmbeddedNats, tmp_path: Path, fault: str) -> None:
+    password = server.start().rpartition("@")[0]
+    server.stop()
+    file = tmp_path / "data" / "nats-url"
+    assert url_of_folder(tmp_path / "data").startswith(password)
+    if fault == "readable by others":
+        file.chmod(0o640)
+    elif fault == "a link":
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    elif fault == "removed":
+        file.unlink()
+    else:
+        file.write_text("" if fault == "empty" else "http://a:b:c")
+    assert url_of_folder(tmp_path / "data") == ""
+    again = EmbeddedNats(tmp_path / "data")
+    try:
+        assert again.start().rpartition("@")[0] != password
+        assert stat.S_IMODE(file.lstat().st_mode) == 0o600
+    finally:
+        again.stop()

@@ -17,6 +17,8 @@ from weir import batch_client, dead_letters, pushing
 from weir.cli import main
 from weir.local_servers import local_servers, write_addresses
 from weir.named_broker import NamedBroker
+from weir.options import options_of
+from weir.role_commands import settings_of
 from weir.status import watching
 
 StartServer = Callable[[str, int], Path]
@@ -80,6 +82,7 @@ def urls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 BROKER_COMMANDS = (["status"], ["dead", "list"], ["push", "--list"])
+DEFAULTS = {key: option.default for key, option in options_of("scheduler").items()}
 ALL_COMMANDS = (*BROKER_COMMANDS, ["batch", "list"])
 
 
@@ -150,3 +153,24 @@ def test_addresses_of_an_earlier_server_are_not_taken(start_server: StartServer)
     write_addresses(folder, {"nats_url": "nats://127.0.0.1:9", "http": "127.0.0.1:1"})
     assert [server.http for server in local_servers()] == [""]
     assert stat.S_IMODE((folder / "addresses.json").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:7777", "localhost:7777"])
+def test_the_password_of_a_local_server_is_found_in_its_folder(
+    start_server: StartServer, brokers: list[NamedBroker], place: str
+) -> None:
+    folder = start_server("8123", 7777)
+    file = folder / "nats-url"
+    file.write_text("nats://weir:secret@127.0.0.1:7777\n")
+    file.chmod(0o600)
+    for command in BROKER_COMMANDS:
+        for named in ([], ["--nats", f"nats://{place}"], ["--data-dir", str(folder)]):
+            assert ran(*command, *named) == 0
+    assert {(broker.access.user, broker.access.password) for broker in brokers} == {("weir", "secret")}
+    brokers.clear()
+    # Whoever names a user, or another server, is taken at their word.
+    for url in ("nats://me:mine@localhost:7777", "nats://localhost:7778", "nats://elsewhere:7777"):
+        assert ran("status", "--nats", url) == 0
+    assert {broker.access.user for broker in brokers} == {""}
+    settings = settings_of("scheduler", {**DEFAULTS, "nats": f"nats://{place}"})
+    assert (settings.nats_access.user, settings.nats_access.password) == ("weir", "secret")
