@@ -29,6 +29,9 @@ class CacheConfig:
         Each is a cache's name and one setting or several, `local,size=1048576` or `nats,size=1048576,ttl=60`.
         """
         by_cache: dict[str, dict[str, str]] = {}
+        texts = list(texts)
+        if len({text.split(",")[0] for text in texts}) > 1:
+            raise ValueError("found multiple cache configurations, but only a single cache is currently supported")
         for text in texts:
             name, *settings = text.split(",")
             if name == "redis":
@@ -40,8 +43,6 @@ class CacheConfig:
                 if key not in _SETTINGS[name]:
                     raise ValueError(f"cache '{name}' has no setting '{key}'")
                 by_cache.setdefault(name, {})[key] = value
-        if len(by_cache) > 1:
-            raise ValueError("found multiple cache configurations, but only a single cache is currently supported")
         for name, values in by_cache.items():
             if "size" not in values:
                 raise ValueError(f"Failed to initialize cache '{name}': config didn't contain a valid 'size' field.")

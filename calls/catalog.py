@@ -157,7 +157,8 @@ class Catalog:
         }
 
     def server_ready(self) -> bool:
-        """Whether some worker has settled and, with strict readiness, every model has a READY version that can run.
+        """Whether some worker has settled. With strict readiness, also whether every model has a READY version that can run
+        and every model repository can be read.
 
         Models that are known to be away don't count against it: requests for them are taken, and bring a worker.
         """
@@ -165,6 +166,8 @@ class Catalog:
         if not self._away and not any(record.settled and not record.draining for record in workers):
             return False
         if not self._is_acquainted():
+            return False
+        if self.is_strict and any(record.unreadable and not record.draining for record in workers):
             return False
         return not self.is_strict or all(map(self._is_whole, self.names()))
 

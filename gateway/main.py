@@ -20,7 +20,6 @@ from bus.payloads import PayloadArena, remove_dead_segments
 from bus.presence import Presence
 from bus.registry import RegistryView
 from bus.settings import SharedSettings
-from calls.cache_config import CacheConfig
 from calls.catalog import Catalog
 from calls.inference import Inference
 from calls.model_operations import ModelOperations
@@ -28,15 +27,12 @@ from calls.payload_store import PayloadStore
 from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import Tracing
-from gateway.access import Access
 from gateway.async_requests.async_requests import AsyncRequests
 from gateway.doors import Doors
 from gateway.durable.intake import DurableIntake
 from gateway.durable.store import DurableStore
-from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
-from gateway.http.cross_site import CrossSiteCheck
 from gateway.http.protocol import LINGER_S, HttpProtocol
 from gateway.jobs.job_service import JobService
 from gateway.listeners import Listeners
@@ -45,6 +41,7 @@ from gateway.memory_limits import arriving_slots_ledger, request_ledger
 from gateway.metrics.endpoint import MetricsEndpoint
 from gateway.nats_door.door import NatsDoor
 from gateway.own_counters import OwnCounters
+from gateway.parsed_settings import parse_settings
 from gateway.progress import end_stalled_connections
 from gateway.repository_control import RepositoryControl
 from gateway.repository_index import RepositoryIndex
@@ -55,10 +52,8 @@ from schemas.errors import WeirError
 from schemas.request_limits import RequestLimits
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
-from telemetry.metrics_config import parse_metrics_config
 from telemetry.readiness import announce_failure, announce_ready, watch_parent
 from telemetry.role_life import run_role
-from telemetry.trace_settings import TraceConfig
 
 logger = logging.getLogger("weir.gateway")
 
@@ -80,12 +75,8 @@ async def _open_doors(
     gateway_id = own_id("gateway", settings.gateway_id)
     listeners = Listeners()
     try:
-        access = Access.of(settings)
-        cross_site = CrossSiteCheck(settings.allowed_hosts, settings.allowed_origins, settings.http_address)
-        tracing = Tracing(TraceConfig.parse(settings.trace_config))
-        metrics_config = parse_metrics_config(settings.metrics_config)
-        cache_config = CacheConfig.parse(settings.cache_config)
-        grpc_options = GrpcOptions.of(settings)
+        access, cross_site, trace_config, metrics_config, cache_config, grpc_options = parse_settings(settings)
+        tracing = Tracing(trace_config)
         if settings.allow_http:
             listeners.take("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
         if settings.allow_metrics:

@@ -112,7 +112,8 @@ class WorkerRecord:
     `gpus` are the UUIDs of the GPUs in whose memory it can take clients' tensors. `capacity` is what it has for models, and
     `offers` are those among them that declare what they need and that it could hold (`schemas.placement`). One that is
     `leaving` still takes batches, until other workers have what only it has. `model_control_mode` is its own, as Triton
-    names them: who asks for loads and unloads learns from it which workers carry them out.
+    names them: who asks for loads and unloads learns from it which workers carry them out. `unreadable` says which of its
+    model repositories it can't read, and why, where it loads all models that they hold.
     """
 
     worker: str
@@ -125,6 +126,7 @@ class WorkerRecord:
     offers: dict[str, Offer] = field(default_factory=dict)
     leaving: bool = False
     model_control_mode: str = "none"
+    unreadable: list[str] = field(default_factory=list)
 
     @property
     def takes_operations(self) -> bool:
@@ -211,6 +213,8 @@ def unpack_worker_record(data: bytes) -> WorkerRecord:
         and _are(str, *record.offers)
         and isinstance(record.gpus, list)
         and _are(str, *record.gpus)
+        and isinstance(record.unreadable, list)
+        and _are(str, *record.unreadable)
     ):
         raise MalformedMessage("not a worker record: wrong types")
     return record

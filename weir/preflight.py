@@ -23,10 +23,10 @@ class Listener(NamedTuple):
     shares: bool = False
 
 
-def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path | str, ...]:
+def check_repositories(paths: Sequence[str | Path] | None, may_be_absent: bool = False) -> tuple[Path | str, ...]:
     """The model repositories: folders as absolute paths, those in NATS as their addresses (`nats://NAME`).
 
-    Raises StartError, in Triton's words where it has some.
+    Raises StartError, in Triton's words where it has some. With `may_be_absent` a folder need not be there.
     """
     if not paths:
         raise StartError("--model-repository must be specified")
@@ -37,7 +37,7 @@ def check_repositories(paths: Sequence[str | Path] | None) -> tuple[Path | str, 
             continue
         if str(path).startswith(_REMOTE):
             raise StartError(f"model repository {path} is not a folder: remote repositories are not served")
-        if not Path(path).is_dir():
+        if not may_be_absent and not Path(path).is_dir():
             raise StartError(f"model repository {path} is not a folder")
         checked.append(Path(path).absolute())
     # As in Triton, one that is named twice counts once.

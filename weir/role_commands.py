@@ -62,6 +62,19 @@ def _imported(role: str) -> Any:
     return main
 
 
+def check_gateway_options(values: Mapping[str, Any]) -> None:
+    """Raises StartError for options that only a gateway reads, which is started once all models are loaded."""
+    options = options_of("gateway")
+    chosen = {key: values.get(key, () if option.repeatable else option.default) for key, option in options.items()}
+    settings = settings_of("gateway", {**chosen, "nats": chosen["nats"] or "nats://127.0.0.1"})
+    try:
+        import_module("gateway.parsed_settings").parse_settings(settings)
+    except WeirError as error:
+        raise StartError(error.message) from error
+    except (OSError, ValueError) as error:
+        raise StartError(str(error)) from error
+
+
 def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     """The settings of `role`, a dataclass of its package. Raises StartError for what is missing."""
     fields = {option.settings_field: values[key] for key, option in options_of(role).items()}
@@ -70,7 +83,9 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
         raise StartError("--nats must be specified")
     fields["nats_access"] = access_to(fields["nats_url"], fields["nats_access"])
     if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):
-        fields["model_repositories"] = check_repositories(fields["model_repositories"])
+        # A scheduler does without, and looks into a folder when it needs something of it.
+        may_be_absent = role == "scheduler" or fields.get("exit_on_error") is False
+        fields["model_repositories"] = check_repositories(fields["model_repositories"], may_be_absent)
         if role == "scheduler":  # what it reads there is code, which never travels over the bus
             fields["model_repositories"] = tuple(p for p in fields["model_repositories"] if isinstance(p, Path))
     if "backend_directories" in fields:

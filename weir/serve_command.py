@@ -31,6 +31,7 @@ from weir.options.deprecated import replaced
 from weir.parent import parent_fd
 from weir.preflight import Listener, check_backend_directories, check_listeners, check_repositories
 from weir.role import RoleSpec
+from weir.role_commands import check_gateway_options
 from weir.start_error import StartError
 from weir.startup_block import StartupFacts, render_startup_block
 from weir.supervisor import Supervisor
@@ -70,7 +71,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
         configure_logging("supervisor", LogSettings.of(SimpleNamespace(**values)))
     except WeirError as error:
         raise StartError(error.message) from error
-    repositories = check_repositories(values["model_repository"])
+    repositories = check_repositories(values["model_repository"], may_be_absent=values["exit_on_error"] is False)
     values["model_repository"] = tuple(map(str, repositories))
     values["backend_directory"] = tuple(map(str, check_backend_directories(values["backend_directory"])))
     listeners = _listeners(values)
@@ -89,6 +90,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     is_forked = [gpus == 0 or not role.name.startswith("worker") for role in roles]
     roles = [replace(role, main=main if forked else None) for role, forked in zip(roles, is_forked, strict=True)]
     import_roles()
+    check_gateway_options(values)
     nats_url = values["nats"]
     for option in ACCESS_OPTIONS:
         if nats_url is None and values[option.key]:

@@ -162,7 +162,10 @@ class ModelControl:
                 logger.error("%s; its models stay as they are until it can be read", problem)
         for path in self._unreadable.keys() - snapshot.unreadable.keys():
             logger.info("model repository '%s' can be read again", path.name)
+        has_changed = self._unreadable != snapshot.unreadable
         self._unreadable = snapshot.unreadable
+        if has_changed and self._mode != "explicit":  # there, loading a model finds what is there by then
+            await self._records.describe(unreadable=list(snapshot.unreadable.values()))
         return snapshot.models
 
     def _problems(self, names: Iterable[str]) -> list[str]:

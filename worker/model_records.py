@@ -23,6 +23,9 @@ class RecordHost(Protocol):
     async def remove_model(self, name: str) -> None:
         """Tells the registry that the model is not there."""
 
+    async def describe(self, **changes: Any) -> None:
+        """Tells the registry of the worker itself; `changes` are fields of `WorkerRecord` that are so from now on."""
+
 
 class ModelRecords:
     """See the module."""
@@ -41,6 +44,10 @@ class ModelRecords:
     async def write(self, record: ModelRecord) -> None:
         """Writes this record."""
         await self._try(self._host.write_model(record), record.name)
+
+    async def describe(self, **changes: Any) -> None:
+        """Writes what has changed of the worker itself."""
+        await self._try(self._host.describe(**changes), "this worker")
 
     async def _try(self, change: Coroutine[Any, Any, None], name: str) -> None:
         try:

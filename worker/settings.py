@@ -19,8 +19,9 @@ class WorkerSettings:
     With `model_namespacing`, models of different repositories may have the same name.
     `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
     explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
-    (`announce_failure`); without it the others serve. `backend_config` holds values of the form
-    `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in `backend_directories` are those of the user's own.
+    (`announce_failure`); without it the others serve. False (None does not) also allows repositories that are not there.
+    `backend_config` holds values of the form `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in
+    `backend_directories` are those of the user's own.
     `exit_timeout_secs` is the time for running batches after SIGTERM.
     `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
     `payload_memory_byte_size` 0 takes what follows from the host.
@@ -50,7 +51,7 @@ class WorkerSettings:
     rate_limit_resource: tuple[str, ...] = ()
     pinned_memory_pool_byte_size: int = 256 << 20
     host_policy: tuple[str, ...] = ()
-    exit_on_error: bool = False
+    exit_on_error: bool | None = None
     exit_timeout_secs: float = 30.0
     live_streams: int | None = None
     model_cache_dir: str | None = None

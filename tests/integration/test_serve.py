@@ -51,6 +51,33 @@ def test_a_missing_repository(tmp_path: Path) -> None:
     assert told == f"error: model repository {tmp_path / 'nowhere'} is not a folder\n"
 
 
+def test_a_missing_repository_is_served_around_where_errors_are_not_to_end_the_server(
+    serve: Serve, tmp_path: Path
+) -> None:
+    write_identity(tmp_path / "models", "good", "FP32")
+    server = serve(tmp_path / "models", f"--model-repository={tmp_path / 'nowhere'}", "--exit-on-error=false")
+    assert server.is_ready("good")
+    assert not server.is_ready()
+    assert "failed to read model repository 'nowhere': No such file or directory" in server.log()
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("--trace-config=level=NONSENSE", "NONSENSE"),
+        ("--metrics-config=nonsense", "nonsense"),
+        ("--grpc-use-ssl", "--grpc-server-cert"),
+        ("--http-restricted-api=nonsense:key=value", "nonsense"),
+    ],
+)
+def test_options_of_the_gateway_are_checked_before_models_are_loaded(tmp_path: Path, option: str, reason: str) -> None:
+    write_slow(tmp_path / "models")
+    told = complaint(tmp_path, f"--model-repository={tmp_path / 'models'}", *FREE_PORTS, option)
+    assert reason in told
+    assert "loading: slow" not in told
+    assert len(told.splitlines()) == 1
+
+
 def test_broken_models_leave_the_others_alone(serve: Serve, tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_identity(models, "good", "FP32")

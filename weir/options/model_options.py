@@ -99,11 +99,14 @@ def _models() -> tuple[Option, ...]:
             repeatable=True,
             **panel,
         ),
-        switch(
-            "--exit-on-error",
-            False,
-            "End when a model fails to load at the start, instead of serving the others.",
-            differs="The default is false; Triton ends.",
+        Option(
+            names=("--exit-on-error",),
+            value=Switch(),
+            shown_default="false for models, true for folders",
+            bare="true",
+            help="true: end when a model can't be loaded at the start, or a folder is missing. false: serve what there is, "
+            "even where a folder is missing.",
+            differs="The default is false for models, so that the others serve; Triton ends.",
             **panel,
         ),
         Option(

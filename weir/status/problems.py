@@ -28,6 +28,7 @@ def problems_of(status: ClusterStatus) -> list[Problem]:
     found = [
         *_missing_roles(status),
         *_silent(status),
+        *_repositories(status),
         *_models(status),
         *_queues(status),
         *_overloaded(status),
@@ -65,6 +66,13 @@ def _silent(status: ClusterStatus) -> Iterator[Problem]:
             place = f"process {role.pid} on {role.host_name or f'host {role.host}'}"
             text = f"{role.role} {role.id} ({place}) does not answer: it is dead, paused or cut off"
             yield _warning("silent process", role.id, text)
+
+
+def _repositories(status: ClusterStatus) -> Iterator[Problem]:
+    for role in status.roles:
+        if role.state != "silent":
+            for reason in role.unreadable:
+                yield _warning("repository unreadable", role.id, f"{role.role} {role.id}: {reason}")
 
 
 def _leaving(status: ClusterStatus) -> Iterator[Problem]:

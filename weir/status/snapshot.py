@@ -25,6 +25,7 @@ Kind = Literal[
     "model without worker",
     "scaled to zero",
     "overloaded",
+    "repository unreadable",
     "model fails",
     "change rejected",
     "queue without owner",
@@ -125,6 +126,7 @@ class RoleStatus(Part):
     loop_lag_s: float = Field(
         default=0.0, description="longest time in the last 10 s for which its event loop served nobody, in seconds"
     )
+    unreadable: list[str] = Field(default=[], description="why a worker can't read model repositories of its own")
     models: int = Field(description="models that a worker has ready")
     instances: int = Field(description="instances of all its models")
     batches: int = Field(description="batches that a worker holds, as it told last")

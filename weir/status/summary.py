@@ -194,6 +194,7 @@ def _load(facts: Facts, id: str) -> dict[str, Any]:
     ready = [[v for v in model.versions.values() if v.state == ModelState.READY] for model in models]
     return {
         "models": sum(map(bool, ready)),
+        "unreadable": [] if view is None else list(view.record.unreadable),
         # What a worker tells of its load counts what can be busy, and the coordinators of ensembles never are.
         "instances": sum(v.instances for versions in ready for v in versions) if load is None else load.instances,
         "batches": 0 if heartbeat is None else sum(map(len, heartbeat.batches.values())),

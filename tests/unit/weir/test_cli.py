@@ -74,6 +74,10 @@ def test_roles_run_our_packages_whatever_lies_in_the_current_folder(tmp_path: Pa
             "found multiple cache configurations, but only a single cache is currently supported",
         ),
         (
+            ["serve", "--cache-config=local,size=1", "--cache-config=redis,host=a"],
+            "found multiple cache configurations, but only a single cache is currently supported",
+        ),
+        (
             ["gateway", "--allow-http", "maybe"],
             'Bad option: "--allow-http". invalid value for bool option: maybe. Choose true or false.',
         ),
