@@ -149,6 +149,8 @@ class PreparedRequests:
 
     def find(self, version: str, body: bytes | bytearray, header_length: int) -> PreparedRequest | None:
         """What is kept for the header of this body, if the body is as long as it asks for."""
+        if header_length > MAX_HEADER_BYTES:
+            return None
         prepared = self._templates.find((version, bytes(body[:header_length])))
         return prepared if prepared is not None and prepared.body_length == len(body) else None
 

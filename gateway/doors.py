@@ -18,6 +18,7 @@ from gateway.repository_control import RepositoryControl
 from gateway.shared_memory import SharedMemoryRegions
 from gateway.statistics import Statistics
 from runtime.memory_ledger import MemoryLedger
+from runtime.offload import Offload
 from schemas.request_limits import RequestLimits
 
 
@@ -46,3 +47,4 @@ class Doors:
     batch_jobs: JobService | None = None
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
+    offload: Offload = field(default_factory=Offload)

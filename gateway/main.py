@@ -228,6 +228,7 @@ async def _open_doors(
     await nats_door.close(max(0.0, deadline_s - time.monotonic()))
     await tracing.stop()
     durable.stop()
+    doors.offload.close()
     listeners.stop("metrics")
     expiry.cancel()
     stalls.cancel()

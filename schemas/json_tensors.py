@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ _ARRAY_CODES: dict[str, Any] = {
     "FP32": "f",
     "FP64": "d",
 }
+
+_PIECE_ELEMENTS = 65_536
 
 _SHAPE_MISMATCH = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 
@@ -72,14 +74,8 @@ def json_data(name: str, datatype: str, shape: Sequence[int], data: bytes | memo
     binary format. Raises WeirError: INTERNAL where the content does not fill `shape`, INVALID_ARG for FP16 and BF16.
     """
     if datatype == "BYTES":
-        return _json_strings(name, shape, data)
-    code = _ARRAY_CODES.get(datatype)
-    if code is None:
-        raise invalid(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
-        )
-    if len(data) != element_count(shape) * DATATYPES[datatype].size_bytes:
-        raise _wrong_size(name)
+        return [element.decode(errors="replace") for element in _strings(name, shape, data)]
+    code = _checked_code(name, datatype, shape, data)
     if not data:
         return []
     values = memoryview(data).cast(code).tolist()
@@ -87,6 +83,27 @@ def json_data(name: str, datatype: str, shape: Sequence[int], data: bytes | memo
     if code in "fd" and not math.isfinite(sum(values)):
         return orjson.Fragment(rapidjson.dumps(values, number_mode=rapidjson.NM_NAN))
     return values
+
+
+def json_pieces(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Iterator[bytes]:
+    """The JSON text of `json_data` in pieces, made one after another: for content that is too long to be a list at once.
+
+    Raises WeirError as `json_data`, before the first piece.
+    """
+    if datatype == "BYTES":
+        elements = _strings(name, shape, data)
+        return _joined(
+            orjson.dumps([element.decode(errors="replace") for element in elements[start : start + _PIECE_ELEMENTS]])
+            for start in range(0, len(elements), _PIECE_ELEMENTS)
+        )
+    _checked_code(name, datatype, shape, data)
+    values = np.frombuffer(data, DATATYPES[datatype].numpy)
+    pieces = (values[start : start + _PIECE_ELEMENTS] for start in range(0, len(values), _PIECE_ELEMENTS))
+    if values.dtype.kind != "f":
+        return _joined(orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY) for piece in pieces)
+    if not np.isfinite(values).all():
+        return _joined(rapidjson.dumps(piece.tolist(), number_mode=rapidjson.NM_NAN).encode() for piece in pieces)
+    return _joined(orjson.dumps(piece.astype(np.float64), option=orjson.OPT_SERIALIZE_NUMPY) for piece in pieces)
 
 
 def json_scalar(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Any:
@@ -149,14 +166,36 @@ def _truncated(datatype: str, elements: list[int]) -> bytes:
     return np.frombuffer(wide, wide.typecode).astype(DATATYPES[datatype].numpy).tobytes()
 
 
-def _json_strings(name: str, shape: Sequence[int], data: bytes | memoryview) -> list[str]:
+def _checked_code(name: str, datatype: str, shape: Sequence[int], data: bytes | memoryview) -> Any:
+    """The code of `array` for an output's elements, which are no strings. Raises WeirError as `json_data`."""
+    code = _ARRAY_CODES.get(datatype)
+    if code is None:
+        raise invalid(
+            f"sending {datatype} data via JSON is not supported. Please use the binary data format for output"
+        )
+    if len(data) != element_count(shape) * DATATYPES[datatype].size_bytes:
+        raise _wrong_size(name)
+    return code
+
+
+def _joined(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """One JSON array of the elements of several, of which none is empty."""
+    separator = b"["
+    for text in texts:
+        yield separator
+        yield text[1:-1]
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"
+
+
+def _strings(name: str, shape: Sequence[int], data: bytes | memoryview) -> list[bytes]:
     try:
         elements = unpack_bytes(data)
     except ValueError:
         raise _wrong_size(name) from None
     if len(elements) != element_count(shape):
         raise _wrong_size(name)
-    return [element.decode(errors="replace") for element in elements]
+    return elements
 
 
 def _not_for_json(name: str, datatype: str) -> WeirError:

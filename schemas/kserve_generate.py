@@ -17,8 +17,9 @@ from schemas.errors import WeirError, internal, invalid
 from schemas.json_fields import parameter_value, string
 from schemas.json_tensors import json_data, json_scalar, pack_json_data
 from schemas.json_text import load_json
+from schemas.kserve_request import check_json_size
 from schemas.model_config import ModelConfig, ModelInput
-from schemas.request_errors import refused, too_large
+from schemas.request_errors import refused
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Reference, Tensor, element_count
@@ -38,8 +39,7 @@ def parse_generate_request(
     Parameters that are reserved elsewhere (`sequence_id`, `priority`, `timeout` ...) are plain ones here. Raises
     WeirError: INTERNAL for wrong JSON types, INVALID_ARG for the rest.
     """
-    if len(body) > limits.input_size:
-        raise too_large("request JSON size", len(body), limits.input_size)
+    check_json_size(body, limits)
     document = load_json(body)
     if type(document) is not dict:
         raise internal("attempt to get members for non-object")
@@ -77,7 +77,7 @@ def build_generate_response(response: InferResponse) -> bytes:
     """The JSON object of one response: its members in the order of their names, as in Triton.
 
     Outputs are flat arrays, those of one element scalars. Raises WeirError for an output that can't travel as JSON, and
-    TypeError for content that is still a reference.
+    TypeError for content that is still a reference. Content of megabytes takes long: see `schemas.offloaded`.
     """
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name

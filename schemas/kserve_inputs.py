@@ -115,9 +115,10 @@ def _check_size(name: str, datatype: str, shape: list[int]) -> None:
 
 def _json_content(
     name: str, datatype: str, shape: list[int], members: Mapping[str, Any], limits: RequestLimits
-) -> bytes:
-    if type(members["data"]) is bytes:
-        return members["data"]  # no JSON has bytes: it is msgpack, where they are the content itself
+) -> bytes | memoryview:
+    data = members["data"]
+    if isinstance(data, (bytes, memoryview)):
+        return data  # no JSON has bytes: it is msgpack, where they are the content itself, or was packed before
     # Triton counts no dimensions as no elements, and does not look at `data` when there are none.
     count = math.prod(shape) if shape else 0
     if count == 0:
@@ -128,4 +129,4 @@ def _json_content(
             f"JSON input '{name}' has a byte_size ({size} bytes) that exceeds the maximum allowed value of "
             f"{limits.input_size} bytes. Use --http-max-input-size to increase the limit."
         )
-    return pack_json_data(name, datatype, members["data"], count)
+    return pack_json_data(name, datatype, data, count)

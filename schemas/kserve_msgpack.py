@@ -19,17 +19,19 @@ Source: the msgpack specification; extension types and timestamps mean nothing h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
 
 from schemas.classification import classify
-from schemas.errors import invalid
+from schemas.errors import WeirError, invalid
 from schemas.kserve_request import read_document
-from schemas.kserve_response import Labels
+from schemas.kserve_response import MAX_WRITTEN_BYTES, Labels, LongOutputs
 from schemas.regions import FindRegion, no_regions
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
 from schemas.wire import bin_header
 
 _BIN_HEADER_SIZES = {0xC4: 2, 0xC5: 3, 0xC6: 5}
@@ -48,16 +50,21 @@ def parse_msgpack_request(
     find_region: FindRegion = no_regions,
 ) -> InferRequest:
     """The request in `body`. Raises WeirError: INVALID_ARG for what is not msgpack, else as `parse_infer_request`."""
-    return read_document(model_name, model_version, _document(body, limits), _NOTHING, limits, find_region)
+    return read_document(model_name, model_version, msgpack_document(body, limits), _NOTHING, limits, find_region)
 
 
 def build_msgpack_response(
-    request: InferRequest, response: InferResponse, labels: Labels | None = None, batching: bool = False
+    request: InferRequest,
+    response: InferResponse,
+    labels: Labels | None = None,
+    batching: bool = False,
+    written: Mapping[str, Tensor] | None = None,
 ) -> list[bytes | memoryview]:
     """The chunks of the body that answers `request`: the content of outputs is not copied.
 
     Which outputs, and what of them, is as in `build_infer_response`, but that all come as bytes. Raises WeirError for an
-    output that can't be written as asked, TypeError for content that is still a reference.
+    output that can't be written as asked, LongOutputs as `build_infer_response`, TypeError for content that is still a
+    reference.
     """
     requested = {output.name: output for output in request.outputs}
     outputs = [tensor for tensor in response.outputs if not requested or tensor.name in requested]
@@ -72,7 +79,12 @@ def build_msgpack_response(
     for tensor in outputs:
         wish = requested.get(tensor.name)
         if wish is not None and wish.class_count:
-            tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+            if tensor.size_bytes > MAX_WRITTEN_BYTES:
+                if written is None:
+                    raise LongOutputs
+                tensor = written[tensor.name]
+            else:
+                tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
         is_elsewhere = wish is not None and wish.region is not None  # the caller finds the content there
         piece += _packer.pack_map_header(3 if is_elsewhere else 4) + _NAME + _pack(tensor.name)
         piece += _DATATYPE + _pack(tensor.datatype) + _SHAPE + _pack(tensor.shape)
@@ -91,7 +103,8 @@ def msgpack_error_body(message: str) -> bytes:
     return bytes(_pack({"error": message}))
 
 
-def _document(body: bytes | bytearray | memoryview, limits: RequestLimits) -> Any:
+def msgpack_document(body: bytes | bytearray | memoryview, limits: RequestLimits) -> Any:
+    """The document in `body`. Raises WeirError (INVALID_ARG) for what is not msgpack, or holds too many values."""
     try:
         # An array of a million elements is nine bytes, unless they follow: nothing is made before all of it is there.
         unpacker = _fed(body)
@@ -110,25 +123,38 @@ def _check_size(body: bytes | bytearray | memoryview, limits: RequestLimits) -> 
     view = memoryview(body)
     envelope_bytes = len(view)
     unpacker = _fed(body)
-    for _ in range(unpacker.read_map_header() if _is_map(view[0]) else 0):
+    for _ in range(_count(unpacker.read_map_header(), limits) if _is_map(view[0]) else 0):
         unpacker.skip()
         end = unpacker.tell()
         if bytes(view[end - 6 : end]) != b"inputs" or not _is_array(view[end]):
             unpacker.skip()
             continue
-        for _ in range(unpacker.read_array_header()):
-            envelope_bytes -= _bin_bytes(unpacker, view)
+        inputs = unpacker.read_array_header()
+        if inputs > limits.tensors:
+            raise invalid(f"request holds more than {limits.tensors} inputs")
+        for _ in range(inputs):
+            envelope_bytes -= _bin_bytes(unpacker, view, limits)
     if envelope_bytes > limits.json_values:
-        raise invalid(f"request msgpack holds more than {limits.json_values} bytes besides the content of its tensors")
+        raise _too_many_values(limits)
 
 
-def _bin_bytes(unpacker: msgpack.Unpacker, view: memoryview) -> int:
+def _count(members: int, limits: RequestLimits) -> int:
+    if members > limits.json_values // 2:  # each has a name and a value
+        raise _too_many_values(limits)
+    return members
+
+
+def _too_many_values(limits: RequestLimits) -> WeirError:
+    return invalid(f"request msgpack holds more than {limits.json_values} bytes besides the content of its tensors")
+
+
+def _bin_bytes(unpacker: msgpack.Unpacker, view: memoryview, limits: RequestLimits) -> int:
     """Bytes of `bin` among the values of the map that comes next."""
     if not _is_map(view[unpacker.tell()]):
         unpacker.skip()
         return 0
     found = 0
-    for _ in range(unpacker.read_map_header()):
+    for _ in range(_count(unpacker.read_map_header(), limits)):
         unpacker.skip()
         start = unpacker.tell()
         unpacker.skip()

@@ -66,7 +66,7 @@ def parse_infer_request(
     elif not 0 < header_length <= len(view):
         raise invalid(f"inference header size should be in range (0, {len(view)}), got: {header_length}")
     if header_length > limits.input_size or header_length > limits.json_values:
-        _check_size(bytes(view[:header_length]), limits)
+        check_json_size(view[:header_length], limits)
     document = load_json(view[:header_length])
     return read_document(model_name, model_version, document, view[header_length:], limits, find_region)
 
@@ -93,10 +93,13 @@ def read_document(
     return request
 
 
-def _check_size(text: bytes, limits: RequestLimits) -> None:
-    """Refuse a document that is too long, or so long that it may hold too many values and does."""
-    if len(text) > limits.input_size:
-        raise too_large("request JSON size", len(text), limits.input_size)
+def check_json_size(document: bytes | memoryview, limits: RequestLimits) -> None:
+    """Refuses a document that is too long, or so long that it may hold too many values and does. Raises WeirError."""
+    if len(document) > limits.input_size:
+        raise too_large("request JSON size", len(document), limits.input_size)
+    if len(document) <= limits.json_values:
+        return
+    text = bytes(document)
     if text.count(b",") + text.count(b"[") + text.count(b"{") > limits.json_values:
         raise invalid(f"request JSON holds more than {limits.json_values} values")
 

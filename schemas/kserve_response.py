@@ -5,7 +5,7 @@ Binary outputs follow the JSON as the buffers they came in: nothing is joined he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -13,29 +13,51 @@ import orjson
 from schemas.classification import classify
 from schemas.json_tensors import json_data
 from schemas.requests import InferRequest, InferResponse, RequestedOutput
+from schemas.tensors import Tensor
 
 Labels = Callable[[str], Sequence[str] | None]
 """The labels of an output by its name, in the order of class indexes; None for an output without labels."""
 
 
+MAX_WRITTEN_BYTES = 256 * 1024
+"""The largest content of an output that an event loop writes as JSON, or ranks for its classes, which takes up to 20 ms."""
+
+
+class LongOutputs(Exception):
+    """A response has outputs that take too long to be written in the event loop: see `schemas.offloaded`."""
+
+
 def build_infer_response(
-    request: InferRequest, response: InferResponse, labels: Labels | None = None, batching: bool = False
+    request: InferRequest,
+    response: InferResponse,
+    labels: Labels | None = None,
+    batching: bool = False,
+    written: Mapping[str, Tensor] | None = None,
 ) -> tuple[list[bytes | memoryview], int | None]:
     """The chunks of the body that answers `request`, and the length of its JSON: None when there is nothing else.
 
     Outputs come in the model's order; where the request lists outputs, only those, each as it asks. `batching` (the
     model has a batch dimension) and `labels` matter to classification. Raises WeirError for an output that can't be
     written as asked, TypeError for content that is still a reference.
+
+    `written` are the outputs of more than `MAX_WRITTEN_BYTES` that are wanted as JSON or as classes, by name, as
+    `schemas.offloaded.written_outputs` returns them. Without it raises LongOutputs where there are any.
     """
     requested = {output.name: output for output in request.outputs} if request.outputs else None
     default = RequestedOutput("", request.binary_default)
     rows: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = [b""]
+    texts: dict[int, bytes | memoryview] = {}  # by the position of the row: JSON that is there already
     for tensor in response.outputs:
         wish = default if requested is None else requested.get(tensor.name)
         if wish is None:
             continue
-        if wish.class_count:
+        is_long = (wish.class_count or not wish.binary) and tensor.size_bytes > MAX_WRITTEN_BYTES
+        if is_long and wish.region is None:
+            if written is None:
+                raise LongOutputs
+            tensor = written[tensor.name]
+        elif wish.class_count:
             tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
         row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         rows.append(row)
@@ -48,8 +70,14 @@ def build_infer_response(
             row["parameters"] = {"binary_data_size": len(data)}
             if data:
                 chunks.append(data)
+        elif is_long:
+            texts[len(rows) - 1] = data
         else:
             row["data"] = json_data(tensor.name, tensor.datatype, tensor.shape, data)
+    if texts:
+        header_chunks = _long_header(request, response, rows, texts)
+        has_binary = len(chunks) > 1
+        return [*header_chunks, *chunks[1:]], sum(map(len, header_chunks)) if has_binary else None
     header = _header(request, response, rows)
     chunks[0] = header
     return chunks, len(header) if len(chunks) > 1 else None
@@ -58,6 +86,26 @@ def build_infer_response(
 def error_body(message: str) -> bytes:
     """The JSON body of an error."""
     return orjson.dumps({"error": message.encode(errors="replace").decode()})
+
+
+def _long_header(
+    request: InferRequest,
+    response: InferResponse,
+    rows: Sequence[dict[str, Any]],
+    texts: Mapping[int, bytes | memoryview],
+) -> list[bytes | memoryview]:
+    """The chunks of `_header`, where the `data` of some rows is JSON already."""
+    chunks: list[bytes | memoryview] = []
+    piece = _header(request, response, [])[: -len(b"]}")]
+    for position, row in enumerate(rows):
+        piece += b"," if position else b""
+        text = texts.get(position)
+        if text is None:
+            piece += orjson.dumps(row)
+        else:
+            chunks += (piece + orjson.dumps(row)[:-1] + b',"data":', text)
+            piece = b"}"
+    return [*chunks, piece + b"]}"]
 
 
 def _header(request: InferRequest, response: InferResponse, rows: list[dict[str, Any]]) -> bytes:

@@ -14,19 +14,32 @@ An answer comes in the form of its request: msgpack to msgpack, else JSON, with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from calls.catalog import ServedModel
+from runtime.offload import OFF_LOOP_BYTES
 from schemas.errors import WeirError, invalid
 from schemas.kserve_msgpack import build_msgpack_response, msgpack_error_body, parse_msgpack_request
 from schemas.kserve_raw import parse_raw_request
-from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.kserve_request import is_header_length, parse_header_length, parse_infer_request, read_document
 from schemas.kserve_response import build_infer_response, error_body
 from schemas.model_config import ModelConfig
+from schemas.offloaded import (
+    READ_JSON,
+    READ_MSGPACK,
+    OutputWish,
+    Part,
+    json_job,
+    long_wishes,
+    msgpack_job,
+    outline_document,
+)
 from schemas.regions import FindRegion, no_regions
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
 
 CONTENT_TYPE = "content-type"
 HEADER_LENGTH = "inference-header-content-length"
@@ -78,18 +91,75 @@ def parse_body(
     return parse_infer_request(model, version, data, header_length, limits, find_region), body_format
 
 
-def encode_response(
+class Outline(NamedTuple):
+    """A long body as a helper process is to read it (`operation` on `parts`), or has read it.
+
+    `content` is what follows its JSON. `result` are the parts that the helper has returned, or why the body can't be read.
+    """
+
+    operation: str
+    parts: Sequence[Part]
+    content: memoryview
+    body_format: BodyFormat
+    result: Sequence[memoryview] | WeirError = ()
+
+
+def outline_of(
+    model: str, version: str, data: bytes, headers: Mapping[str, str], limits: RequestLimits
+) -> Outline | None:
+    """What a helper process is to do before `data` can be read; None for a body that can be read at once."""
+    if len(data) <= OFF_LOOP_BYTES:
+        return None
+    length, body_format, view = headers.get(HEADER_LENGTH), format_of(headers), memoryview(data)
+    if body_format is BodyFormat.MSGPACK:
+        return Outline(READ_MSGPACK, msgpack_job(model, version, view, limits), view[:0], body_format)
+    json_bytes = len(data) if length is None else int(length) if is_header_length(length) else 0
+    if not OFF_LOOP_BYTES < json_bytes <= len(data):
+        return None
+    content = view[json_bytes:]
+    job = json_job(model, version, view[:json_bytes], len(content), limits)
+    return Outline(READ_JSON, job, content, body_format)
+
+
+def parse_outline(
+    model: str,
+    version: str,
+    outline: Outline,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    find_region: FindRegion = no_regions,
+) -> tuple[InferRequest, BodyFormat]:
+    """As `parse_body`, of a body that a helper process has read. Raises WeirError."""
+    if isinstance(outline.result, WeirError):
+        raise outline.result
+    document = outline_document(outline.result)
+    return read_document(model, version, document, outline.content, limits, find_region), outline.body_format
+
+
+def long_outputs(
     request: InferRequest, response: InferResponse, served: ServedModel, body_format: BodyFormat
+) -> list[OutputWish]:
+    """The outputs for which `encode_response` has raised LongOutputs."""
+    is_msgpack = body_format is BodyFormat.MSGPACK
+    return long_wishes(request, response, served.labels.get, served.config.max_batch_size > 0, is_msgpack)
+
+
+def encode_response(
+    request: InferRequest,
+    response: InferResponse,
+    served: ServedModel,
+    body_format: BodyFormat,
+    written: Mapping[str, Tensor] | None = None,
 ) -> tuple[Headers, bytes]:
     """The headers and the body that answer `request`, of any size: what a message can't hold is for the caller to place.
 
-    Raises WeirError for an output that can't be written as asked.
+    Raises WeirError for an output that can't be written as asked, LongOutputs where a helper process is to write some:
+    `written` are those.
     """
     batching = served.config.max_batch_size > 0
     if body_format is BodyFormat.MSGPACK:
-        chunks = build_msgpack_response(request, response, served.labels.get, batching)
+        chunks = build_msgpack_response(request, response, served.labels.get, batching, written)
         return [("Content-Type", BodyFormat.MSGPACK.value)], b"".join(chunks)
-    chunks, header_length = build_infer_response(request, response, served.labels.get, batching)
+    chunks, header_length = build_infer_response(request, response, served.labels.get, batching, written)
     if header_length is None:
         return [("Content-Type", BodyFormat.JSON.value)], b"".join(chunks)
     headers = [

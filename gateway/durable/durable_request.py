@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
@@ -9,11 +10,12 @@ from bus.connection import Message
 from bus.delivered_message import Delivery
 from calls.catalog import ServedModel
 from calls.pending import Pending
-from gateway.durable.bodies import BodyFormat, digest_of
+from gateway.durable.bodies import BodyFormat, Outline, digest_of
 from gateway.durable.request_terms import DurableTerms
 from gateway.durable.retry_policy import MAX_HISTORY, Trials
+from schemas.errors import WeirError
 from schemas.lanes import Lane
-from schemas.requests import InferRequest
+from schemas.requests import InferRequest, InferResponse
 from schemas.terminal import Attempt, Outcome, TerminalRecord
 
 
@@ -51,6 +53,8 @@ class DurableRequest:
         "message",
         "model",
         "on_ended",
+        "outline",
+        "outputs_later",
         "pending",
         "request",
         "responses",
@@ -88,6 +92,10 @@ class DurableRequest:
         """The request's own body: that of the message, or what the object holds that the message names."""
         self.has_object = False
         """Whether `body` came from object store `requests`."""
+        self.outline: Outline | None = None
+        """A long `body`, once a helper process has read it."""
+        self.outputs_later: deque[tuple[InferResponse | WeirError | None, bool]] | None = None
+        """Responses that came while a helper process writes one before them; None while it writes none."""
         self.digest = ""
         self.format = BodyFormat.JSON
         self.request: InferRequest | None = None

@@ -80,6 +80,7 @@ class DurableIntake:
             bounds=QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs),
             weights=tenant_weights(settings.tenant_weight),
             tenant_limits=tenant_limits(settings.tenant_limit),
+            offload=doors.offload,
         )
         self._models: dict[str, OwnedModel] = {}
         self._known: dict[str, KnownConsumer] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bus.connection import Bus
 from bus.jetstream_api import JetStreamApi
@@ -13,6 +13,7 @@ from gateway.durable.counters import DurableCounters
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.recorder import Recorder
 from gateway.durable.retry_policy import RetryPolicy
+from runtime.offload import Offload
 from schemas.queue_bounds import QueueBounds
 from schemas.regions import FindRegion
 from schemas.request_limits import RequestLimits
@@ -36,3 +37,4 @@ class IntakeParts:
     bounds: QueueBounds
     weights: Mapping[str, float]
     tenant_limits: Mapping[str, int]
+    offload: Offload = field(default_factory=Offload)

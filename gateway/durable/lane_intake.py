@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
+from collections.abc import Callable
 from functools import partial
 
 from bus import durable_subjects as subjects
@@ -24,6 +25,7 @@ from bus.message_pull import MessagePull
 from calls.catalog import ServedModel
 from gateway.durable.acknowledger import Acknowledger
 from gateway.durable.arrival_line import ArrivalLine
+from gateway.durable.bodies import Outline, outline_of
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.early_names import kserve_id
 from gateway.durable.fair_queue import FairQueue
@@ -34,6 +36,7 @@ from gateway.durable.sequence_lines import SequenceLines
 from gateway.durable.stalled_requests import StalledRequests
 from gateway.durable.waiting_limits import WaitingLimits
 from runtime.containment import contained
+from runtime.offload import OFF_LOOP_BYTES
 from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from schemas.lanes import Lane
 from schemas.queue_bounds import queue_bounds
@@ -51,6 +54,7 @@ UNEXPECTED = "unexpected error while the request was handled: see the gateway's 
 
 _AGE_SCAN_S = 2.0
 _SPARE_DEADLINES = 1024
+_BUSY_PAUSE_S = 1.0
 
 
 class LaneIntake:
@@ -208,14 +212,59 @@ class LaneIntake:
         if message.subject != self._plain_subject and not subjects.is_durable_target(message.subject):
             self._name_early(request)
             self.runner.refuse(request, invalid(f"no requests are taken on subject '{message.subject}'"))
-        elif request.maybe_begun:
-            self._name_early(request)
+        elif request.maybe_begun or self._has_long_body(request):
             self._arrivals.add(request, is_asked=True)
-            self._parts.recorder.settle(request, partial(self._arrivals.settled, request))
+            self._after_reading(request, self._settle)
         elif len(self._arrivals):
             self._arrivals.add(request, is_asked=False)
         else:
             self._admit(request)
+
+    def _settle(self, request: DurableRequest) -> None:
+        """Finds out whether a request that may have been begun has its record."""
+        if not request.maybe_begun:
+            self._arrivals.settled(request)
+            return
+        self._name_early(request)
+        self._parts.recorder.settle(request, partial(self._arrivals.settled, request))
+
+    def _has_long_body(self, request: DurableRequest) -> bool:
+        return len(request.body) > OFF_LOOP_BYTES and not request.terms.object_name
+
+    def _after_reading(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
+        """Calls `then(request)` once a helper process has read the body, at once where it need not."""
+        headers, limits = request.terms.content_headers, self._parts.limits
+        outline = outline_of(request.model, request.version, request.body, headers, limits)
+        if outline is None:
+            then(request)
+            return
+        try:
+            reading = self._parts.offload.start(outline.operation, outline.parts)
+        except WeirError:  # too many wait; the stream can wait longer
+            asyncio.get_running_loop().call_later(_BUSY_PAUSE_S, self._read_later, request, then)
+            return
+        reading.add_done_callback(partial(self._on_outline, request, outline, then))
+
+    @contained(on_error="_end_broken")
+    def _read_later(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
+        if request.stage is Stage.WAITING and request.delivery.sequence in self._held:
+            self._after_reading(request, then)
+
+    @contained(on_error="_end_broken")
+    def _on_outline(
+        self,
+        request: DurableRequest,
+        outline: Outline,
+        then: Callable[[DurableRequest], None],
+        reading: asyncio.Future[list[memoryview]],
+    ) -> None:
+        if reading.cancelled() or request.delivery.sequence not in self._held:
+            return
+        error = reading.exception()
+        if error is not None and not isinstance(error, WeirError):
+            raise error
+        request.outline = outline._replace(result=error or reading.result())
+        then(request)
 
     def _read_headers(self, request: DurableRequest) -> bool:
         request.terms, error = self._headers.read(request.message.header_block)
@@ -295,7 +344,7 @@ class LaneIntake:
         if isinstance(body, bytes):
             request.body = body
             request.has_object = True
-            self._enter(request)
+            self._after_reading(request, self._enter)
         elif body.retryable:
             self.runner.failed(request, body)
         else:

@@ -8,20 +8,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from calls.catalog import ServedModel
 from calls.prepared import PreparedRequest, PreparedRequests
-from gateway.durable.bodies import HEADER_LENGTH, BodyFormat, encode_response, format_of, parse_body
+from gateway.durable.bodies import (
+    HEADER_LENGTH,
+    BodyFormat,
+    encode_response,
+    format_of,
+    long_outputs,
+    parse_body,
+    parse_outline,
+)
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.request_terms import check_id
 from gateway.durable.run_window import RunWindow
 from runtime.containment import contained
 from schemas.errors import WeirError, internal
+from schemas.kserve_response import LongOutputs
 from schemas.lanes import Lane
+from schemas.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
 from schemas.requests import InferResponse
+from schemas.tensors import Tensor
 from schemas.terminal import Outcome
 
 logger = logging.getLogger("weir.gateway")
@@ -90,15 +102,15 @@ class Runner:
         try:
             content = request.terms.content_headers
             request.format = format_of(content)
-            asked, request.format = parse_body(
-                request.model,
-                request.version,
-                request.body,
-                content,
-                served.config,
-                self._parts.limits,
-                self._parts.find_region,
-            )
+            limits, find_region = self._parts.limits, self._parts.find_region
+            if request.outline is not None:
+                asked, request.format = parse_outline(
+                    request.model, request.version, request.outline, limits, find_region
+                )
+            else:
+                asked, request.format = parse_body(
+                    request.model, request.version, request.body, content, served.config, limits, find_region
+                )
             if not request.is_named:
                 check_id(asked.id)
             request.terms.said.apply(asked)
@@ -191,14 +203,60 @@ class Runner:
             self._let_go(request)
         if request.stage is not Stage.RUNNING:
             return
+        if request.outputs_later is not None:
+            request.outputs_later.append((outcome, is_final))
+            return
+        self._try_to_take(request, outcome, is_final)
+
+    def _try_to_take(self, request: DurableRequest, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         if isinstance(outcome, WeirError):
             self.failed(request, outcome)
             return
         try:
             self._take(request, outcome, is_final)
+        except LongOutputs:
+            assert outcome is not None  # noqa: S101 - only a response has outputs
+            self._write(request, outcome, is_final)
         except WeirError as error:
             self.give_up(request)
             self.failed(request, error)
+
+    def _write(self, request: DurableRequest, response: InferResponse, is_final: bool) -> None:
+        """Has a helper process write outputs that take long; responses that come meanwhile wait."""
+        assert request.request is not None  # noqa: S101 - it was submitted
+        assert request.served is not None  # noqa: S101
+        wishes = long_outputs(request.request, response, request.served, request.format)
+        try:
+            writing = self._parts.offload.start(WRITE_OUTPUTS, write_job(wishes))
+        except WeirError as error:
+            self.give_up(request)
+            self.failed(request, error)
+            return
+        request.outputs_later = deque()
+        writing.add_done_callback(partial(self._on_written, request, response, is_final, wishes))
+
+    @contained(on_error="_answer_broken")
+    def _on_written(
+        self,
+        request: DurableRequest,
+        response: InferResponse,
+        is_final: bool,
+        wishes: list[OutputWish],
+        writing: asyncio.Future[list[memoryview]],
+    ) -> None:
+        later, request.outputs_later = request.outputs_later or deque(), None
+        if writing.cancelled() or request.stage is not Stage.RUNNING:
+            return
+        try:
+            self._take(request, response, is_final, written_outputs(wishes, writing.result()))
+        except WeirError as error:
+            self.give_up(request)
+            self.failed(request, error)
+        while later and request.stage is Stage.RUNNING:
+            self._try_to_take(request, *later.popleft())
+            if request.outputs_later is not None:
+                request.outputs_later.extend(later)
+                return
 
     def _answer_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
         """Ends a request whose answer could not be taken, for a reason that nobody foresaw."""
@@ -206,13 +264,19 @@ class Runner:
         if request.stage not in (Stage.ENDING, Stage.ENDED):
             self._parts.recorder.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
 
-    def _take(self, request: DurableRequest, response: InferResponse | None, is_final: bool) -> None:
+    def _take(
+        self,
+        request: DurableRequest,
+        response: InferResponse | None,
+        is_final: bool,
+        written: Mapping[str, Tensor] | None = None,
+    ) -> None:
         asked, served = request.request, request.served
         assert asked is not None  # noqa: S101 - it was submitted
         assert served is not None  # noqa: S101
         encoded = None
         if response is not None:
-            encoded = encode_response(asked, response, served, request.format)
+            encoded = encode_response(asked, response, served, request.format, written)
             request.answered_by = response.model_version
             self._send_unsent(request)
         if not is_final:

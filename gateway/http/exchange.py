@@ -2,8 +2,9 @@
 
 It stands where uvicorn's protocol keeps its request-response cycle, so it has the attributes that protocol asks of one.
 The body is received straight into where it will be read: a shared-memory slot when it is large, placed so that the
-tensors behind the JSON header are aligned. What takes long (large bodies to be compressed or decompressed) is done by a
-thread meanwhile; it is still this request's turn on its connection.
+tensors behind the JSON header are aligned. What takes long is done elsewhere meanwhile: compression of large bodies in a
+thread, reading and writing of large JSON in a helper process (`runtime.offload`). It is still this request's turn on its
+connection.
 """
 
 from __future__ import annotations
@@ -32,12 +33,24 @@ from gateway.http.compression import (
 from gateway.http.early_refusal import refusal_at_head
 from gateway.http.error_response import error_response
 from runtime.containment import contained
+from runtime.offload import OFF_LOOP_BYTES
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_raw import parse_raw_request
-from schemas.kserve_request import is_header_length, parse_header_length, parse_infer_request
-from schemas.kserve_response import build_infer_response
+from schemas.kserve_request import is_header_length, parse_header_length, parse_infer_request, read_document
+from schemas.kserve_response import LongOutputs, build_infer_response
+from schemas.offloaded import (
+    READ_JSON,
+    WRITE_OUTPUTS,
+    OutputWish,
+    json_job,
+    long_wishes,
+    outline_document,
+    write_job,
+    written_outputs,
+)
 from schemas.request_errors import too_large
 from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -74,6 +87,7 @@ class InferExchange:
         "_doors",
         "_held_bytes",
         "_inflated_bytes",
+        "_job",
         "_memory",
         "_model",
         "_on_response",
@@ -121,6 +135,7 @@ class InferExchange:
         self._held_bytes = 0
         self._inflated_bytes = 0
         self._memory = memory
+        self._job: asyncio.Future[Any] | None = None  # what is done elsewhere
         self._raw_headers = raw_headers
         self._transport = transport
         self._model = model
@@ -300,6 +315,8 @@ class InferExchange:
     def disconnect(self) -> None:
         """The client has gone."""
         self.disconnected = True
+        if self._job is not None:
+            self._job.cancel()
         self._let_go()
         if self._pending is not None:
             self._doors.inference.abandon(self._pending)
@@ -330,7 +347,7 @@ class InferExchange:
                 self._inflate(served, is_traced)
                 return
             request = self._submit_to(served, is_traced)
-            if length and not self._doors.inference.caches(served):
+            if length and request is not None and not self._doors.inference.caches(served):
                 served.prepared.keep(request, self.body, length)
         except WeirError as error:
             self.respond_error(error)
@@ -353,8 +370,33 @@ class InferExchange:
         step = partial(inflation.advance, size + INFLATION_STEP_BYTES)
         self._in_thread(step, partial(self._on_inflated, served, is_traced, inflation))
 
-    def _submit_to(self, served: ServedModel, is_traced: bool) -> InferRequest:
-        request = self._parse(served)
+    def _submit_to(self, served: ServedModel, is_traced: bool) -> InferRequest | None:
+        """Reads and submits the request. Returns None where it is read elsewhere meanwhile, and submitted then."""
+        limits = self._doors.limits
+        body = self.body if self._slot is None else self._slot.view[self._padding : self._padding + self._received]
+        header_length = None if self.header_length is None else parse_header_length(self.header_length)
+        if header_length == 0 or (header_length is None and not body):
+            return self._submit_read(
+                parse_raw_request(self._model, self._version, body, served.config, limits), is_traced
+            )
+        json_bytes = len(body) if header_length is None else header_length
+        if OFF_LOOP_BYTES < json_bytes <= len(body):
+            view = memoryview(body)
+            content = view[json_bytes:]
+            job = json_job(self._model, self._version, view[:json_bytes], len(content), limits)
+            self._after(self._doors.offload.start(READ_JSON, job), partial(self._on_outline, is_traced, content))
+            return None
+        return self._submit_read(
+            parse_infer_request(self._model, self._version, body, header_length, limits, self._doors.regions.find),
+            is_traced,
+        )
+
+    def _on_outline(self, is_traced: bool, content: memoryview, parts: list[memoryview]) -> None:
+        document = outline_document(parts)
+        limits, find_region = self._doors.limits, self._doors.regions.find
+        self._submit_read(read_document(self._model, self._version, document, content, limits, find_region), is_traced)
+
+    def _submit_read(self, request: InferRequest, is_traced: bool) -> InferRequest:
         request.traceparent, request.tracestate = self.traceparent, self.tracestate
         if self.deadline is not None:
             request.deadline_ms = read_deadline_ms(self.deadline)
@@ -370,17 +412,25 @@ class InferExchange:
 
     def _in_thread(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """Calls `then` with the outcome of `work`, or answers with the error of either."""
+        self._after(asyncio.get_running_loop().run_in_executor(None, work), then)
 
-        def done(future: asyncio.Future[Any]) -> None:
-            if self.disconnected:
-                future.exception()  # nobody is there to be told
+    def _after(self, job: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
+        """Calls `then` with the result of `job`, or answers with the error of either."""
+
+        def done(job: asyncio.Future[Any]) -> None:
+            self._job = None
+            if job.cancelled():
                 return
-            self._on_thread_done(future, then)
+            if self.disconnected:
+                job.exception()  # nobody is there to be told
+                return
+            self._on_job_done(job, then)
 
-        asyncio.get_running_loop().run_in_executor(None, work).add_done_callback(done)
+        self._job = job
+        job.add_done_callback(done)
 
     @contained(on_error="_fail")
-    def _on_thread_done(self, future: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
+    def _on_job_done(self, future: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
         try:
             then(future.result())
         except WeirError as error:
@@ -394,14 +444,6 @@ class InferExchange:
         if self._raw_headers is not None:
             return 0
         return int(header)
-
-    def _parse(self, served: ServedModel) -> InferRequest:
-        limits = self._doors.limits
-        body = self.body if self._slot is None else self._slot.view[self._padding : self._padding + self._received]
-        header_length = None if self.header_length is None else parse_header_length(self.header_length)
-        if header_length == 0 or (header_length is None and not body):
-            return parse_raw_request(self._model, self._version, body, served.config, limits)
-        return parse_infer_request(self._model, self._version, body, header_length, limits, self._doors.regions.find)
 
     def _fail(self, _error: Exception, *_arguments: object) -> None:
         """Ends this request after an unexpected exception: the log has its traceback, the client gets no internals."""
@@ -425,11 +467,20 @@ class InferExchange:
             self.respond_error(outcome)
             return
         try:
-            chunks, header_length = build_infer_response(
-                pending.request, outcome, pending.model.labels.get, pending.model.config.max_batch_size > 0
-            )
+            self._respond_with(pending, outcome)
         except WeirError as error:
             self.respond_error(error)
+
+    def _respond_with(
+        self, pending: Pending, response: InferResponse, written: dict[str, Tensor] | None = None
+    ) -> None:
+        labels, batching = pending.model.labels.get, pending.model.config.max_batch_size > 0
+        try:
+            chunks, header_length = build_infer_response(pending.request, response, labels, batching, written)
+        except LongOutputs:
+            wishes = long_wishes(pending.request, response, labels, batching)
+            job = self._doors.offload.start(WRITE_OUTPUTS, write_job(wishes))
+            self._after(job, partial(self._on_written, pending, response, wishes))
             return
         if header_length is None:
             head = b"%bContent-Type: application/json\r\n" % _OK
@@ -443,6 +494,11 @@ class InferExchange:
             self._respond_deflated(head, chunks, encoding)
         else:
             self._respond(head, chunks)
+
+    def _on_written(
+        self, pending: Pending, response: InferResponse, wishes: list[OutputWish], parts: list[memoryview]
+    ) -> None:
+        self._respond_with(pending, response, written_outputs(wishes, parts))
 
     def _respond_deflated(self, head: bytes, chunks: list[Any], encoding: str) -> None:
         head += b"Content-Encoding: %b\r\n" % encoding.encode()

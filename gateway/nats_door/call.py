@@ -12,14 +12,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from bus.connection import Bus
 from bus.headers import pack_headers
 from calls.catalog import ServedModel
-from gateway.durable.bodies import BodyFormat, encode_error, encode_response
+from gateway.durable.bodies import BodyFormat, encode_error, encode_response, long_outputs
+from runtime.containment import contained
+from runtime.offload import Offload
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
+from schemas.kserve_response import LongOutputs
+from schemas.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
 from schemas.requests import InferRequest, InferResponse
+from schemas.tensors import Tensor
 
 MAX_UNREAD_BYTES = 16 << 20
 """Answers of one request that may wait for their caller's acknowledgements."""
@@ -58,6 +64,8 @@ class NatsCall:
         "_bus",
         "_credit",
         "_flow",
+        "_later",
+        "_offload",
         "_on_end",
         "_reply",
         "_started_ns",
@@ -66,14 +74,26 @@ class NatsCall:
         "_unsent",
         "_unsent_bytes",
         "_window",
+        "_writing",
         "error",
         "format",
         "give_up",
         "heard_s",
     )
 
-    def __init__(self, bus: Bus, reply: str, flow: str, unread: Unread, on_end: Callable[[NatsCall], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        reply: str,
+        flow: str,
+        unread: Unread,
+        on_end: Callable[[NatsCall], None],
+        offload: Offload | None = None,
+    ) -> None:
         self._bus = bus
+        self._offload = offload or Offload()
+        self._writing: asyncio.Task[list[memoryview]] | None = None  # an answer that takes long to be written
+        self._later: deque[tuple[InferResponse | WeirError | None, bool]] = deque()  # what came after it
         self._reply = reply
         self._flow = flow
         self._on_end = on_end
@@ -90,7 +110,7 @@ class NatsCall:
         self.format = BodyFormat.JSON
         """The form that it is answered in."""
         self.error = ""
-        self.give_up: Callable[[], None] = lambda: None
+        self.give_up: Callable[[], object] = lambda: None
         """Abandons the request; set by whoever submits it."""
 
     def begin(self, request: InferRequest, served: ServedModel, window: int) -> None:
@@ -105,8 +125,24 @@ class NatsCall:
 
     def answer(self, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         """An answer of the model, an error, or the bare end of the answers (None)."""
+        if self._writing is not None:
+            self._later.append((outcome, is_final))
+            size_bytes = _size_bytes(outcome)
+            self._count_unsent(size_bytes)
+            if self._unsent_bytes > MAX_UNREAD_BYTES and len(self._later) > 1:
+                self._give_up(_FALLEN_BEHIND)
+            return
         try:
-            headers, body = self._encoded(outcome, is_final)
+            self._answer(outcome, is_final)
+        except LongOutputs:
+            assert isinstance(outcome, InferResponse)  # noqa: S101 - only that has outputs
+            self._write(outcome, is_final)
+
+    def _answer(
+        self, outcome: InferResponse | WeirError | None, is_final: bool, written: Mapping[str, Tensor] | None = None
+    ) -> None:
+        try:
+            headers, body = self._encoded(outcome, is_final, written)
         except WeirError as error:
             headers, body = self._error(error, is_final)
         block = pack_headers(headers)
@@ -120,6 +156,42 @@ class NatsCall:
             self._give_up(_FALLEN_BEHIND)
         elif self._timer is None:
             self._wait()
+
+    def _write(self, response: InferResponse, is_final: bool) -> None:
+        """Has a helper process write outputs that take long; answers that come meanwhile wait."""
+        assert self._asked is not None  # noqa: S101 - there is an answer to it
+        wishes = long_outputs(self._asked[0], response, self._asked[1], self.format)
+        try:
+            self._writing = self._offload.start(WRITE_OUTPUTS, write_job(wishes))
+        except WeirError as error:
+            self._answer(error, is_final)
+            return
+        self._writing.add_done_callback(partial(self._on_written, response, is_final, wishes))
+
+    @contained(on_error="_fail")
+    def _on_written(
+        self,
+        response: InferResponse,
+        is_final: bool,
+        wishes: list[OutputWish],
+        writing: asyncio.Future[list[memoryview]],
+    ) -> None:
+        if self._writing is not writing or writing.cancelled():
+            return  # the call has ended
+        self._writing = None
+        try:
+            self._answer(response, is_final, written_outputs(wishes, writing.result()))
+        except WeirError as error:
+            self._answer(error, is_final)
+        while self._later and self._writing is None:
+            outcome, is_final = self._later.popleft()
+            size_bytes = _size_bytes(outcome)
+            self._count_unsent(-size_bytes)
+            self.answer(outcome, is_final)
+
+    def _fail(self, _error: Exception, *_others: object) -> None:
+        self.give_up()
+        self.refuse(internal("internal server error"))
 
     def refuse(self, error: WeirError) -> None:
         """Answers with an error, in the place of whatever waits: it is the end."""
@@ -167,7 +239,11 @@ class NatsCall:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
         self._unsent.clear()
+        self._later.clear()
         self._count_unsent(-self._unsent_bytes)
         self._on_end(self)
 
@@ -176,7 +252,7 @@ class NatsCall:
         self._unread.size_bytes += size_bytes
 
     def _encoded(
-        self, outcome: InferResponse | WeirError | None, is_final: bool
+        self, outcome: InferResponse | WeirError | None, is_final: bool, written: Mapping[str, Tensor] | None = None
     ) -> tuple[list[tuple[str, str]], bytes]:
         if isinstance(outcome, WeirError):
             raise outcome
@@ -186,7 +262,11 @@ class NatsCall:
             if not served.config.is_decoupled:
                 raise internal("expected a single response, got 0")
             return [_SUCCEEDED, _IS_FINAL[True]], b""
-        headers, body = encode_response(request, outcome, served, self.format)
+        # Before it is put together: it may be hundreds of megabytes.
+        written_bytes = 0 if written is None else sum(tensor.size_bytes for tensor in written.values())
+        if written_bytes > self._bus.max_payload_bytes:
+            raise unavailable(f"the response of {written_bytes} bytes is larger than the message broker takes")
+        headers, body = encode_response(request, outcome, served, self.format, written)
         if len(body) + _HEADERS_BYTES > self._bus.max_payload_bytes:
             raise unavailable(f"the response of {len(body)} bytes is larger than the message broker takes")
         return [*headers, _SUCCEEDED, _IS_FINAL[is_final]], body
@@ -205,3 +285,7 @@ class NatsCall:
         if error.retry_after_s:
             headers.append(("Retry-After", str(error.retry_after_s)))
         return headers, body
+
+
+def _size_bytes(outcome: InferResponse | WeirError | None) -> int:
+    return sum(tensor.size_bytes for tensor in outcome.outputs) if isinstance(outcome, InferResponse) else 0

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
@@ -19,15 +19,18 @@ from bus import subjects
 from bus.connection import Bus, Message
 from bus.headers import parse_headers
 from bus.reserved_subjects import may_answer
+from calls.catalog import ServedModel
 from gateway.doors import Doors
-from gateway.durable.bodies import format_of, parse_body
+from gateway.durable.bodies import Outline, format_of, outline_of, parse_body, parse_outline
 from gateway.nats_door import call as nats_call
 from gateway.nats_door.call import NatsCall, Unread
 from gateway.nats_door.discovery import Endpoint, MicroService
 from gateway.nats_door.window import window_of
 from gateway.request_headers import read_headers
 from gateway.server_info import server_version
+from runtime.containment import contained
 from schemas.errors import WeirError, internal, overloaded
+from schemas.requests import InferRequest
 
 logger = logging.getLogger("weir.gateway")
 
@@ -95,23 +98,63 @@ class NatsDoor:
             return
         number = next(self._numbers)
         ended = partial(self._on_end, number, endpoint)
-        call = self._calls[number] = NatsCall(self._bus, message.reply, f"{self._flow}.{number}", self._unread, ended)
+        call = self._calls[number] = NatsCall(
+            self._bus, message.reply, f"{self._flow}.{number}", self._unread, ended, self._doors.offload
+        )
         try:
-            self._submit(call, message)
+            self._submit(call, message, number)
         except WeirError as error:
             call.refuse(error)
         except Exception:  # a bug of ours: the log gets the traceback, the client no internals
             logger.exception("a NATS request could not be taken")
             call.refuse(internal("internal server error"))
 
-    def _submit(self, call: NatsCall, message: Message) -> None:
+    def _submit(self, call: NatsCall, message: Message, number: int) -> None:
         model, version = subjects.infer_target(message.subject)
         version = version.lstrip("0") or version[:1]  # 01 is 1, as over HTTP
         headers = parse_headers(message.header_block)
         call.format = format_of(headers)  # errors are told in it, too
         doors = self._doors
         served = doors.catalog.resolve(model, version)
+        outline = outline_of(model, version, message.data, headers, doors.limits)
+        if outline is not None:
+            reading = doors.offload.start(outline.operation, outline.parts)
+            call.give_up = lambda: reading.cancel()
+            reading.add_done_callback(partial(self._on_outline, call, number, model, version, served, headers, outline))
+            return
         request, _ = parse_body(model, version, message.data, headers, served.config, doors.limits, doors.regions.find)
+        self._submit_read(call, served, headers, request)
+
+    @contained(on_error="_fail")
+    def _on_outline(
+        self,
+        call: NatsCall,
+        number: int,
+        model: str,
+        version: str,
+        served: ServedModel,
+        headers: Mapping[str, str],
+        outline: Outline,
+        reading: asyncio.Future[list[memoryview]],
+    ) -> None:
+        """A helper process has read a long body."""
+        if reading.cancelled() or self._calls.get(number) is not call:
+            return
+        doors = self._doors
+        try:
+            outline = outline._replace(result=reading.result())
+            request, _ = parse_outline(model, version, outline, doors.limits, doors.regions.find)
+            self._submit_read(call, served, headers, request)
+        except WeirError as error:
+            call.refuse(error)
+
+    def _fail(self, _error: Exception, call: NatsCall, *_others: object) -> None:
+        call.refuse(internal("internal server error"))
+
+    def _submit_read(
+        self, call: NatsCall, served: ServedModel, headers: Mapping[str, str], request: InferRequest
+    ) -> None:
+        doors = self._doors
         read_headers(headers, doors.limits).apply(request)
         call.begin(request, served, window_of(headers))
         pending = doors.inference.submit(request, call.answer)
