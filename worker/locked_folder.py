@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 _LOCK = ".lock"
+_ATTEMPTS = 10
 
 
 class LockedFolder:
@@ -19,9 +20,21 @@ class LockedFolder:
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        for _ in range(_ATTEMPTS):
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self._is_there():
+                return
+            os.close(self._lock)
+        raise OSError(f"other processes removed each of {_ATTEMPTS} new folders at once")
+
+    def _is_there(self) -> bool:
+        """Whether the folder is locked: another process may have locked it first, taken it for left, and removed it."""
+        try:
+            return os.path.samestat(os.fstat(self._lock), os.stat(self.path / _LOCK))
+        except FileNotFoundError:
+            return False
 
     def remove(self) -> None:
         """Gives the folder up, with everything in it. May be called again."""

@@ -75,8 +75,15 @@ async def _connected(loop: asyncio.AbstractEventLoop, connection: PythonConnecti
     try:
         await loop.create_unix_connection(lambda: connection, sock=end)
     except OSError:  # the process has ended already
-        end.close()
-        connection.connection_lost(None)
+        _give_up(connection, end)
+    except Exception as error:  # noqa: BLE001 - reported; the process finds its calls refused, and does not wait
+        report("worker.backends.python_calls: connecting the calls of a process", error)
+        _give_up(connection, end)
+
+
+def _give_up(connection: PythonConnection, end: socket.socket) -> None:
+    end.close()
+    connection.connection_lost(None)
 
 
 class PythonConnection(asyncio.Protocol):

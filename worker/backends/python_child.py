@@ -6,6 +6,7 @@ no open file and no process of the model's own making is left once `close` has r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -175,6 +176,11 @@ class PythonChild:
 
     def _ending(self) -> tuple[str, bool]:
         """How the process ended, and whether somebody else has killed it."""
+        # Until it is waited for, a dead process keeps its id. So this waits for its end without the lock that `kill`
+        # needs, for a process may take long to die, and takes the id away under it.
+        if self._process.returncode is None:
+            with contextlib.suppress(ChildProcessError):  # another thread was faster
+                os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             status = self._process.wait()
         if status >= 0:

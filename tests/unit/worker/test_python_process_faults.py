@@ -17,6 +17,8 @@ import pytest
 from python_models import IDENTITY, Models, error_of, execute_body, numbers, only
 
 from schemas.errors import ErrorCode, WeirError
+from worker.backends import python_child
+from worker.backends.python_child import PythonChild
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
 
 
@@ -374,3 +376,24 @@ class TestDeath:
             worker.kill()
             worker.wait()
         wait_until(lambda: is_gone(pid), 2)
+
+
+def test_a_process_that_is_slow_to_die_does_not_hold_up_who_kills_it(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watchdog kills the processes of all models in one thread: none may make it wait for the end of another."""
+    killed: list[int] = []
+    child = PythonChild(models.write(IDENTITY), 1, "model.py")
+    with monkeypatch.context() as patch:
+        patch.setattr(python_child.os, "killpg", lambda pid, _signal: killed.append(pid))  # as one stuck in the kernel
+        closing = threading.Thread(target=child.close)
+        closing.start()
+        wait_until(lambda: bool(killed))
+        killing = threading.Thread(target=child.kill, args=("it hangs",))
+        killing.start()
+        killing.join(10)
+        assert not killing.is_alive()
+        assert closing.is_alive()
+    os.kill(child.pid, signal.SIGKILL)
+    closing.join(10)
+    assert not closing.is_alive()
