@@ -136,16 +136,15 @@ class RequestNormalizer:
             raise self._wrong_inputs(request, inputs)
 
     def _check_sequence(self, request: InferRequest, batch_size: int) -> None:
-        if self._needs_correlation_id and not request.correlation_id:
-            raise refused(
-                request.id,
-                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID",
-            )
+        # Triton's sequence batcher refuses in this order, and does not name the request.
         if batch_size > 1:
-            raise refused(
-                request.id,
+            raise invalid(
                 f"inference request to model '{self._model}' must specify batch-size 1 due to requirements of "
-                "sequence batcher",
+                "sequence batcher"
+            )
+        if self._needs_correlation_id and not request.correlation_id:
+            raise invalid(
+                f"inference request to model '{self._model}' must specify a non-zero or non-empty correlation ID"
             )
 
     def _check_correlation_id(self, request: InferRequest, name: str, wanted: str) -> None:
