@@ -259,7 +259,8 @@ class SequenceScheduler:
         return running[0], [*running[1], *waiting]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
-        """See `VersionScheduler`."""
+        """See `VersionScheduler`. Idle sequences end, which nothing else may look at: they would keep their worker."""
+        self._table.forget_idle(now_us)
         if not self._is_deserted(now_us):
             return []
         return self.drain() if self.is_given_up else self._table.drain_backlog(self._patience.lost_us(now_us))

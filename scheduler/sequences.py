@@ -137,6 +137,9 @@ class SequenceTable:
     def add(self, request: QueuedRequest, starts: bool, ends: bool) -> bool:
         """Takes a request into its sequence; False where that was not started (and this does not start it)."""
         sequence = self._open.get(request.correlation_id)
+        if sequence in self._idle and sequence.last_us + self.idle_us <= request.enqueued_us:
+            self.forget(sequence)  # also where nothing has happened since that freed its slot
+            sequence = None
         if not starts and (sequence is None or sequence.is_closed):
             return False
         if sequence is None:
@@ -170,14 +173,7 @@ class SequenceTable:
 
     def settle(self, now_us: int) -> int | None:
         """Frees slots that were idle for too long, gives free ones to the backlog; when to call again (None: no need)."""
-        wake_at_us: int | None = None
-        while self._idle:
-            sequence = next(iter(self._idle))
-            wake_at_us = sequence.last_us + self.idle_us
-            if wake_at_us > now_us:
-                break
-            self.forget(sequence)
-            wake_at_us = None
+        wake_at_us = self.forget_idle(now_us)
         for instance, until_us in list(self._resting.items()):
             if until_us > now_us:
                 wake_at_us = until_us if wake_at_us is None else min(wake_at_us, until_us)
@@ -194,6 +190,16 @@ class SequenceTable:
                 del waiting[sequence]
                 self._bind(sequence, roomiest)
         return wake_at_us
+
+    def forget_idle(self, now_us: int) -> int | None:
+        """Ends the sequences that were idle for too long; when the next one will be (None: none is idle)."""
+        while self._idle:
+            sequence = next(iter(self._idle))
+            idle_at_us = sequence.last_us + self.idle_us
+            if idle_at_us > now_us:
+                return idle_at_us
+            self.forget(sequence)
+        return None
 
     def take(self, sequence: Sequence) -> tuple[QueuedRequest, SequencePlace]:
         """The sequence's next request, which runs from now on, and where it stands; it is ready."""

@@ -314,6 +314,8 @@ class SchedulerService:
         self._finish(owned.scheduler.cancel(gateway, keys))
         for worker, abandoned in abandoned_of(self._id, owned, gateway, keys):
             self._bus.publish(subjects.abandoned(worker), abandoned)
+        if owned.scheduler.waiting:
+            self._touch(owned)  # a sequence that ends with its request leaves its slot to another
 
     def _on_lost(self, message: Message) -> None:
         worker = message.subject.rsplit(".", 1)[1]

@@ -24,6 +24,9 @@ IDLE_US = 500
 class Life:
     """Plays gateways and workers around one model, and checks what it decides."""
 
+    forgets_idle = True
+    """Whether a sequence that was idle for too long must be gone."""
+
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
         assert config.sequence_batching is not None
@@ -40,6 +43,8 @@ class Life:
         self.moved = 0
         self.keys = 0
         self.counts: dict[str, int] = defaultdict(int)
+        self.wake_at_us: int | None = None
+        self.active_us: dict[int | str, int] = {}  # when a request of a sequence came or ended last
         self.first = {"a": 0, "b": 0, "last": 0}  # where the numbers of workers' instances begin in their last load
         self.numbers: dict[str, list[int]] = defaultdict(list)
         self.instances("a", 1)
@@ -53,8 +58,17 @@ class Life:
             self.keys, -1, 1, "", 0, timeout_us, deadline_ms, id, flags, "", b"%d" % self.keys, (sequence - 1) // 2 % 3
         )
         (request,) = requests_of("gateway", [row], self.now_us, CountingFrame())
+        is_idle = (
+            self.forgets_idle
+            and not self.is_iterative
+            and all(other.correlation_id != id for other in self.live.values())
+        )
+        is_gone = is_idle and self.now_us - self.active_us.get(id, 0) >= IDLE_US
         self.live[self.keys] = request
-        self.end(((), self.model.enqueue([request])))
+        refused = self.model.enqueue([request])
+        assert refused or flags & SEQUENCE_START or not is_gone, "it was idle for too long"
+        self.active_us[id] = self.now_us
+        self.end(((), refused))
 
     def complete(self, number: int, outcome: int, again: int) -> None:
         if not self.batches:
@@ -107,6 +121,8 @@ class Life:
 
     def end(self, ended: Ended) -> None:
         answered, failures = ended
+        for request in (*answered, *(failure.request for failure in failures)):
+            self.active_us[request.correlation_id] = self.now_us
         for request in answered:
             assert self.live.pop(request.key) is request
         for request, error in failures:
@@ -116,9 +132,19 @@ class Life:
             deadline_us = request.terms.deadline_us
             assert error.message != TIMEOUT_EXPIRED or 0 < deadline_us <= self.now_us
 
+    def react(self, event: str) -> None:
+        """Dispatches where `SchedulerService` does: not when its alarm is silent, nor when nothing waits."""
+        if event == "advance":
+            is_due = self.wake_at_us is not None and self.wake_at_us <= self.now_us
+        else:
+            is_due = event not in ("complete", "cancel") or self.model.waiting > 0
+        if is_due:
+            self.pump()
+
     def pump(self) -> None:
         self.end(self.model.overdue(self.now_us))
         batches, wake_at_us = self.model.dispatch(self.now_us)
+        self.wake_at_us = wake_at_us
         assert wake_at_us is None or wake_at_us > self.now_us
         self.check_deadlines({r for batch in [*self.batches.values(), *batches] for r in batch.requests}, wake_at_us)
         running = [r for batch in self.batches.values() for r in batch.requests]
@@ -188,6 +214,8 @@ class Life:
 class ReconfiguredLife(Life):
     """A version that has sequences, or not, by its configuration of the moment: what comes must end, once, all the same."""
 
+    forgets_idle = False
+
     def configure(self, config: ModelConfig) -> None:
         self.model.configure(1, config)
         self.model.look_ahead(frozenset(), frozenset(), False)
@@ -209,7 +237,7 @@ class ReconfiguredLife(Life):
 
     def pump(self) -> None:
         self.end(self.model.overdue(self.now_us))
-        batches, _ = self.model.dispatch(self.now_us)
+        batches, self.wake_at_us = self.model.dispatch(self.now_us)
         running = {request for batch in self.batches.values() for request in batch.requests}
         for batch in batches:
             assert not running.intersection(batch.requests)

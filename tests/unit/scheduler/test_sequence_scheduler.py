@@ -79,7 +79,7 @@ def live(kind: type[Life], config: ModelConfig, events: list[tuple[Any, ...]]) -
     for name, *arguments in events:
         EVENTS_TRIED[0] += 1
         getattr(life, name)(*arguments)
-        life.pump()
+        life.react(name)
         assert len(life.model) == len(life.live)
     life.run_out()
     assert len(life.model) == life.model.waiting == 0
@@ -90,6 +90,31 @@ def live(kind: type[Life], config: ModelConfig, events: list[tuple[Any, ...]]) -
 @given(st.sampled_from(PLAIN), EVENTS)
 def test_any_life(config: ModelConfig, events: list[tuple[Any, ...]]) -> None:
     assert live(Life, config, events).moved == 0
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("idle_us", [IDLE_US - 1, IDLE_US])
+def test_a_sequence_that_was_idle_for_too_long_is_gone_though_nothing_else_happens(
+    strategy: dict[str, Any], idle_us: int
+) -> None:
+    life = Life(config(strategy))
+    for name, *arguments in [("send", 1, SEQUENCE_START), ("advance", 60), ("complete", 0, 0, 0), ("advance", idle_us)]:
+        getattr(life, name)(*arguments)
+        life.react(name)
+    life.send(1, 0)
+    assert len(life.live) == (idle_us < IDLE_US)
+    life.run_out()
+
+
+def test_an_idle_sequence_does_not_keep_its_worker_for_ever() -> None:
+    life = Life(PLAIN[2])
+    life.send(1, SEQUENCE_START)
+    life.pump()
+    life.complete(0, BatchOutcome.ANSWERED, 0)
+    assert life.model.needs("a", 1)
+    life.advance(IDLE_US)
+    life.model.expire(life.now_us)
+    assert not life.model.needs("a", 1)
 
 
 @settings(max_examples=4 * LIVES, deadline=None)
