@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (
     "classification",
+    "sequence",
     "model_repository",
     "model_repository(unload_dependents)",
     "schedule_policy",
@@ -29,12 +30,7 @@ EXTENSIONS = (
     "trace",
     "logging",
 )
-"""The protocol extensions that are served, by Triton's names and in Triton's order.
-
-Triton's whole list: classification, sequence, model_repository, model_repository(unload_dependents), schedule_policy,
-model_configuration, system_shared_memory, cuda_shared_memory, binary_tensor_data, parameters, statistics, trace,
-logging. One is added here when it works.
-"""
+"""The protocol extensions that are served, by Triton's names and in Triton's order: all of its list."""
 
 
 def server_version() -> str:
