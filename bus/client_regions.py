@@ -52,7 +52,13 @@ def file_name(key: str) -> str | None:
         return None
     if not 0 < length <= _NAME_MAX or "/" in name or "\0" in name or name in (".", ".."):
         return None
-    return None if name.startswith(_RESERVED) else name
+    return None if reserved_prefix(key) else name
+
+
+def reserved_prefix(key: str) -> str:
+    """The beginning of `key`, slashes aside, that only the server's own objects may have; "" where it has none of them."""
+    name = key.lstrip("/")
+    return next((prefix for prefix in _RESERVED if name.startswith(prefix)), "")
 
 
 def object_facts(name: str) -> ObjectFacts:

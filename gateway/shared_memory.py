@@ -20,13 +20,13 @@ from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoKeysEr
 from nats.js.kv import KV_DEL, KV_OP
 
 from bus import subjects
-from bus.client_regions import file_name, object_facts
+from bus.client_regions import file_name, object_facts, reserved_prefix
 from bus.connection import Bus, Message
 from bus.identity import host, shares_memory
 from bus.registry import RegistryView
 from bus.streams import ensure_regions_bucket
 from gateway.cuda_questions import CudaQuestions
-from schemas.errors import ErrorCode, WeirError, invalid, not_found, overloaded, unavailable
+from schemas.errors import ErrorCode, WeirError, internal, invalid, not_found, overloaded, unavailable
 from schemas.regions import (
     CUDA,
     CUDA_HANDLE_BYTES,
@@ -110,6 +110,12 @@ class SharedMemoryRegions:
     async def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Registers part of a POSIX shared-memory object. Raises WeirError."""
         self.check_allowed()
+        prefix = reserved_prefix(key)
+        if prefix:
+            raise invalid(
+                f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved prefix "
+                f"'{prefix}'"
+            )
         object_name = file_name(key)
         if object_name is None:
             raise invalid(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
@@ -118,7 +124,7 @@ class SharedMemoryRegions:
         try:
             facts = object_facts(object_name)
         except OSError as error:
-            raise invalid(f"{failed}: Unable to open shared memory region: '{key}'") from error
+            raise internal(f"Unable to open shared memory region: '{key}'") from error
         if offset + byte_size > facts.size:
             raise invalid(f"{failed}: invalid args")
         if byte_size == 0:
@@ -129,14 +135,14 @@ class SharedMemoryRegions:
     async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
         """Registers GPU memory, once a worker of this host has opened it. Raises WeirError."""
         self.check_allowed()
+        self._check_name(name)
+        if len(handle) != CUDA_HANDLE_BYTES:
+            raise invalid("failed to register shared memory region: invalid args")
         workers = {
             worker for worker, view in self._registry.workers.items() if view.record.gpus and shares_memory(worker)
         }
         if not workers:
             raise invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
-        self._check_name(name)
-        if len(handle) != CUDA_HANDLE_BYTES:
-            raise invalid("failed to register shared memory region: invalid args")
         await self._cuda.open(CudaOpening(handle, device_id, byte_size), workers)
         await self._register(Region(CUDA, name, byte_size, device_id=device_id, handle=handle))
 

@@ -50,16 +50,13 @@ def test_registrations_that_are_refused(client: StockClient) -> None:
     with memory(64) as shared, region(client, "taken", 64):
         cases: list[tuple[tuple[Any, ...], dict[str, str], str]] = [
             (("taken", shared.key, 64), EXISTS, "shared memory region 'taken' already in manager"),
-            (("r", "/nobody", 8), INVALID, f"{failed}: Unable to open shared memory region: '/nobody'"),
+            (("r", "/nobody", 8), INTERNAL, "Unable to open shared memory region: '/nobody'"),
             (("r", shared.key, 65), INVALID, f"{failed}: invalid args"),
             (("r", shared.key, 60, 5), INVALID, f"{failed}: invalid args"),
             (("r", shared.key, 2**64 - 1, 2), INVALID, f"{failed}: invalid args"),
             (("r", shared.key, 0), INVALID, f"{failed}: unable to process address spaceInvalid argument"),
         ]
-        reserved = (
-            "/triton_python_backend_shm_region_1",
-            "weir-gateway.1",
-            "/.weir-x",
+        impossible = (
             "///",
             "",
             "/..",
@@ -69,7 +66,22 @@ def test_registrations_that_are_refused(client: StockClient) -> None:
         )
         cases += [
             (("r", key, 8), INVALID, f"cannot register shared memory region 'r' - invalid shm key '{key}'")
-            for key in (*reserved, "x" * 256)
+            for key in (*impossible, "x" * 256)
+        ]
+        reserved = {
+            "triton_python_backend_shm_region_1": "triton_python_backend_shm_region_",
+            "/triton_python_backend_shm_region_1": "triton_python_backend_shm_region_",
+            "weir-gateway.1": "weir-",
+            "/.weir-x": ".weir-",
+        }
+        cases += [
+            (
+                ("r", key, 8),
+                INVALID,
+                f"cannot register shared memory region 'r' with key '{key}' as the key contains the reserved prefix "
+                f"'{prefix}'",
+            )
+            for key, prefix in reserved.items()
         ]
         for arguments, code, text in cases:
             assert client.refusal(register, *arguments[:3], offset=(*arguments, 0)[3]) == (code[client.protocol], text)
@@ -84,8 +96,8 @@ def test_objects_that_are_no_memory(client: StockClient, tmp_path: Path) -> None
     os.mkfifo(SHM / names[2])
     try:
         for name in names:
-            text = f"failed to register shared memory region 'r': Unable to open shared memory region: '{name}'"
-            assert client.refusal("register_system_shared_memory", "r", name, 8) == (INVALID[client.protocol], text)
+            text = f"Unable to open shared memory region: '{name}'"
+            assert client.refusal("register_system_shared_memory", "r", name, 8) == (INTERNAL[client.protocol], text)
     finally:
         (SHM / names[0]).unlink()
         (SHM / names[1]).rmdir()
@@ -169,6 +181,8 @@ def test_gpu_memory_without_a_gpu(client: StockClient) -> None:
     refused = client.refusal("register_cuda_shared_memory", "g", base64.b64encode(bytes(64)), 0, 64)
     text = "failed to register CUDA shared memory region: 'g', GPUs not supported"
     assert refused == (INVALID[client.protocol], text)
+    refused = client.refusal("register_cuda_shared_memory", "g", b"", 0, 0)
+    assert refused == (INVALID[client.protocol], "failed to register shared memory region: invalid args")
     assert client.status("cuda") == {}
     client.client.unregister_cuda_shared_memory("g")
 
