@@ -198,7 +198,7 @@ async def _open_doors(
     later.acceptance.prepare = intake.ensure
     expiry = background.create_task(_expire(registry, bus))
     stalls = background.create_task(
-        end_stalled_connections(lambda: [*listeners.connections("HTTP"), *grpc_server.connections])
+        end_stalled_connections(lambda: [*listeners.connections("HTTP"), *grpc_server.connections], doors.ledger)
     )
     await listeners.started()
     urls = _urls(settings, ports)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from runtime.containment import contained
+from runtime.free_memory import return_free_memory
+from runtime.memory_ledger import MemoryLedger
 from schemas.errors import ErrorCode, WeirError
 
 PERIOD_S = 30.0
@@ -25,6 +27,8 @@ UNREAD_PERIOD_S = 300.0
 """In which a client must read `LEAST_BYTES` of the responses that wait for it; `PERIOD_S` where memory is short."""
 
 LOOK_INTERVAL_S = 10.0
+
+_RETURN_BYTES = 64 << 20  # freed since the last look: what is less is soon used again
 
 
 class Progress:
@@ -75,13 +79,19 @@ class StalledRequest(WeirError):
         return 4
 
 
-async def end_stalled_connections(connections: Callable[[], Iterable[Watched]]) -> None:
-    """Looks at all connections every `LOOK_INTERVAL_S`, until it is cancelled."""
+async def end_stalled_connections(connections: Callable[[], Iterable[Watched]], ledger: MemoryLedger) -> None:
+    """Looks at all connections every `LOOK_INTERVAL_S`, until it is cancelled.
+
+    Returns the memory to the system that a flood of requests has left behind, as far as the `ledger` saw one.
+    """
     while True:
         await asyncio.sleep(LOOK_INTERVAL_S)
         now_s = time.monotonic()
         for connection in list(connections()):
             _check(connection, now_s)
+        if ledger.recent_peak_bytes - ledger.total_bytes >= _RETURN_BYTES:
+            ledger.recent_peak_bytes = ledger.total_bytes
+            await asyncio.to_thread(return_free_memory)
 
 
 @contained()

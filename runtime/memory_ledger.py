@@ -27,7 +27,7 @@ class MemoryLedger:
     """The accounts of one process. `largest_request_bytes` is what one account alone may hold (see the module).
 
     `held_bytes` are the bytes held now, and `refused` the number of refused charges, both by kind. `total_bytes` are held
-    now in all, and `peak_bytes` were the most that ever were.
+    now in all, and `peak_bytes` were the most that ever were; `recent_peak_bytes` is the same since its reader set it last.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_LIMIT_BYTES, largest_request_bytes: int = 0) -> None:
@@ -37,6 +37,7 @@ class MemoryLedger:
         self.refused: dict[str, int] = {}
         self.total_bytes = 0
         self.peak_bytes = 0
+        self.recent_peak_bytes = 0
         self._counted_bytes = 0  # without what the account beyond its share holds beyond it
         self._counted_by_principal: dict[str, int] = {}
         self._beyond_share: Account | None = None
@@ -92,7 +93,8 @@ class MemoryLedger:
             self._counted_by_principal.pop(account.principal, None)
         self.held_bytes[kind] = self.held_bytes.get(kind, 0) + size_bytes
         self.total_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self.total_bytes)
+        self.recent_peak_bytes = max(self.recent_peak_bytes, self.total_bytes)
+        self.peak_bytes = max(self.peak_bytes, self.recent_peak_bytes)
 
     def _count_refusal(self, kind: str) -> None:
         self.refused[kind] = self.refused.get(kind, 0) + 1

@@ -153,7 +153,7 @@ class GrpcCall:
 
     def exhaust(self) -> None:
         """Ends the call: its client leaves too much unread."""
-        self.fail(CallError(Status.RESOURCE_EXHAUSTED, "the answers on this connection are not being read"))
+        self.fail(CallError(Status.RESOURCE_EXHAUSTED, "too many responses are not read", retry_after_s=1))
 
     def _put_out(self, flag: int, pieces: Sequence[bytes], is_last: bool) -> None:
         size = sum(map(len, pieces))

@@ -14,6 +14,7 @@ from gateway.http2.headers import RequestHead, encode_headers
 from gateway.http2.options import Http2Options
 from gateway.http2.output import Output
 from gateway.http2.stream import Stream
+from runtime.memory_ledger import MemoryLedger
 
 REQUEST = [
     (b":method", b"POST"),
@@ -101,6 +102,9 @@ class Echo:
     def drained(self) -> None:
         self.drainings += 1
 
+    def check_progress(self, now_s: float) -> None:
+        assert now_s
+
     def closed(self) -> None:
         self.closings += 1
 
@@ -122,11 +126,13 @@ class Echoes:
 class Peer:
     """The client's end of a connection without a transport."""
 
-    def __init__(self, options: Http2Options | None = None, greet: bool = True) -> None:
+    def __init__(
+        self, options: Http2Options | None = None, greet: bool = True, ledger: MemoryLedger | None = None
+    ) -> None:
         self.now_s = 1000.0
         self.announced = 0
         self.application = Echoes()
-        self.output = Output(self._count)
+        self.output = Output(self._count, None if ledger is None else ledger.account("peer"))
         self.connection = Connection(self.application, options or Http2Options(), lambda: self.now_s, self.output)
         self._cutter = Cutter()
         if greet:

@@ -1,0 +1,77 @@
+"""Calls charge what has arrived of their messages and what is not read of their responses; those that stall end."""
+
+from collections.abc import Iterator
+
+import pytest
+from grpc_door import Door, Loop, raw_request, wait_until
+from http2_peer import REQUEST, Wire, data, headers, settings_frame
+
+from gateway.grpc.options import GrpcOptions
+from gateway.http2.frames import Setting
+from gateway.progress import PERIOD_S
+
+CONTENT = bytes(1_000_000)
+LARGE = raw_request(
+    "same_FP32", inputs=[{"name": "IN", "datatype": "FP32", "shape": [1, 250_000]}], raw_input_contents=[CONTENT]
+).SerializeToString()
+LIMIT = 8_000_000
+
+
+@pytest.fixture
+def door(grpc_loop: Loop) -> Iterator[Door]:
+    opened = Door(grpc_loop, GrpcOptions(max_receive_bytes=60_000_000))
+    opened.server.ledger.limit_bytes = LIMIT
+    yield opened
+    opened.close()
+
+
+def head(path: str = "ModelInfer") -> list[tuple[bytes, bytes]]:
+    path_field = (b":path", f"/inference.GRPCInferenceService/{path}".encode())
+    return [path_field if name == b":path" else (name, value) for name, value in REQUEST]
+
+
+def ask(wire: Wire, stream_id: int, message: bytes) -> None:
+    framed = b"\0" + len(message).to_bytes(4, "big") + message
+    parts = [framed[at : at + 16384] for at in range(0, len(framed), 16384)]
+    wire.send(headers(stream_id, head()), *(data(stream_id, part, part is parts[-1]) for part in parts))
+
+
+def check_progress(door: Door, *times_s: float) -> None:
+    for now_s in times_s:
+        for connection in list(door.server.connections):
+            door.loop.call(lambda connection=connection, now_s=now_s: connection.check_progress(now_s))
+
+
+def test_unread_responses_of_all_connections_of_a_client_are_bounded(door: Door) -> None:
+    ledger = door.server.ledger
+    wires = [Wire(door.port) for _ in range(3)]
+    try:
+        for wire in wires:
+            wire.send(settings_frame(Setting.INITIAL_WINDOW_SIZE, 0))
+            for number in range(5):
+                ask(wire, 2 * number + 1, LARGE)
+        fields, _ = wires[-1].response(9)  # there is no room for the last one
+        assert (fields[b"grpc-status"], fields[b"retry-after"]) == (b"8", b"1")
+        wait_until(lambda: ledger.held_bytes["unsent"] > 4 * len(CONTENT))
+        assert ledger.peak_bytes <= ledger.principal_share_bytes
+        assert door.client.is_server_live()
+    finally:
+        for wire in wires:
+            wire.socket.close()
+    wait_until(lambda: not ledger.total_bytes)
+
+
+def test_a_message_that_stops_arriving_ends_its_call_alone(door: Door) -> None:
+    with Wire(door.port) as wire:
+        wire.send(headers(1, head()), data(1, b"\0" + (5000).to_bytes(4, "big") + bytes(100)))
+        wire.send(headers(3, head()), data(3, b"\0\0\0\0\0"))  # complete, and its stream stays open
+        wait_until(lambda: door.server.ledger.total_bytes == 100)
+        check_progress(door, 1000.0, 1000.0 + PERIOD_S - 1)
+        assert door.server.ledger.total_bytes == 100
+        check_progress(door, 1000.0 + PERIOD_S)
+        fields, _ = wire.response(1)
+        assert fields[b"grpc-status"] == b"4"
+        assert b"stalled" in fields[b"grpc-message"]
+        assert door.server.ledger.total_bytes == 0
+        wire.send(data(3, b"", end=True))
+        assert wire.response(3)[0][b"grpc-status"] != b"4"
