@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 
 from bus.connection import Bus, Message
-from bus.headers import parse_headers
+from bus.pull import left_out
 
 MAX_HELD_MESSAGES = 8192
 """Messages of one lane of a model that a gateway holds."""
@@ -28,6 +28,7 @@ _EXPIRES_S = 30.0
 _SILENCE_S = _EXPIRES_S + 5
 _HEARTBEAT_S = 1.0
 _CLUSTER_SILENCE_S = 4.0
+_PENDING = b"Nats-Pending-Messages"
 _GONE = ("consumer deleted", "consumer not found", "consumer is push based", "priority group")
 
 
@@ -80,6 +81,8 @@ class MessagePull:
             self.consumer_lost = True
         elif self.is_running and now_s - self._heard_s > _SILENCE_S:
             self.start(now_s, self._inbox, self._group)
+        else:
+            self._refill()
 
     def receive(self, message: Message, now_s: float) -> None:
         """Takes one message of the inbox."""
@@ -126,11 +129,7 @@ class MessagePull:
         if message.status == "503" or any(word in told for word in _GONE):
             self.consumer_lost = True
             return
-        # It ran out, or a limit was reached. One more open request than needed does no harm.
-        left = parse_headers(headers).get("nats-pending-messages", "")
-        self._outstanding = self._outstanding - int(left) if left.isascii() and left.isdigit() else 0
-        if message.status in ("404", "408"):
-            self._refill()
-        elif self._outstanding <= 0:
-            self._outstanding = 0
+        self._outstanding = max(0, self._outstanding - left_out(headers, _BATCH))
+        # A request that was refused says nothing of messages: the next one would be refused as well. `check` asks again.
+        if message.status in ("404", "408") or _PENDING in headers:
             self._refill()

@@ -2,8 +2,11 @@
 
 nats-py's `fetch` costs 45 us a message and one round trip a call; a standing pull costs what a subscription costs: one
 request asks for many messages, and the next is sent before the first is used up.
+Several requests are open at once. `_outstanding` is how many messages JetStream still owes of all of them: a request that
+ends early says how many of its own it leaves out, and only these are asked for again. Taking its end for the end of all
+would leave one more request open after each burst, up to the consumer's limit of open requests.
 Source: JetStream's pull consumer protocol ($JS.API.CONSUMER.MSG.NEXT; statuses 100, 404, 408, 409, 503 in the `Status`
-header of an empty message).
+header of an empty message, with `Nats-Pending-Messages`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from bus.connection import Bus, Message
+from bus.headers import last_header
 
 _BATCH = 512
 _REFILL_AT = 128
@@ -74,7 +78,7 @@ class FramePull:
         if self._beats:
             self._heard_s = time.monotonic()
         if message.status:
-            self._on_status(message.status)
+            self._on_status(message)
             return
         self._outstanding -= 1
         self._deliver(message.data, message.reply)
@@ -106,13 +110,12 @@ class FramePull:
         self._outstanding += _BATCH
         self._bus.publish(self._next_subject, self._request, self._inbox)
 
-    def _on_status(self, status: str) -> None:
-        if status == "408" or status == "404":
-            # The request ran out. An older one may still be open; one more open request than needed does no harm.
-            self._outstanding = 0
-            if not self._paused:
+    def _on_status(self, message: Message) -> None:
+        if message.status == "408" or message.status == "404":
+            self._outstanding = max(0, self._outstanding - left_out(message.header_block, _BATCH))
+            if self._outstanding <= _REFILL_AT and not self._paused:
                 self._ask()
-        elif status in ("400", "409", "503"):  # 400: it is there, and another's
+        elif message.status in ("400", "409", "503"):  # 400: it is there, and another's
             self.consumer_lost = True
 
     def _asked(self, group: str) -> bytes:
@@ -123,3 +126,12 @@ class FramePull:
         if group:
             asked["group"] = group
         return json.dumps(asked).encode()
+
+
+def left_out(header_block: bytes, batch: int) -> int:
+    """How many messages a request of `batch` that ended early leaves out, by the status that ended it.
+
+    All of them where nats-server does not say.
+    """
+    told = last_header(header_block, b"Nats-Pending-Messages")
+    return min(int(told), batch) if told.isascii() and told.isdigit() and len(told) < 10 else batch
