@@ -51,7 +51,6 @@ OF_CALLERS = [
         "answers to one NATS request that wait for acknowledgements",
         "the request ends: 503",
     ),
-    ("gateway.nats_door.call", "MAX_ALL_UNREAD_BYTES", "the same of all NATS requests", "the request ends: 503"),
     (
         "gateway.nats_door.call",
         "ACKNOWLEDGEMENT_PATIENCE_S",

@@ -18,8 +18,10 @@ from functools import partial
 from bus.connection import Bus
 from bus.headers import pack_headers
 from calls.catalog import ServedModel
+from gateway.connection_memory import no_memory
 from gateway.durable.bodies import BodyFormat, encode_error, encode_response, long_outputs
 from runtime.containment import contained
+from runtime.memory_ledger import Account
 from runtime.offload import Offload
 from schemas.errors import ErrorCode, WeirError, internal, unavailable
 from schemas.kserve_response import LongOutputs
@@ -30,15 +32,13 @@ from schemas.tensors import Tensor
 MAX_UNREAD_BYTES = 16 << 20
 """Answers of one request that may wait for their caller's acknowledgements."""
 
-MAX_ALL_UNREAD_BYTES = 256 << 20
-"""The same of all requests together."""
-
 ACKNOWLEDGEMENT_PATIENCE_S = 300.0
 """How long answers wait for the next acknowledgement: that a caller has gone is told only when something is sent to it."""
 
 STOPPING_PATIENCE_S = 5.0
 """The same while the gateway stops, which one caller that has gone is not to hold up any longer."""
 
+_KIND = "nats"
 _HEADERS_BYTES = 512  # more than the headers of an answer take
 _MAX_HEADER_LENGTH = 1024
 _FALLEN_BEHIND = "the caller has fallen behind: too many answers wait for acknowledgements"
@@ -47,19 +47,14 @@ _SUCCEEDED = ("Weir-Outcome", "succeeded")
 _IS_FINAL = {False: ("Weir-Final", "false"), True: ("Weir-Final", "true")}
 
 
-class Unread:
-    """What waits for acknowledgements, of all calls: `size_bytes`."""
-
-    __slots__ = ("size_bytes",)
-
-    def __init__(self) -> None:
-        self.size_bytes = 0
-
-
 class NatsCall:
-    """See the module. `flow` is the subject for acknowledgements; `on_end` is called when all is sent."""
+    """See the module. `flow` is the subject for acknowledgements; `on_end` is called when all is sent.
+
+    The request's body and the answers that wait for acknowledgements are charged to `account`, which ends with the call.
+    """
 
     __slots__ = (
+        "_account",
         "_asked",
         "_bus",
         "_credit",
@@ -70,7 +65,6 @@ class NatsCall:
         "_reply",
         "_started_ns",
         "_timer",
-        "_unread",
         "_unsent",
         "_unsent_bytes",
         "_window",
@@ -86,7 +80,7 @@ class NatsCall:
         bus: Bus,
         reply: str,
         flow: str,
-        unread: Unread,
+        account: Account,
         on_end: Callable[[NatsCall], None],
         offload: Offload | None = None,
     ) -> None:
@@ -102,7 +96,7 @@ class NatsCall:
         self._credit = 0
         self._unsent: deque[tuple[bytes, bytes, bool]] = deque()
         self._unsent_bytes = 0
-        self._unread = unread
+        self._account = account
         self._timer: asyncio.TimerHandle | None = None
         self._started_ns = time.monotonic_ns()
         self.heard_s = 0.0
@@ -128,8 +122,8 @@ class NatsCall:
         if self._writing is not None:
             self._later.append((outcome, is_final))
             size_bytes = _size_bytes(outcome)
-            self._count_unsent(size_bytes)
-            if self._unsent_bytes > MAX_UNREAD_BYTES and len(self._later) > 1:
+            has_room = self._add_unsent(size_bytes)
+            if not has_room or (self._unsent_bytes > MAX_UNREAD_BYTES and len(self._later) > 1):
                 self._give_up(_FALLEN_BEHIND)
             return
         try:
@@ -150,9 +144,8 @@ class NatsCall:
             self._send(block, body, is_final)
             return
         self._unsent.append((block, body, is_final))
-        self._count_unsent(len(block) + len(body))
-        is_too_much = self._unsent_bytes > MAX_UNREAD_BYTES and not is_final
-        if is_too_much or self._unread.size_bytes > MAX_ALL_UNREAD_BYTES:
+        has_room = self._add_unsent(len(block) + len(body))
+        if not has_room or (self._unsent_bytes > MAX_UNREAD_BYTES and not is_final):
             self._give_up(_FALLEN_BEHIND)
         elif self._timer is None:
             self._wait()
@@ -186,7 +179,7 @@ class NatsCall:
         while self._later and self._writing is None:
             outcome, is_final = self._later.popleft()
             size_bytes = _size_bytes(outcome)
-            self._count_unsent(-size_bytes)
+            self._remove_unsent(size_bytes)
             self.answer(outcome, is_final)
 
     def _fail(self, _error: Exception, *_others: object) -> None:
@@ -209,7 +202,7 @@ class NatsCall:
             self._timer = None
         while self._credit and self._unsent:
             block, body, is_final = self._unsent.popleft()
-            self._count_unsent(-len(block) - len(body))
+            self._remove_unsent(len(block) + len(body))
             self._send(block, body, is_final)
         if self._unsent:
             self._wait()
@@ -244,12 +237,25 @@ class NatsCall:
             self._writing = None
         self._unsent.clear()
         self._later.clear()
-        self._count_unsent(-self._unsent_bytes)
+        self._unsent_bytes = 0
+        self._account.close()
         self._on_end(self)
 
-    def _count_unsent(self, size_bytes: int) -> None:
+    def hold_body(self, size_bytes: int) -> None:
+        """Charges the request's body until the call ends. Raises WeirError (UNAVAILABLE) where there is no room for it."""
+        if not self._account.charge(_KIND, size_bytes):
+            raise no_memory()
+
+    def _add_unsent(self, size_bytes: int) -> bool:
+        """Counts an answer that begins to wait. False where there is no room for it: the call is to end then."""
+        if not self._account.charge(_KIND, size_bytes):
+            return False
         self._unsent_bytes += size_bytes
-        self._unread.size_bytes += size_bytes
+        return True
+
+    def _remove_unsent(self, size_bytes: int) -> None:
+        self._unsent_bytes -= size_bytes
+        self._account.release(_KIND, size_bytes)
 
     def _encoded(
         self, outcome: InferResponse | WeirError | None, is_final: bool, written: Mapping[str, Tensor] | None = None

@@ -23,7 +23,7 @@ from calls.catalog import ServedModel
 from gateway.doors import Doors
 from gateway.durable.bodies import Outline, format_of, outline_of, parse_body, parse_outline
 from gateway.nats_door import call as nats_call
-from gateway.nats_door.call import NatsCall, Unread
+from gateway.nats_door.call import NatsCall
 from gateway.nats_door.discovery import Endpoint, MicroService
 from gateway.nats_door.window import window_of
 from gateway.request_headers import read_headers
@@ -33,6 +33,9 @@ from schemas.errors import WeirError, internal, overloaded
 from schemas.requests import InferRequest
 
 logger = logging.getLogger("weir.gateway")
+
+PRINCIPAL = "nats"
+"""In the memory ledger all NATS callers share: nothing in a message proves who sent it."""
 
 _BROKER_PATIENCE_S = 1.0
 _DRAIN_POLL_S = 0.02
@@ -49,7 +52,6 @@ class NatsDoor:
         self._flow = subjects.infer_flow(gateway_id)
         self._numbers = count(1)
         self._calls: dict[int, NatsCall] = {}
-        self._unread = Unread()
         self._endpoints = [Endpoint("infer", subjects.INFER), Endpoint("infer-version", subjects.INFER_VERSION)]
         version = server_version()
         self._service = MicroService(
@@ -99,9 +101,15 @@ class NatsDoor:
         number = next(self._numbers)
         ended = partial(self._on_end, number, endpoint)
         call = self._calls[number] = NatsCall(
-            self._bus, message.reply, f"{self._flow}.{number}", self._unread, ended, self._doors.offload
+            self._bus,
+            message.reply,
+            f"{self._flow}.{number}",
+            self._doors.ledger.account(PRINCIPAL),
+            ended,
+            self._doors.offload,
         )
         try:
+            call.hold_body(len(message.data))
             self._submit(call, message, number)
         except WeirError as error:
             call.refuse(error)

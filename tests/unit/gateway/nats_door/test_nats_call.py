@@ -13,11 +13,12 @@ import pytest
 from bus.headers import parse_headers
 from calls.catalog import ServedModel
 from gateway.nats_door import call as nats_call
-from gateway.nats_door.call import NatsCall, Unread
+from gateway.nats_door.call import NatsCall
 from gateway.nats_door.discovery import Endpoint
 from gateway.nats_door.door import NatsDoor
 from gateway.nats_door.window import window_of
 from gateway.request_headers import read_headers
+from runtime.memory_ledger import MemoryLedger
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.model_config import ModelConfig
 from schemas.request_limits import RequestLimits
@@ -32,12 +33,12 @@ class Caller:
 
     max_payload_bytes = 1 << 20
 
-    def __init__(self, window: int = 0, unread: Unread | None = None) -> None:
+    def __init__(self, window: int = 0, ledger: MemoryLedger | None = None) -> None:
         self.sent: list[tuple[dict[str, str], bytes, str]] = []
         self.given_up = 0
         self.ended: list[NatsCall] = []
-        self.unread = unread or Unread()
-        self.call = NatsCall(self, "reply", "flow", self.unread, self.ended.append)  # type: ignore[arg-type]
+        self.ledger = ledger or MemoryLedger()
+        self.call = NatsCall(self, "reply", "flow", self.ledger.account("nats"), self.ended.append)  # type: ignore[arg-type]
         self.call.begin(InferRequest("m"), ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {}), window)
         self.call.give_up = self._give_up
 
@@ -63,7 +64,7 @@ async def test_answers_wait_for_acknowledgements_and_leave_no_trace() -> None:
     for number in range(5):
         caller.answer(is_final=number == 4)
     assert len(caller.sent) == 2
-    assert caller.unread.size_bytes > 0
+    assert caller.ledger.total_bytes > 0
     for arrived in (3, 4, 5):
         assert not caller.ended
         caller.call.acknowledged()
@@ -71,7 +72,7 @@ async def test_answers_wait_for_acknowledgements_and_leave_no_trace() -> None:
     assert [headers["weir-final"] for headers, _, _ in caller.sent] == ["false"] * 4 + ["true"]
     assert [reply for _, _, reply in caller.sent] == ["flow"] * 4 + [""]
     assert caller.ended == [caller.call]
-    assert caller.unread.size_bytes == 0
+    assert caller.ledger.total_bytes == 0
 
 
 async def test_who_acknowledges_nothing_is_given_up_also_after_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,22 +85,25 @@ async def test_who_acknowledges_nothing_is_given_up_also_after_the_last_answer(m
             await asyncio.sleep(0.005)
     assert "acknowledged no answer" in caller.error
     assert (caller.sent[-1][0]["weir-final"], len(caller.sent)) == ("true", 2)
-    assert caller.unread.size_bytes == 0
+    assert caller.ledger.total_bytes == 0
 
 
-async def test_what_waits_of_all_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nats_call, "MAX_ALL_UNREAD_BYTES", 4000)
-    unread = Unread()
-    first, second = Caller(1, unread), Caller(1, unread)
-    for caller in (first, first, second):
+async def test_what_waits_of_all_requests_is_bounded_by_the_ledger() -> None:
+    ledger = MemoryLedger(20_000)
+    first, second = Caller(1, ledger), Caller(1, ledger)
+    first.call.hold_body(1000)
+    for caller in (first, first, first, second, second):
         caller.answer(1000)
-    assert unread.size_bytes < 4000
-    second.answer(1000, is_final=True)
+    assert 7000 < ledger.total_bytes == ledger.held_bytes["nats"] < 9000
+    while not second.ended:
+        second.answer(1000)
     assert "fallen behind" in second.error
-    assert second.ended
     assert not first.ended
+    with pytest.raises(WeirError, match="too many unfinished requests") as raised:
+        Caller(1, ledger).call.hold_body(9900)
+    assert raised.value.retry_after_s == 1
     first.call.gone()
-    assert (first.given_up, unread.size_bytes) == (1, 0)
+    assert (first.given_up, ledger.total_bytes) == (1, 0)
 
 
 async def test_an_error_of_any_length_and_text_fits_into_a_message() -> None:
@@ -147,7 +151,7 @@ async def test_at_a_stop_each_caller_is_told_that_it_is_the_end() -> None:
     await door.close(0.01)
     assert caller.error == "the server is stopping"
     assert len(caller.sent) == 2
-    assert caller.unread.size_bytes == 0
+    assert caller.ledger.total_bytes == 0
 
 
 async def test_a_stop_waits_for_who_acknowledges_and_not_for_who_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
