@@ -227,26 +227,9 @@ def _metrics_and_trace() -> tuple[Option, ...]:
     )
 
 
-def _memory() -> tuple[Option, ...]:
-    return (
-        Option(
-            names=("--gateway-memory-byte-size",),
-            value=Integer(0, metavar="BYTES"),
-            default=0,
-            shown_default="512 MiB, or a quarter of the memory of the container or machine if that is less",
-            help="Memory that a gateway may hold of what clients have sent and have not read yet; beyond it requests are "
-            "refused with 503. A connection has half of it, a client's address three quarters.",
-            panel="Server",
-            commands=_IN_GATEWAY,
-            ours=True,
-        ),
-    )
-
-
 DOOR_OPTIONS: tuple[Option, ...] = (
     *_http(),
     *_grpc(),
-    *_memory(),
     *_metrics_and_trace(),
 )
 """Those of this module."""

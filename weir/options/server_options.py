@@ -7,7 +7,7 @@ from typing import Any
 from weir.options.broker_options import BROKER_OPTIONS
 from weir.options.forms import cache_setting
 from weir.options.option import GATEWAY, ROLES, SCHEDULER, SERVE, WORKER, Option, switch
-from weir.options.values import Checked, Choice, Number, Text, Verbosity
+from weir.options.values import Checked, Choice, Integer, Number, Text, Verbosity
 
 _EVERYWHERE = (SERVE, *ROLES)
 
@@ -52,6 +52,17 @@ def _server() -> tuple[Option, ...]:
             "Let clients put tensors into shared memory of this host.",
             "Server",
             (SERVE, GATEWAY, WORKER),
+        ),
+        Option(
+            names=("--gateway-memory-byte-size",),
+            value=Integer(0, metavar="BYTES"),
+            default=0,
+            shown_default="512 MiB, or a quarter of the memory of the container or machine if that is less",
+            help="Memory that a gateway may hold of what clients have sent and have not read yet; beyond it requests are "
+            "refused with 503. A connection has half of it, a client's address three quarters.",
+            panel="Server",
+            commands=(SERVE, GATEWAY),
+            ours=True,
         ),
     )
 
