@@ -7,9 +7,11 @@ import threading
 from functools import cache
 
 from bus.identity import SHARED_MEMORY_DIRECTORY
+from runtime.memory_limit import available_memory_bytes
 
 DEFAULT_BUDGET_BYTES = 4 << 30
-"""The most of a process that was not told otherwise; where `/dev/shm` has less than twice as much free, half of that."""
+"""The most of a process that was not told otherwise. Less where half of what `/dev/shm` has free, or a quarter of the
+memory of the container or machine, is less: the kernel counts this memory as the container's too."""
 
 _LEAST_DEFAULT_BYTES = 64 << 20
 
@@ -49,7 +51,8 @@ def process_budget() -> PayloadBudget:
         free_bytes = told.f_bavail * told.f_frsize
     except OSError:
         free_bytes = 0
-    return PayloadBudget(min(DEFAULT_BUDGET_BYTES, max(free_bytes // 2, _LEAST_DEFAULT_BYTES)))
+    share_bytes = min(free_bytes // 2, available_memory_bytes() // 4)
+    return PayloadBudget(min(DEFAULT_BUDGET_BYTES, max(share_bytes, _LEAST_DEFAULT_BYTES)))
 
 
 def limit_payloads(total_bytes: int) -> None:

@@ -85,7 +85,7 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         names=("--payload-memory-byte-size",),
         value=Integer(0, metavar="BYTES"),
         default=0,
-        shown_default="4 GiB, or half of what /dev/shm has free",
+        shown_default="the least of 4 GiB, half of what /dev/shm has free, and a quarter of the container's memory",
         help="Shared memory that a process may hold for large tensors; what finds no room there travels in messages.",
         commands=(SERVE, GATEWAY, WORKER),
         **_PANEL,
