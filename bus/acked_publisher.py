@@ -53,6 +53,11 @@ class StoreAck(NamedTuple):
         return self.error_code in WRONG_LAST_SEQUENCE
 
     @property
+    def is_no_ack(self) -> bool:
+        """Whether JetStream has said nothing: the message can't be published, or what came is no acknowledgement."""
+        return self.error_code == _NOT_SENT
+
+    @property
     def is_full(self) -> bool:
         """Whether there is no room."""
         return self.error_code in NO_ROOM
@@ -131,7 +136,7 @@ class AckedPublisher:
             asyncio.get_running_loop().call_later(_RETRY_S, self._again, number)
             return
         del self._unacked[number]
-        unacked.on_stored(_ack_of(message.data))
+        unacked.on_stored(read_ack(message.data))
 
     def _again(self, number: int) -> None:
         unacked = self._unacked.get(number)
@@ -154,7 +159,8 @@ class AckedPublisher:
                 self._send(number, unacked)
 
 
-def _ack_of(data: bytes) -> StoreAck:
+def read_ack(data: bytes) -> StoreAck:
+    """What JetStream says in the answer to a publish; `is_no_ack` for what is none of its answers."""
     plain = _is_plain_ack(data)
     if plain is not None:
         return StoreAck(int(plain[1]))

@@ -264,8 +264,8 @@ class Bus:
         if self._protocol is not None:
             self._protocol.close()
         if self._has_admin and (self._admin.is_connected or self._admin.is_reconnecting):
-            # What uvloop says of a write to a connection whose other end has gone.
-            with contextlib.suppress(RuntimeError):
+            # What asyncio and uvloop say of a write to a connection whose other end has gone.
+            with contextlib.suppress(OSError, RuntimeError):
                 await self._admin.close()
 
     async def _open(self, is_start: bool = False) -> None:

@@ -39,8 +39,14 @@ class JetStreamApi:
         self._asked: dict[int, asyncio.Future[Message]] = {}
 
     async def start(self) -> None:
-        """Listens for answers."""
+        """Listens for answers; a question has none any more once the connection is lost."""
         await self._bus.subscribe(f"{self._inbox}.*", self._on_answer)
+        self._bus.on_loss(self._fail_all)
+
+    def _fail_all(self) -> None:
+        for answered in self._asked.values():
+            if not answered.done():
+                answered.set_exception(ConnectionError("the connection to nats-server was lost"))
 
     async def stream_state(self, stream: str) -> StreamState:
         """Raises nats.js.errors.NotFoundError where there is no such stream, else as `_ask`."""
@@ -110,7 +116,7 @@ class JetStreamApi:
         return said
 
     def _ask(self, subject: str, data: bytes) -> Awaitable[Message]:
-        """The answer; raises TimeoutError where none comes, as while the broker is away."""
+        """The answer; raises TimeoutError where none comes, ConnectionError where the connection is lost meanwhile."""
         number = next(self._numbers)
         answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked[number] = answered

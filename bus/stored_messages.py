@@ -56,8 +56,13 @@ class StoredMessages:
         self._questions: dict[int, _Question] = {}
 
     async def start(self) -> None:
-        """Listens for answers."""
+        """Listens for answers, and asks again what had none when the connection was lost."""
         await self._bus.subscribe(f"{self._inbox}.*", self._on_answer)
+        self._bus.on_reconnect(self._ask_again)
+
+    async def _ask_again(self) -> None:
+        for number in list(self._questions):
+            self._send(number)
 
     async def last(self, stream: str, *filters: str) -> StoredMessage | None:
         """The newest message on some subjects, which may have wildcards; None where there is none.

@@ -28,6 +28,7 @@ from gateway.durable.lane_intake import LaneIntake
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.owned_model import LANES, OwnedModel
 from gateway.durable.recorder import Recorder
+from gateway.durable.reply_outbox import ReplyOutbox
 from gateway.durable.retry_policy import UNKNOWN_PATIENCE_MS, RetryPolicy
 from gateway.durable.store import DurableStore
 from gateway.durable.stray_messages import StrayMessages
@@ -64,7 +65,8 @@ class DurableIntake:
         self._api = JetStreamApi(store.bus, f"{subjects.durable_inbox(gateway_id)}.api")
         self._consumers = QueueConsumers(store.bus)
         self._objects = ObjectBodies(store.bus, store.messages, doors.limits.input_size)
-        self._recorder = Recorder(store.bus, store.publisher, self._api, self._objects, store.counters)
+        self._outbox = ReplyOutbox(store.bus, self._api, f"{subjects.durable_inbox(gateway_id)}.answered")
+        self._recorder = Recorder(store.bus, store.publisher, self._api, self._objects, store.counters, self._outbox)
         self._parts = IntakeParts(
             bus=store.bus,
             api=self._api,
@@ -101,6 +103,7 @@ class DurableIntake:
         self._objects.start(background)
         self._recorder.start(background)
         await self._api.start()
+        await self._outbox.start(background)
         await self._store.bus.subscribe(subjects.CANCEL_DURABLE, self._on_cancelled)
         self._store.bus.on_reconnect(self._on_reconnect)
         self._task = background.create_task(self._run())
@@ -108,6 +111,7 @@ class DurableIntake:
     async def stop(self, timeout_s: float) -> None:
         """Begins nothing more; returns when what is under way has its record, or after `timeout_s`."""
         self.is_stopping = True
+        self._outbox.hurry()
         for owned in self._models.values():
             owned.stop()
         deadline_s = time.monotonic() + timeout_s
@@ -119,6 +123,7 @@ class DurableIntake:
             lane.acks.stop()
         self._recorder.stop()
         self._objects.stop()
+        self._outbox.stop()
 
     async def ensure(self, model: str, lane: str = "event") -> None:
         """Has a consumer for a lane ("event" or "batch") of a model, so that what is published there is found.

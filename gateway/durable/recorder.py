@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from nats.errors import Error as NatsError
@@ -17,17 +17,18 @@ from nats.errors import Error as NatsError
 from bus import durable_subjects as subjects
 from bus.acked_publisher import AckedPublisher, StoreAck
 from bus.connection import Bus
-from bus.headers import pack_headers
+from bus.headers import last_header, pack_headers
 from bus.jetstream_api import JetStreamApi
 from bus.stored_messages import StoredMessage
 from bus.subjects import token
-from gateway.durable.bodies import encode_error
+from gateway.durable.bodies import digest_of, encode_error
 from gateway.durable.counters import DurableCounters
 from gateway.durable.dead_letters import DeadLetters
 from gateway.durable.durable_request import DurableRequest, Stage
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.record_lines import RecordLines
 from gateway.durable.record_store import RecordStore
+from gateway.durable.reply_outbox import ReplyOutbox
 from runtime.containment import contained
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_response import error_body
@@ -40,6 +41,7 @@ _SPARE_BYTES = 1024  # what headers added on the way take
 _RETRY_S = 1.0
 _CONFLICT_STATUS = 409
 _LOOKUPS_AT_A_TIME = 64
+_MAX_COUNT_DIGITS = 8
 
 Headers = list[tuple[str, str]]
 
@@ -55,6 +57,7 @@ _NOT_RECORDED = (
     "nats-batch-sequence",
     "nats-batch-commit",
     "nats-ttl",
+    "nats-msg-id",
 )
 
 
@@ -68,11 +71,13 @@ class Recorder:
         api: JetStreamApi,
         objects: ObjectBodies,
         counters: DurableCounters,
+        outbox: ReplyOutbox,
     ) -> None:
         self._bus = bus
         self._publisher = publisher
         self._api = api
         self._objects = objects
+        self._outbox = outbox
         self._counters = counters
         self._records = RecordStore(bus, publisher)
         self._lines = RecordLines()
@@ -120,7 +125,7 @@ class Recorder:
     def respond(self, request: DurableRequest, number: int, headers: Headers, body: bytes) -> None:
         """Publishes a response that is not the last, and stores it under the request's id and this number."""
         told = [("Weir-Id", request.id), ("Weir-Model", request.model), ("Weir-Response", str(number)), *headers]
-        self._answer(request, pack_headers([*told, ("Weir-Final", "false")]), body)
+        self._answer(request, str(number), pack_headers([*told, ("Weir-Final", "false")]), body)
         if len(body) + _SPARE_BYTES * 4 <= self._bus.max_payload_bytes:
             subject = f"{subjects.result(request.model, request.id)}.{number}"
             lines = pack_headers([*told, *_ttl(request)])[len(_VERSION_LINE) :]
@@ -221,12 +226,16 @@ class Recorder:
             asyncio.get_running_loop().call_later(_RETRY_S, self._store, request, outcome, lines, body)
 
     def _finish(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes) -> None:
-        if request.terms.reply_to:
-            self._answer(request, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
         self._counters.end(request.model, outcome)
-        self._acknowledge(request, outcome)
+        if request.terms.reply_to:
+            copy = last_header(b"\r\n" + lines, b"Weir-Ended-Ms")
+            self._answer_last(request, outcome, copy, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
+        else:
+            self._acknowledge(request, outcome)
 
     def _acknowledge(self, request: DurableRequest, outcome: Outcome) -> None:
+        if request.stage is Stage.ENDED:
+            return
         if request.stage is Stage.ENDING:
             self._ending -= 1
         request.stage = Stage.ENDED
@@ -234,9 +243,27 @@ class Recorder:
             self._objects.delete(request.terms.object_name)
         request.on_ended(request)
 
-    def _answer(self, request: DurableRequest, block: bytes, body: bytes) -> None:
+    def _answer(self, request: DurableRequest, copy: str, block: bytes, body: bytes, is_repeated: bool = False) -> None:
+        """Sends a response that is not the last. `copy` is the same for each copy of it, and for no other response."""
         if request.terms.reply_to:
-            self._bus.publish(request.terms.reply_to, body, "", block)
+            self._outbox.send(request.terms.reply_to, body, self._named(request, copy, block), is_repeated=is_repeated)
+
+    def _answer_last(
+        self, request: DurableRequest, outcome: Outcome, copy: str, block: bytes, body: bytes, is_repeated: bool = False
+    ) -> None:
+        """Sends the last response, and acknowledges the request once it has left."""
+        if request.terms.reply_to:
+            on_left = partial(self._acknowledge, request, outcome)
+            block = self._named(request, copy, block)
+            self._outbox.send(request.terms.reply_to, body, block, on_left, is_repeated)
+        else:
+            self._acknowledge(request, outcome)
+
+    @staticmethod
+    def _named(request: DurableRequest, copy: str, block: bytes) -> bytes:
+        """The headers with the `Nats-Msg-Id` by which a stream on the reply subject stores the response once."""
+        name = digest_of(f"{request.model}\0{request.id}\0{copy}".encode(errors="replace"))
+        return b"%bNats-Msg-Id: %b\r\n%b" % (_VERSION_LINE, name.encode(), block[len(_VERSION_LINE) :])
 
     @contained(on_error="_settle_broken")
     async def _settle(
@@ -250,6 +277,7 @@ class Recorder:
             try:
                 async with self._lookups:
                     found = await self._api.last(subjects.RESULT_STREAM, subject)
+                    earlier = [] if found is None else await self._earlier_responses(request, found)
                 break
             except (NatsError, OSError, TimeoutError):
                 await asyncio.sleep(_RETRY_S)
@@ -262,7 +290,16 @@ class Recorder:
             if request.stage is Stage.ENDING:
                 return  # its own record is on its way, and finds this one
             on_found(request)
-        self._on_found(request, found)
+        self._on_found(request, found, earlier)
+
+    async def _earlier_responses(self, request: DurableRequest, found: StoredMessage) -> list[StoredMessage]:
+        """The responses before the last, which were stored with the record, as far as somebody is to get them again."""
+        text = found.headers.get("weir-responses", "")
+        if not request.terms.reply_to or not (text.isascii() and text.isdigit() and len(text) < _MAX_COUNT_DIGITS):
+            return []
+        numbers = range(int(text))
+        looked_up = [await self._api.last(subjects.RESULT_STREAM, f"{found.subject}.{number}") for number in numbers]
+        return [stored for stored in looked_up if stored is not None]
 
     def _settle_broken(self, error: Exception, request: DurableRequest, *_others: object) -> None:
         if request.stage is Stage.ENDING:  # a record of its id is there already
@@ -270,14 +307,13 @@ class Recorder:
         elif request.stage is not Stage.ENDED:
             self.fail(request, Outcome.FAILED, internal("the record of the request's id could not be read"))
 
-    def _on_found(self, request: DurableRequest, found: StoredMessage) -> None:
+    def _on_found(self, request: DurableRequest, found: StoredMessage, earlier: Sequence[StoredMessage]) -> None:
         self._begin(request)
         digest = found.headers.get("weir-digest", "")
         if digest and digest != request.body_digest():
             self._counters.conflict(request.model)
             self._refuse_namesake(request)
             return
-        told = [(name, value) for name, value in found.headers.items() if name not in _NOT_RECORDED]
         try:
             outcome = Outcome(found.headers.get("weir-outcome", ""))
         except ValueError:
@@ -286,8 +322,11 @@ class Recorder:
             self._counters.end(request.model, outcome)  # its record was written by who cancelled it
         else:
             self._counters.conflict(request.model)
-        self._answer(request, pack_headers([*_as_written(told), ("Weir-Final", "true")]), found.data)
-        self._acknowledge(request, outcome)
+        for stored in earlier:
+            block = pack_headers([*_as_written(stored.headers), ("Weir-Final", "false")])
+            self._answer(request, stored.headers.get("weir-response", ""), block, stored.data, is_repeated=True)
+        block = pack_headers([*_as_written(found.headers), ("Weir-Final", "true")])
+        self._answer_last(request, outcome, found.headers.get("weir-ended-ms", ""), block, found.data, is_repeated=True)
 
     def _refuse_namesake(self, request: DurableRequest) -> None:
         """Another request has the same id: this one has no record, and its copy in DEAD tells of it."""
@@ -296,8 +335,9 @@ class Recorder:
         record = request.record(Outcome.DEAD_LETTERED, _CONFLICT_STATUS, time.time_ns() // 1_000_000)
 
         def buried() -> None:
-            self._answer(request, pack_headers([*record.headers(), *headers, ("Weir-Final", "true")]), body)
-            self._acknowledge(request, Outcome.DEAD_LETTERED)
+            block = pack_headers([*record.headers(), *headers, ("Weir-Final", "true")])
+            copy = f"refused {request.delivery.sequence}"
+            self._answer_last(request, Outcome.DEAD_LETTERED, copy, block, body)
 
         self._dead.add(request, error.message, buried)
 
@@ -306,9 +346,10 @@ def _ttl(request: DurableRequest) -> Headers:
     return [("Nats-TTL", f"{request.terms.result_ttl_s}s")] if request.terms.result_ttl_s else []
 
 
-def _as_written(headers: Headers) -> Headers:
-    """Names as they are written in the contract: they were read in lower case."""
-    return [("-".join(part.capitalize() for part in name.split("-")), value) for name, value in headers]
+def _as_written(headers: Mapping[str, str]) -> Headers:
+    """A record's headers, their names as they are written in the contract: they were read in lower case."""
+    told = [(name, value) for name, value in headers.items() if name not in _NOT_RECORDED]
+    return [("-".join(part.capitalize() for part in name.split("-")), value) for name, value in told]
 
 
 def _ignore(_ack: StoreAck) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +24,7 @@ from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.lane_intake import LaneIntake
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.recorder import Recorder
+from gateway.durable.reply_outbox import ReplyOutbox
 from gateway.durable.retry_policy import RetryPolicy
 from schemas.errors import WeirError, not_found
 from schemas.lanes import Lane
@@ -61,10 +62,27 @@ class Broker:
         self.answers: list[tuple[str, dict[str, str], bytes]] = []
         self.acked: set[int] = set()
         self.objects: dict[str, bytes | WeirError] = {}
+        self.callbacks: dict[str, Callable[[Message], None]] = {}
+        self.loss_listeners: list[Callable[[], None]] = []
+        self.reconnect_listeners: list[Callable[[], Awaitable[None]]] = []
         self.held_acks: list[Callable[[], None]] | None = None
         """Where it is a list, acknowledgements of what is stored wait in it."""
 
     # Bus
+
+    async def subscribe(self, subject: str, callback: Callable[[Message], None]) -> Callable[[], None]:
+        self.callbacks[subject] = callback
+        return lambda: None
+
+    async def flush(self) -> None:
+        if not self.is_connected:
+            raise ConnectionError
+
+    def on_loss(self, listener: Callable[[], None]) -> None:
+        self.loss_listeners.append(listener)
+
+    def on_reconnect(self, listener: Callable[[], Awaitable[None]]) -> None:
+        self.reconnect_listeners.append(listener)
 
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         if data == b"+ACK":
@@ -95,6 +113,9 @@ class Broker:
             self.held_acks.append(lambda: on_stored(ack))
 
     # JetStreamApi
+
+    async def ask(self, _subject: str, _question: dict[str, str]) -> dict[str, Any]:
+        return {"streams": None}
 
     async def last(self, _stream: str, subject: str) -> StoredMessage | None:
         return self.results.get(subject)
@@ -168,7 +189,8 @@ class OneLane:
         publisher: Any = SimpleNamespace(publish=self.broker.store_later)
         counters = DurableCounters()
         objects = cast(ObjectBodies, broker)
-        recorder = Recorder(broker, publisher, broker, objects, counters)
+        self.outbox = ReplyOutbox(broker, broker, "answered")
+        recorder = Recorder(broker, publisher, broker, objects, counters, self.outbox)
         recorder.start(background)
         self.parts = IntakeParts(
             bus=broker,
@@ -232,7 +254,9 @@ async def one_lane() -> AsyncIterator[OneLane]:
     """A lane, for as long as the context lasts."""
     async with asyncio.TaskGroup() as background:
         lane = OneLane(background)
+        await lane.outbox.start(background)
         yield lane
+        lane.outbox.stop()
         lane.intake.drop()
         lane.intake.acks.stop()
         lane.recorder.stop()

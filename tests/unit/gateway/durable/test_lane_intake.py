@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from one_lane import OneLane, answer_with_input, body_of, one_lane
 
+from bus.stored_messages import StoredMessage
 from gateway.durable.durable_request import DurableRequest
 from runtime.containment import SITES, Site
 
@@ -121,3 +122,52 @@ async def test_deadlines_of_requests_that_have_ended_are_not_kept_for_ever() -> 
             if number % 100 == 0:
                 await lane.until(lambda: not len(lane.intake))
         assert len(lane.intake._deadlines) < 2000
+
+
+async def test_the_next_owner_sends_an_answer_again_under_the_same_name() -> None:
+    async with one_lane() as lane:
+        lane.deliver(body_of(7), Nats_Msg_Id="r", Weir_Reply_To="answers")
+        await lane.settled("r")
+        record = lane.broker.results["result.m.r"]
+        [(_, first, body)] = lane.broker.answers
+    async with one_lane() as lane:
+        lane.broker.results["result.m.r"] = record
+        lane.begin(begun_sequence=1)
+        lane.deliver(body_of(7), Nats_Msg_Id="r", Weir_Reply_To="answers")
+        await lane.settled("r")
+        [(_, second, again)] = lane.broker.answers
+        lane.deliver(body_of(8), Nats_Msg_Id="r", Weir_Reply_To="answers")  # another request under this id
+        await lane.settled("r")
+        third = lane.broker.answers[-1][1]
+    assert (second["nats-msg-id"], again) == (first["nats-msg-id"], body)
+    assert (second["weir-outcome"], second["weir-final"]) == ("succeeded", "true")
+    assert third["weir-status"] == "409"
+    assert third["nats-msg-id"] != first["nats-msg-id"]
+
+
+async def test_the_next_owner_sends_earlier_responses_too() -> None:
+    async with one_lane() as lane:
+        for number in range(2):
+            headers = {"weir-id": "r", "weir-response": str(number)}
+            subject = f"result.m.r.{number}"
+            lane.broker.results[subject] = StoredMessage(subject, number + 1, 0, headers, b"", b"%d" % number)
+        headers = {"weir-id": "r", "weir-outcome": "succeeded", "weir-responses": "3", "weir-ended-ms": "5"}
+        lane.broker.results["result.m.r"] = StoredMessage("result.m.r", 3, 0, headers, b"", b"2")
+        lane.begin(begun_sequence=1)
+        lane.deliver(body_of(7), Nats_Msg_Id="r", Weir_Reply_To="answers")
+        await lane.settled("r")
+        assert [body for _, _, body in lane.broker.answers] == [b"0", b"1", b"2"]
+        assert [told["weir-final"] for _, told, _ in lane.broker.answers] == ["false", "false", "true"]
+        assert len({told["nats-msg-id"] for _, told, _ in lane.broker.answers}) == 3
+
+
+async def test_a_request_is_not_done_with_before_its_answer_has_left() -> None:
+    async with one_lane() as lane:
+        lane.broker.is_connected = False
+        lane.deliver(body_of(7), Nats_Msg_Id="r", Weir_Reply_To="answers")
+        await lane.until(lambda: lane.outcome("r"))
+        await lane.until(lambda: len(lane.outbox))
+        assert (len(lane.intake), lane.broker.answers) == (1, [])
+        lane.broker.is_connected = True
+        await lane.settled("r")
+        assert len(lane.broker.answers) == 1

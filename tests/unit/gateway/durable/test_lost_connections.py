@@ -1,0 +1,179 @@
+"""The connection is lost at every stage of a durable request: the next request has its record within seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import nats
+import pytest
+from one_lane import SERVED, Model, body_of
+from test_lane_intake import CALLBACKS
+
+from bus import durable_subjects as subjects
+from bus.connection import Bus
+from bus.embedded import EmbeddedNats
+from bus.stored_messages import StoredMessages
+from gateway.durable.durable_request import DurableRequest
+from gateway.durable.intake import DurableIntake
+from gateway.durable.store import DurableStore
+from gateway.settings import GatewaySettings
+from runtime.containment import SITES
+from schemas.regions import no_regions
+from schemas.request_limits import DEFAULT_LIMITS
+
+HEALTHY_S = 5.0
+CHUNK_BYTES = 128 << 10
+
+UNREACHED = ("_end_held", "_on_put", "_expire", "_enter_again", "bury", "_buried", "fail", "_settle")
+"""Stages that a request which succeeds at once does not come to."""
+
+
+@pytest.fixture(scope="module")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    server = EmbeddedNats(Path(tmp_path_factory.mktemp("nats")))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+class Gateway:
+    """A gateway's durable intake with a real broker, and a producer."""
+
+    def __init__(self, bus: Bus, client: Any) -> None:
+        self.bus = bus
+        self.client = client
+        self.jetstream = client.jetstream()
+        self.answers: list[str] = []
+        self._sent = 0
+
+    def lose_connections(self) -> None:
+        """Both connections end, as if their sockets were reset."""
+        protocol, admin = self.bus._protocol, self.bus._admin
+        if protocol is not None:
+            protocol.abort()
+        if admin._transport is not None:
+            cast(Any, admin._transport)._io_writer.transport.abort()
+
+    async def ask(self, body: bytes, **headers: str) -> str:
+        self._sent += 1
+        id = f"r{self._sent}"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        await self.jetstream.publish("event.m", body, headers={"Nats-Msg-Id": id, **named})
+        return id
+
+    async def outcome(self, id: str) -> str:
+        """What is recorded of a request, once it is."""
+        while True:
+            try:
+                found = await self.jetstream.get_last_msg(subjects.RESULT_STREAM, subjects.result("m", id))
+                return str((found.headers or {})["Weir-Outcome"])
+            except nats.js.errors.NotFoundError:
+                await asyncio.sleep(0.01)
+
+    async def check_healthy(self, unlucky: str) -> None:
+        """A request that comes now has its record in time, and so has the one that was hit."""
+        healthy = await self.ask(body_of(2))
+        async with asyncio.timeout(HEALTHY_S):
+            assert await self.outcome(healthy) == "succeeded"
+            assert await self.outcome(unlucky) == "succeeded"
+
+
+@asynccontextmanager
+async def gateway(url: str) -> AsyncIterator[Gateway]:
+    settings = GatewaySettings(nats_url=url)
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(url, "g", background)
+        client = await nats.connect(url)
+        store = DurableStore(bus, "g", settings)
+        await store.start(background)
+        catalog = SimpleNamespace(
+            resolve=lambda name, version: SERVED, knows=lambda name: True,
+            served_model=lambda name: SERVED, told_of=lambda name, version: [],
+        )  # fmt: skip
+        doors: Any = SimpleNamespace(
+            catalog=catalog, inference=Model(), limits=DEFAULT_LIMITS, regions=SimpleNamespace(find=no_regions)
+        )
+        intake = DurableIntake(store, doors, "g", settings, lambda: True)
+        await intake.start(background)
+        running = Gateway(bus, client)
+
+        async def take(message: Any) -> None:
+            running.answers.append((message.headers or {})["Weir-Id"])
+
+        await client.subscribe("orders.answers", cb=take)
+        try:
+            yield running
+        finally:
+            await intake.stop(1.0)
+            store.stop()
+            await client.close()
+            await bus.close()
+
+
+async def test_a_healthy_request_is_recorded_soon_whenever_the_connection_is_lost(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(nats_url) as to:
+        hit = ""
+
+        def losing(function: Callable[..., Any], is_after: bool) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                nonlocal hit
+                requests = [argument for argument in arguments if isinstance(argument, DurableRequest)]
+                is_hit = bool(requests) and not hit
+                if is_hit:
+                    hit = requests[0].id
+                if is_hit and not is_after:
+                    to.lose_connections()
+                result = function(*arguments, **named)
+                if is_hit and is_after:
+                    to.lose_connections()
+                return result
+
+            return call
+
+        for name in CALLBACKS:
+            if name.rpartition(".")[2] in UNREACHED:
+                continue
+            for is_after in (True,):  # just before a stage is just after another
+                hit = ""
+                with monkeypatch.context() as patched:
+                    patched.setattr(SITES[name], "function", losing(SITES[name].function, is_after))
+                    store = await to.jetstream.object_store(subjects.REQUEST_OBJECTS)
+                    body = f"{name.rpartition('.')[2]}{is_after}"
+                    await store.put(body, body_of(1))
+                    unlucky = await to.ask(b"", Weir_Object=body, Weir_Reply_To="orders.answers")
+                    await to.check_healthy(unlucky)
+                    assert hit, name
+                async with asyncio.timeout(HEALTHY_S):
+                    while unlucky not in to.answers:
+                        await asyncio.sleep(0.01)
+
+
+async def test_an_object_is_read_on_after_the_connection_was_lost(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gateway(nats_url) as to:
+        losses_left = 3
+        ask_next = StoredMessages.next
+
+        async def losing_next(messages: StoredMessages, *arguments: Any) -> Any:
+            nonlocal losses_left
+            if losses_left:
+                losses_left -= 1
+                asyncio.get_running_loop().call_soon(to.lose_connections)
+            return await ask_next(messages, *arguments)
+
+        monkeypatch.setattr(StoredMessages, "next", losing_next)
+        store = await to.jetstream.object_store(subjects.REQUEST_OBJECTS)
+        for number in range(8):
+            await store.put(f"large{number}", body_of(1, CHUNK_BYTES))
+        asked = [await to.ask(b"", Weir_Object=f"large{number}") for number in range(8)]
+        await to.check_healthy(asked[0])
+        async with asyncio.timeout(HEALTHY_S):
+            assert [await to.outcome(id) for id in asked] == ["succeeded"] * 8
