@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 from runtime.containment import report
 from runtime.offload_process import ANSWER, OK, REFUSED, Part, read_parts, write_parts
@@ -153,6 +154,11 @@ class Offload:
         helper.end()
 
 
+def _own_path() -> str:
+    """PYTHONPATH with our packages first: `schemas` or `runtime` may also be the name of a user's module there."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH"))))
+
+
 class _Helper:
     """One helper process, which has at most one job."""
 
@@ -166,7 +172,7 @@ class _Helper:
                     [sys.executable, "-P", "-m", "runtime.offload_process", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _own_path()},
                 )
             except OSError:
                 self._connection.close()

@@ -77,6 +77,16 @@ def wait_until_dead(pid: int) -> None:
         time.sleep(0.001)
 
 
+async def test_modules_of_users_do_not_take_the_place_of_ours(
+    offload: Offload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("runtime", "schemas"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    text, _ = await offload.run(f"{HERE}:joined", [b"a"])
+    assert bytes(text) == b"a"
+
+
 async def code_of(offload: Offload, operation: str) -> tuple[ErrorCode, str]:
     with pytest.raises(WeirError) as caught:
         await offload.run(f"{HERE}:{operation}", [b"x"])
