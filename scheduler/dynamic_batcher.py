@@ -4,7 +4,8 @@ Source: Triton's dynamic batcher (`dynamic_batching` in `config.pbtxt`). Request
 are never split; a request whose shapes differ ends the batch before it, and so does one that a `BatchStrategy` doesn't
 want in it. With a free instance, the batch that is sent is:
 
-1. the largest prefix of the queue whose size is a preferred one, unless one of its requests has waited too long;
+1. the largest prefix of the queue whose size is a preferred one; where there is none, the prefix before the request that
+   would take it beyond the largest preferred size; unless a request of the whole prefix has waited too long;
 2. else the whole prefix when it cannot grow: the next request differs or would not fit, or no preferred size is larger;
 3. else the whole prefix when no delay is configured, or one of its requests has waited for it;
 4. else none, until the delay is over.
@@ -48,8 +49,8 @@ class DynamicBatcher(Batcher):
         self._delay_us = max_queue_delay_us
         self._max_batch_bytes = max_batch_bytes
         self._strategy = strategy
-        # Of `_forming`: the sum of batch sizes, the bytes, the requests of the longest prefix whose size is a preferred
-        # one, and the next request, if that can't join it. So no request is looked at twice.
+        # Of `_forming`: the sum of batch sizes, the bytes, the requests of the prefix that goes before its delay is over
+        # (rule 1), and the next request, if that can't join it. So no request is looked at twice.
         self._size = self._bytes = self._preferred_length = 0
         self._closed_by: QueuedRequest | None = None
 
@@ -163,7 +164,7 @@ class DynamicBatcher(Batcher):
             return forming
         size, size_bytes, preferred_length = self._size, self._bytes, self._preferred_length
         max_size, max_bytes, preferred = self._max_batch_size, self._max_batch_bytes, self._preferred
-        strategy = self._strategy
+        strategy, max_preferred = self._strategy, self._max_preferred
         shape_key = forming[0].shape_key if forming else None
         while queue:
             request = queue.popleft()
@@ -190,5 +191,7 @@ class DynamicBatcher(Batcher):
             size_bytes = grown_bytes
             if size in preferred:
                 preferred_length = len(forming)
+            elif size > max_preferred and not preferred_length:
+                preferred_length = len(forming) - 1
         self._size, self._bytes, self._preferred_length = size, size_bytes, preferred_length
         return forming

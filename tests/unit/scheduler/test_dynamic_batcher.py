@@ -67,9 +67,24 @@ def test_a_batch_that_can_not_grow_goes_before_its_delay_is_over():
     assert batcher.next_batch(0) is None
 
 
-def test_a_batch_beyond_every_preferred_size_goes_before_its_delay_is_over():
-    batcher = batcher_with(3, 3, preferred_batch_sizes=[4], max_queue_delay_us=100)
-    assert keys(batcher.next_batch(0)) == [1, 2]
+def test_a_request_beyond_every_preferred_size_goes_before_its_delay_is_over():
+    assert keys(batcher_with(7, preferred_batch_sizes=[4], max_queue_delay_us=100).next_batch(0)) == [1]
+
+
+def test_what_the_next_request_would_take_beyond_every_preferred_size_goes_without_it():
+    batcher = batcher_with(3, preferred_batch_sizes=[2, 6], max_queue_delay_us=100)
+    assert batcher.next_batch(0) is None
+    batcher.enqueue([request(50, key=2, batch_size=4)])
+    assert batcher.ready_at_us() == 0
+    assert keys(batcher.next_batch(50)) == [1]
+    assert batcher.next_batch(149) is None
+    assert batcher.ready_at_us() == 150
+    assert keys(batcher.next_batch(150)) == [2]
+
+
+def test_once_the_oldest_has_waited_too_long_all_that_fits_goes():
+    batcher = batcher_with(3, 4, preferred_batch_sizes=[2, 6], max_queue_delay_us=100)
+    assert keys(batcher.next_batch(100)) == [1, 2]
 
 
 def test_a_batch_that_may_grow_waits_for_its_delay():
@@ -149,6 +164,8 @@ class Rules:
             return None
         waited = now_us - queue[0].enqueued_us
         preferred = [n for n, size in enumerate(sizes, 1) if size in preferred_sizes]
+        beyond = [n for n, size in enumerate(sizes) if size > max(preferred_sizes) and n]
+        preferred = preferred or beyond[:1]
         if preferred and (self.delay_us == 0 or waited < self.delay_us):
             return queue[: preferred[-1]]
         if cannot_grow or waited >= self.delay_us:
