@@ -169,7 +169,7 @@ class SequenceScheduler:
                 continue
             self._table.forget(sequence)
             rest = [request for request in sequence.queue if not request.cancelled]
-            self.failures["CANCELED"] += len(sequence.queue) - len(rest)
+            self.failures["CANCELED"] += len(sequence.queue)
             sequence.queue.clear()
             error = cancelled_earlier(sequence)
             failures += [Failure(request, error) for request in rest]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from queued import CountingFrame
 from stateful_workers import StatefulWorkers
@@ -43,6 +44,7 @@ class Life:
         self.moved = 0
         self.keys = 0
         self.counts: dict[str, int] = defaultdict(int)
+        self.cancelled = 0  # requests that ended unanswered because they, or one before them in their sequence, were
         self.wake_at_us: int | None = None
         self.active_us: dict[int | str, int] = {}  # when a request of a sequence came or ended last
         self.first = {"a": 0, "b": 0, "last": 0}  # where the numbers of workers' instances begin in their last load
@@ -81,10 +83,15 @@ class Life:
                 rows = [row for row in range(SLOTS) if row not in batch.null_rows]
                 rescheduled = [row for row in rows[: len(batch.requests)] if again >> row & 1]
         ended = self.model.complete(self.now_us, batch.id, outcome, 5, rescheduled)
-        self.end(ended)
+        again_requests = [request for row, request in self.rows_of(batch) if row in rescheduled]
+        self.end(ended, (ended[0] if outcome else [r for r in ended[0] if r in again_requests]))
         over = {request.key for request in ended[0]} | {failure.request.key for failure in ended[1]}
         for request in batch.requests:
             assert request.gateway == NOBODY or request.key in over or outcome or rescheduled
+
+    def rows_of(self, batch: Batch) -> list[tuple[int, QueuedRequest]]:
+        rows = [row for row in range(SLOTS + len(batch.null_rows)) if row not in batch.null_rows]
+        return list(zip(rows, batch.requests, strict=False))
 
     def advance(self, time_us: int) -> None:
         self.now_us += time_us
@@ -112,15 +119,20 @@ class Life:
             batch = self.batches.pop(batch_id)
             if has_run:
                 self.workers.run(batch)
-        self.end(self.model.worker_lost(self.now_us, worker))
+        ended = self.model.worker_lost(self.now_us, worker)
+        self.end(ended, ended[0])
         self.workers.lose(worker)
 
     def cancel(self, number: int) -> None:
         if self.live:
-            self.end(self.model.cancel("gateway", [list(self.live)[number % len(self.live)]]))
+            ended = self.model.cancel("gateway", [list(self.live)[number % len(self.live)]])
+            self.end(ended, ended[0])
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: Ended, unanswered: Sequence[QueuedRequest] = ()) -> None:
+        """These requests have ended; `unanswered` are those that no worker has answered, for they were cancelled."""
         answered, failures = ended
+        assert all(request.cancelled for request in unanswered)
+        self.cancelled += len(unanswered) + sum(error.code is ErrorCode.CANCELLED for _, error in failures)
         for request in (*answered, *(failure.request for failure in failures)):
             self.active_us[request.correlation_id] = self.now_us
         for request in answered:

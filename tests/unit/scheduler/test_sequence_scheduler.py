@@ -83,6 +83,8 @@ def live(kind: type[Life], config: ModelConfig, events: list[tuple[Any, ...]]) -
         assert len(life.model) == len(life.live)
     life.run_out()
     assert len(life.model) == life.model.waiting == 0
+    if kind is Life:
+        assert life.model.failures()[1]["CANCELED"] == life.cancelled
     return life
 
 
@@ -104,6 +106,26 @@ def test_a_sequence_that_was_idle_for_too_long_is_gone_though_nothing_else_happe
     life.send(1, 0)
     assert len(life.live) == (idle_us < IDLE_US)
     life.run_out()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("is_started", [True, False])
+def test_what_ends_with_a_cancelled_request_counts_as_cancelled(strategy: dict[str, Any], is_started: bool) -> None:
+    """As Triton counts it: of the direct strategy and the oldest one, in a slot and in the backlog."""
+    life = Life(config(strategy))
+    if is_started:
+        life.send(1, SEQUENCE_START)
+        life.advance(60)
+        life.pump()
+        flags = 0
+    else:
+        life.instances("a", 0)
+        flags = SEQUENCE_START
+    life.send(1, flags)
+    life.send(1, 0)
+    life.cancel(-2)  # the first of the two that wait
+    assert len(life.live) == is_started
+    assert life.model.failures()[1]["CANCELED"] == 2
 
 
 def test_an_idle_sequence_does_not_keep_its_worker_for_ever() -> None:
