@@ -80,10 +80,12 @@ class ModelOperations:
 
         Returns when it is loaded. Raises WeirError with Triton's codes and texts.
         """
-        self._check_mode()
         check_model_name(name)
+        self._check_mode()
         if len(files) > MAX_FILES:
             raise invalid(f"a load request may bring {MAX_FILES} files, got {len(files)}")
+        # Triton appends a path to that of the model's folder, so one that begins with a slash lies in it, too.
+        files = {path.lstrip("/"): content for path, content in files.items()}
         await self._run(name, self._load(name, config, files))
 
     async def unload(self, name: str, with_dependents: bool) -> None:

@@ -12,7 +12,8 @@ from repository.problem import ConfigProblem
 from repository.small_files import MAX_LABELS_BYTES, read_small_file
 from schemas.errors import invalid
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|\.{3,128}")
+_FOR_SHELLS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 _LARGEST_VERSION = 2**63 - 1
 
@@ -20,15 +21,16 @@ _LARGEST_VERSION = 2**63 - 1
 def check_model_name(name: str) -> None:
     """Raises WeirError(INVALID_ARG) unless `name` may name a model: 1 to 128 letters, digits, `_`, `.`, `-`.
 
-    The texts for an empty name and for path characters are Triton's.
+    The texts for a blank name, for path characters and for characters that mean something to a shell are Triton's.
     """
-    if not name:
+    if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if "/" in name or "\\" in name or not name.strip("."):
+    if "/" in name or name in (".", ".."):
         raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
     if not _MODEL_NAME.fullmatch(name):
+        shells = "Invalid stub name: contains invalid characters. " if _FOR_SHELLS & set(name) else ""
         raise invalid(
-            f"invalid model name {name!r}, a model name is 1 to 128 letters, digits, '_', '.' and '-', "
+            f"{shells}invalid model name {name!r}, a model name is 1 to 128 letters, digits, '_', '.' and '-', "
             "and begins with a letter, a digit or '_'"
         )
 

@@ -86,7 +86,7 @@ def test_what_is_not_there(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../a", "a/b", "/etc", "a\\b", "a\0b", "a\nb", "-a", ".a", "a b", "ä", "x" * 129, "a;b", "a*"],
+    ["", ".", "..", "../a", "a/b", "/etc", "a\\b", "a\0b", "a\nb", "-a", ".a", "a b", "ä", "x" * 129, "a;b", "a*", " "],
 )
 def test_names_that_are_none(tmp_path, name):
     with pytest.raises(WeirError) as caught:
@@ -96,7 +96,7 @@ def test_names_that_are_none(tmp_path, name):
         ModelRepository([tmp_path]).find(name)
 
 
-@pytest.mark.parametrize("name", ["a", "resnet50", "model.onnxruntime", "_x", "0", "A-b_c.d", "x" * 128])
+@pytest.mark.parametrize("name", ["a", "...", "TestModel123", "model.onnxruntime", "_x", "0", "A-b_c.d", "x" * 128])
 def test_names_that_are(name):
     check_model_name(name)
 
@@ -106,8 +106,12 @@ def test_names_are_refused_in_tritons_words():
         WeirError, match=r"^invalid model name '../a', model name must not contain path traversal characters$"
     ):
         check_model_name("../a")
-    with pytest.raises(WeirError, match=r"^Model name cannot be empty. Please enter a valid name to deploy.$"):
-        check_model_name("")
+    for blank in ("", " "):
+        with pytest.raises(WeirError, match=r"^Model name cannot be empty. Please enter a valid name to deploy.$"):
+            check_model_name(blank)
+    for name in ("model;test", "model\\test", "model'test'", "model!test"):
+        with pytest.raises(WeirError, match=r"^Invalid stub name: contains invalid characters\. invalid model name"):
+            check_model_name(name)
 
 
 @pytest.mark.parametrize(
