@@ -43,6 +43,17 @@ _CLUSTER_PING_INTERVAL_S = 1.0  # there is another server to go to
 _MAX_PINGS_OUTSTANDING = 2
 _CONNECT_TIMEOUT_S = 2.0
 _API_TIMEOUT_S = 5.0
+_OF_THE_MOMENT = (
+    "heartbeat.",
+    "presence.",
+    "probe.",
+    subjects.STATISTICS_QUERY,
+    subjects.counters(""),
+    "$JS.API.CONSUMER.MSG.NEXT.",
+)
+"""How subjects begin whose messages say nothing once the broker is back: they are sent again then, or every second. Kept,
+each second of an outage would be answered and counted at its end."""
+
 MAX_KEPT_BYTES = 64 << 20
 """What is published while the broker is away is kept up to this size; beyond it, it is dropped and logged."""
 
@@ -156,10 +167,14 @@ class Bus:
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         """Sends `data` within this turn of the event loop; while the broker is away it is kept, up to a limit.
 
+        Heartbeats and the like are not kept (`_OF_THE_MOMENT`).
+
         `header_block` is what `bus.headers.pack_headers` makes.
         """
         if self._protocol is not None:
             self._protocol.publish(subject, data, reply, header_block)
+        elif subject.startswith(_OF_THE_MOMENT):
+            pass
         elif self._kept_bytes + len(data) + len(header_block) <= MAX_KEPT_BYTES:
             self._kept.append((subject, data, reply, header_block))
             self._kept_bytes += len(data) + len(header_block)
@@ -293,7 +308,7 @@ class Bus:
                     self._protocol.send((_sub(subject, queue, sid),))
                 kept, self._kept, self._kept_bytes = self._kept, [], 0
                 for message in kept:
-                    self._protocol.publish(*message)
+                    call_each("bus.connection: publishing what was kept", (self._protocol.publish,), *message)
                 return
             if refused is not None and is_start:
                 raise refused
@@ -322,7 +337,11 @@ class Bus:
         call_each("bus.connection: a listener for the loss of the connection", self._loss_listeners)
 
     async def _keep(self) -> None:
-        """Pings, and connects again whenever the connection is lost."""
+        """Pings, and connects again whenever the connection is lost.
+
+        Only pings of its own count: a `flush` may have sent some a moment ago.
+        """
+        unanswered: list[asyncio.Future[None]] = []
         while True:
             interval_s = _CLUSTER_PING_INTERVAL_S if self.servers.is_clustered else _PING_INTERVAL_S
             try:
@@ -330,11 +349,13 @@ class Bus:
             except TimeoutError:
                 protocol = self._protocol
                 if protocol is not None:
-                    if protocol.pings_outstanding >= _MAX_PINGS_OUTSTANDING:
+                    unanswered = [pong for pong in unanswered if not pong.done()]
+                    if len(unanswered) >= _MAX_PINGS_OUTSTANDING:
                         protocol.abort()
                     else:
-                        protocol.ping()
+                        unanswered.append(protocol.ping())
                 continue
+            unanswered.clear()
             logger.warning("lost the connection to nats-server")
             await self._open()
             logger.warning("connected to nats-server again")

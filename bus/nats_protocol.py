@@ -152,11 +152,6 @@ class NatsProtocol(asyncio.Protocol):
         return pong
 
     @property
-    def pings_outstanding(self) -> int:
-        """Pings without an answer."""
-        return len(self._pongs)
-
-    @property
     def local_host(self) -> str:
         """The address at this end of the connection, "" where it has none."""
         name = None if self._transport is None else self._transport.get_extra_info("sockname")

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from bus import connection
+from bus import connection, subjects
 from bus.connection import Bus, Message
 
 
@@ -53,3 +53,56 @@ def test_what_is_dropped_during_an_outage_is_logged_once_a_second(
     assert [record.getMessage() for record in caplog.records] == [
         "the broker is away: dropped a message of 11 bytes on subject"
     ]
+
+
+class Pinged:
+    """Stands for a connection: it counts pings, and answers them if `answers`."""
+
+    def __init__(self, answers: bool) -> None:
+        self.answers = answers
+        self.pings = 0
+        self.aborts = 0
+        self.pings_outstanding = 100  # of calls of `flush`, sent a moment ago
+
+    def ping(self) -> asyncio.Future[None]:
+        self.pings += 1
+        pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.answers:
+            pong.set_result(None)
+        return pong
+
+    def abort(self) -> None:
+        self.aborts += 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_connection_is_given_up_for_its_own_pings_alone(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_PING_INTERVAL_S", 0.001)
+    bus, pinged = Bus(["nats://a"], "test"), Pinged(answers)
+    bus._protocol = pinged  # type: ignore[assignment]
+    keeping = asyncio.create_task(bus._keep())
+    async with asyncio.timeout(10):
+        while pinged.pings < 5 and not pinged.aborts:
+            await asyncio.sleep(0.001)
+    keeping.cancel()
+    assert (pinged.aborts > 0) is not answers
+    assert pinged.pings >= 2
+
+
+def test_what_is_of_the_moment_is_not_kept_through_an_outage() -> None:
+    bus = Bus(["nats://a"], "test")
+    for subject in (
+        subjects.heartbeat("w"),
+        subjects.presence("worker", "w"),
+        subjects.PRESENCE_QUERY,
+        subjects.probe("w"),
+        subjects.STATISTICS_QUERY,
+        subjects.counters("g") + ".1",
+        "$JS.API.CONSUMER.MSG.NEXT.LIVE.live-a",
+    ):
+        for _ in range(100):
+            bus.publish(subject, b"told")
+    assert bus.unsent_bytes == 0
+    bus.publish(subjects.live("a"), b"request")
+    bus.publish(subjects.LAST_COUNTERS, b"last")
+    assert bus.unsent_bytes == len(b"requestlast")
