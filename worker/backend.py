@@ -229,7 +229,11 @@ class Instance(Protocol):
 
 
 class LoadedModel(Protocol):
-    """One loaded model version."""
+    """One loaded model version.
+
+    With an attribute `starts_in_parallel` that is true, several threads may create instances of it at a time. Without it
+    they are created one after another.
+    """
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         """A new instance. Raises WeirError when it can't be made."""

@@ -96,7 +96,15 @@ class ModelInstance:
 
     def start(self) -> None:
         """Creates the instance in its thread, warms it up and waits for that. Raises WeirError when it can't be done."""
+        self.begin_start()
+        self.finish_start()
+
+    def begin_start(self) -> None:
+        """Begins what `finish_start` waits for."""
         self._thread.start()
+
+    def finish_start(self) -> None:
+        """Waits until the instance is there, and warm. Raises as `start`."""
         error = self._created.get()
         if error is not None:
             self._thread.join()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from schemas.errors import WeirError
 from schemas.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
 from worker.backend import LoadedModel, ModelVersion, VersionLoader
 from worker.ensembles.backend import EnsembleModel
@@ -21,6 +24,9 @@ from worker.rate_limiter import needs_of
 from worker.state_declarations import StateDeclarations
 from worker.statistics import ModelStatistics
 from worker.warmup import WarmUpSample, warm_up_samples
+
+MAX_STARTING = max(4, os.cpu_count() or 1)
+"""Instances of a version that are created at a time, where its backend lets them be."""
 
 AnyInstance = ModelInstance | EnsembleInstance
 """What runs batches: a model's instance in a thread of its own, or the coordinator of an ensemble."""
@@ -121,6 +127,8 @@ class ServedVersion:
         left: dict[tuple[int, str], deque[RunningInstance]] = defaultdict(deque)
         for running in () if self._predecessor is None else self._predecessor._running:
             left[running.planned.signature].append(running)
+        at_a_time = MAX_STARTING if getattr(loaded, "starts_in_parallel", False) else 1
+        starting: deque[ModelInstance] = deque()
         try:
             warm_up = warm_up_samples(self.model)
             plan = planned_instances(self.model.config, environment.devices, environment.host_policies)
@@ -129,15 +137,33 @@ class ServedVersion:
                     self._running.append(still_wanted.popleft())
                     continue
                 instance = self._instance(loaded, planned, index, environment, states, warm_up)
-                instance.start()
+                if len(starting) == at_a_time:
+                    self._finish_start(starting)
+                instance.begin_start()
+                starting.append(instance)
                 self._running.append(RunningInstance(instance, planned, self._load.number * MAX_INSTANCES + index))
+            while starting:
+                self._finish_start(starting)
         except BaseException:
+            while starting:
+                # What is being started is waited for before it is stopped; it has failed already.
+                with contextlib.suppress(WeirError):
+                    self._finish_start(starting)
             self.unload()
             raise
         active = [running for running in self._running if not running.planned.group.passive]
         self.instances += [running.instance for running in active]
         if self.model.config.sequence_batching is not None:
             self._numbered = {running.number: running.instance for running in active}
+
+    def _finish_start(self, starting: deque[ModelInstance]) -> None:
+        """Waits for the one that was begun first. Raises WeirError where it can't be started; then it is none of ours."""
+        instance = starting.popleft()
+        try:
+            instance.finish_start()
+        except BaseException:
+            self._running = [running for running in self._running if running.instance is not instance]
+            raise
 
     def _instance(
         self,

@@ -70,6 +70,9 @@ class PythonBackend:
 
 
 class _PythonModel:
+    starts_in_parallel = True
+    """Each instance is a process of its own."""
+
     def __init__(self, model: ModelVersion, code: Path | None) -> None:
         self._model = model
         self._code = code

@@ -69,6 +69,8 @@ class IsolatedBackend:
 
 
 class _IsolatedModel:
+    starts_in_parallel = True
+
     def __init__(self, python: PythonBackend, inner: Backend, model: ModelVersion) -> None:
         self._python = python
         self._inner = inner

@@ -31,6 +31,8 @@ class Backend:
         self.broken: set[str] = set()
         self.keys: list[str] = []
         self.closing = threading.Barrier(1)
+        self.starts_in_parallel = False
+        self.creating = threading.Barrier(1)
 
     def load(self, model: ModelVersion) -> LoadedModel:
         self.loads += 1
@@ -49,7 +51,10 @@ class Backend:
                 outer.living.remove(self.name)
 
         class Loaded:
+            starts_in_parallel = self.starts_in_parallel
+
             def create_instance(self, device: InstanceDevice) -> Instance:
+                outer.creating.wait(10)
                 if device.name in outer.broken:
                     raise invalid("broken")
                 outer.keys.append(device.key)
@@ -208,3 +213,21 @@ def test_other_instances_are_counted(update: Update) -> None:
     assert (two.record.numbers, list(two.record.instance_numbers)) == ((), [0, 1])
     assert [two.instance(number) for number in (0, 1, 2)] == [*two.instances, two.instances[0]]
     two.unload()
+
+
+def test_instances_start_in_parallel_where_their_backend_lets_them(update: Update, backend: Backend) -> None:
+    backend.starts_in_parallel = True
+    backend.creating = threading.Barrier(4)
+    served = update([{"count": 4}])
+    assert [instance.name for instance in served.instances] == ["g_0", "g_1", "g_2", "g_3"]
+    served.unload()
+
+
+def test_of_instances_that_start_in_parallel_none_is_left_where_one_is_broken(update: Update, backend: Backend) -> None:
+    backend.starts_in_parallel = True
+    backend.creating = threading.Barrier(4)
+    backend.broken = {"g_1", "g_2"}
+    with pytest.raises(WeirError, match="broken"):
+        update([{"count": 4}])
+    assert backend.living == []
+    assert backend.unloads == 1
