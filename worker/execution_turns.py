@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from worker.rate_limiter import Needs, RateLimiter, explicit_amounts
+from worker.rate_limiter import GLOBAL, Needs, RateLimiter, Resource, explicit_amounts
+
+logger = logging.getLogger("weir.worker")
 
 
 def execution_turns(mode: str, resources: Sequence[str]) -> ExecutionTurns | None:
@@ -29,7 +32,9 @@ class ExecutionTurns:
             return None
         turn = ExecutionTurn(self._limiter, self._lock)
         with self._lock:
+            before = dict(self._limiter.amounts)
             self._limiter.add(turn, needs)
+            _log_changes(before, self._limiter.amounts)
         return turn
 
 
@@ -60,9 +65,19 @@ class ExecutionTurn:
     def leave(self) -> None:
         """The instance takes none any more."""
         with self._lock:
+            before = dict(self._limiter.amounts)
             _grant(self._limiter.remove(self))
+            _log_changes(before, self._limiter.amounts)
 
 
 def _grant(turns: Iterable[ExecutionTurn]) -> None:
     for turn in turns:
         turn._granted.set()
+
+
+def _log_changes(before: Mapping[Resource, int], amounts: Mapping[Resource, int]) -> None:
+    """Logs how much there is of the resources whose amounts have changed, as Triton's verbose log names them."""
+    for (name, device), count in amounts.items():
+        if before.get((name, device)) != count:
+            place = "GLOBAL" if device == GLOBAL else device
+            logger.debug("rate limiter: Device: %s, Resource: %s\t Count: %d", place, name, count)

@@ -5,6 +5,7 @@ A model that dies takes nobody with it: its batch is done again, and it is start
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import platform
@@ -60,6 +61,8 @@ class PythonBackend:
     def describe(self, model: ModelVersion) -> ModelConfig | None:
         """The configuration as the model's `auto_complete_config` completes it."""
         config = model.config if self._code is None else model.config.replace(runtime=self._code.name)
+        if self._code is None and not may_complete(model.directory / _filename(model)):
+            return config
         place, environment = _place(model, self._code), environment_of(model)
         return config_from_dict(auto_complete(*place, config_to_json(config), environment=environment))
 
@@ -230,7 +233,38 @@ def _place(model: ModelVersion, code: Path | None) -> tuple[Path, int | None, st
     """Where the code is: a folder, the version's folder in it (None: itself), and the name of the file in that."""
     if code is not None:
         return code.parent, None, code.name
-    return model.model_directory, model.version, model.config.default_model_filename or "model.py"
+    return model.model_directory, model.version, _filename(model)
+
+
+def _filename(model: ModelVersion) -> str:
+    return model.config.default_model_filename or "model.py"
+
+
+def may_complete(path: Path) -> bool:
+    """Whether the model of this file may have an `auto_complete_config`; where it has not, no process need be asked.
+
+    It has none if its class inherits from nothing and the file does not even mention the name.
+    """
+    try:
+        source = path.read_bytes()
+        if b"auto_complete_config" in source:
+            return True
+        module = ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return True  # the model's own interpreter tells what is wrong, if anything is
+    name = "TritonPythonModel"
+    is_plain = any(
+        isinstance(node, ast.ClassDef)
+        and node.name == name
+        and not (node.bases or node.keywords or node.decorator_list)
+        for node in module.body
+    )
+    is_replaced = any(
+        (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+        or (isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"))
+        for node in ast.walk(module)
+    )
+    return not is_plain or is_replaced
 
 
 def _result(response: PythonResponse) -> Result:

@@ -159,8 +159,8 @@ class PythonProcess:
             )
         try:
             self._told_log = current_settings()
-            _ask_to_load(child, Kind.LOG, self._told_log.told(), timeout_s=timeout_s)
-            has_a_say = _ask_to_load(child, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
+            _ask_to_load(child, self._shown_name, Kind.LOG, self._told_log.told(), timeout_s=timeout_s)
+            has_a_say = _ask_to_load(child, self._shown_name, Kind.INITIALIZE, self._args, timeout_s=timeout_s)
         except BaseException:
             self._close()
             raise
@@ -257,9 +257,12 @@ class PythonProcess:
             return child.close(timeout_s)
         return ""
 
+    @property
+    def _shown_name(self) -> str:
+        return self._args.get("model_instance_name") or self._args.get("model_name", "")
+
     def _failure(self, text: str) -> WeirError:
-        instance = self._args.get("model_instance_name") or self._args.get("model_name", "")
-        return internal(f"Failed to process the request(s) for model '{instance}', message: {text}")
+        return internal(f"Failed to process the request(s) for model '{self._shown_name}', message: {text}")
 
     def _packed(self, request: PythonRequest) -> tuple[Any, ...]:
         return (
@@ -298,7 +301,8 @@ def auto_complete(
         child = PythonChild(model_dir, version, model_filename, environment)
         child.call_end.close()
         try:
-            completed = _ask_to_load(child, Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s)
+            name = config.get("name", "")
+            completed = _ask_to_load(child, name, Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s)
             break
         except StartFailed as failure:
             if not failure.was_shot or attempt == LOAD_STARTS:
@@ -309,12 +313,14 @@ def auto_complete(
     return result
 
 
-def _ask_to_load(child: PythonChild, kind: Kind, *arguments: Any, timeout_s: float) -> Any:
+def _ask_to_load(child: PythonChild, name: str, kind: Kind, *arguments: Any, timeout_s: float) -> Any:
     try:
         return child.ask(kind, *arguments, timeout_s=timeout_s)
     except QuestionFailed as failure:
         raise StartFailed(str(failure)) from failure
     except ProcessDied as death:
-        raise StartFailed(f"{death} while it was loading the model", death.was_shot) from death
+        # The first sentence is Triton's.
+        reason = f"T{str(death)[1:]} while it was loading the model"
+        raise StartFailed(f"Stub process '{name}' is not healthy. {reason}", death.was_shot) from death
     except TimeoutError as late:
         raise StartFailed(f"the model's process did not load the model within {timeout_s:g} s") from late

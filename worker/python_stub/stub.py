@@ -131,7 +131,8 @@ class Stub:
             return importlib.import_module(stem).TritonPythonModel
         version_folder = os.path.join(self._folder, self._version)
         if not os.path.isfile(os.path.join(version_folder, self._filename)):
-            raise _ModelFault(f"Python model file '{self._filename}' not found in version {self._version} of the model")
+            place = os.path.join(os.path.basename(self._folder), self._version, self._filename)
+            raise _ModelFault(f"Python model file not found in '{place}'")
         pb_utils.ModelDirectory.path = version_folder
         sys.path[:0] = [version_folder, self._folder]
         # As a member of the version's folder, as Triton does it, so that relative imports work.

@@ -15,6 +15,7 @@ from python_models import IDENTITY, Models, error_of, execute_body, numbers, onl
 from schemas.datatypes import DATATYPES
 from schemas.errors import ErrorCode, WeirError
 from schemas.tensors import PayloadRef, Tensor
+from worker.backends.python import may_complete
 from worker.backends.python_process import PythonRequest, auto_complete
 
 
@@ -270,3 +271,30 @@ class TestAutoComplete:
         with pytest.raises(WeirError) as caught:
             auto_complete(folder, 1, "model.py", {"name": "m", "max_batch_size": 4})
         assert expected in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("class TritonPythonModel:\n    pass", False),
+        ("import json\nfrom os import *\nclass TritonPythonModel:\n    pass", True),
+        ("class TritonPythonModel:\n    def auto_complete_config(config): pass", True),
+        ("class TritonPythonModel(Base):\n    pass", True),
+        ("class TritonPythonModel(metaclass=Meta):\n    pass", True),
+        ("@decorated\nclass TritonPythonModel:\n    pass", True),
+        ("class TritonPythonModel:\n    pass\nTritonPythonModel = other", True),
+        ("class TritonPythonModel:\n    pass\nfrom other import Model as TritonPythonModel", True),
+        ("from other import TritonPythonModel", True),
+        ("if True:\n    class TritonPythonModel:\n        pass", True),
+        ("def (", True),
+        ("\0", True),
+    ],
+)
+def test_which_models_may_complete_their_configuration(tmp_path: Path, source: str, expected: bool) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(source)
+    assert may_complete(path) is expected
+
+
+def test_a_model_whose_file_is_not_there_is_asked(tmp_path: Path) -> None:
+    assert may_complete(tmp_path / "model.py")

@@ -121,7 +121,10 @@ class TestErrors:
             ("class TritonPythonModel: pass", "TritonPythonModel has no method 'execute'"),
             ("import not_there_at_all", "ModuleNotFoundError: No module named 'not_there_at_all'"),
             ("def broken(:", "SyntaxError"),
-            ("import os; os._exit(7)", "the model's process ended with status 7 while it was loading the model"),
+            (
+                "import os; os._exit(7)",
+                "Stub process '' is not healthy. The model's process ended with status 7 while it was loading the",
+            ),
             ("import time; time.sleep(60)", "the model's process did not load the model within 1 s"),
         ],
     )
@@ -137,7 +140,7 @@ class TestErrors:
 
     def test_a_missing_file(self, models: Models) -> None:
         folder = models.write(IDENTITY)
-        with pytest.raises(WeirError, match=r"'other\.py' not found in version 1"):
+        with pytest.raises(WeirError, match=r"Python model file not found in 'model-[0-9a-f]+/1/other\.py'"):
             PythonProcess(folder, 1, "other.py", {}).start(30)
 
 

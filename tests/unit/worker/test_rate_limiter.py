@@ -299,3 +299,18 @@ def test_who_leaves_gives_back_the_turn_that_he_asked_for_in_vain() -> None:
     staying.take()
     staying.give_back(wants_more=False)
     staying.leave()
+
+
+def test_changes_of_what_there_is_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "weir.worker")
+    turns = execution_turns("execution_count", ())
+    assert turns is not None
+    first = turns.join(Needs({("R1", 0): 4}))
+    turns.join(Needs({("R1", 0): 3, ("R2", GLOBAL): 1}))
+    assert first is not None
+    first.leave()
+    assert [record.getMessage() for record in caplog.records] == [
+        "rate limiter: Device: 0, Resource: R1\t Count: 4",
+        "rate limiter: Device: GLOBAL, Resource: R2\t Count: 1",
+        "rate limiter: Device: 0, Resource: R1\t Count: 3",
+    ]
