@@ -80,10 +80,9 @@ class MetricsEndpoint:
         versions, names = [], {}
         for served in self._catalog.served():
             names[served.name] = model_labels(served.name, served.namespace)
-            tags, cache = served.config.metric_tags, served.config.response_cache
+            tags, has_cache = served.config.metric_tags, self._inference.caches(served)
             for version in served.versions:
                 duration_s = self._catalog.load_duration_s(served.name, version)
-                has_cache = cache is not None and cache.enable
                 versions.append(
                     ServedVersion(totals[served.name, version], tags, duration_s, has_cache, served.namespace)
                 )

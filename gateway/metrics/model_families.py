@@ -136,13 +136,14 @@ def model_families(versions: Iterable[ServedVersion], config: MetricsConfig) -> 
         "Model load time in seconds",
         (Sample(labels, row.load_duration_s) for labels, row in rows),
     )
+    # As in Triton, families that have no meaning for any model that is loaded have no lines either.
     cached = [(labels, row) for labels, row in rows if row.has_cache]
-    for name, (help, value_of) in _CACHE_COUNTERS.items():
+    for name, (help, value_of) in _CACHE_COUNTERS.items() if cached else ():
         yield counter(name, help, (Sample(labels, value_of(row.totals) * is_counting) for labels, row in cached))
-    if config.histogram_latencies:
-        yield _first_responses(rows)
+    observed = [_first_responses(rows)] if config.histogram_latencies else []
     if config.summary_latencies:
-        yield from _summaries(rows, config.quantiles)
+        observed += _summaries(rows, config.quantiles)
+    yield from (family for family in observed if family.samples)
 
 
 def _with_reason(labels: Mapping[str, str], reason: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from model_zoo import write_small_zoo
+from model_zoo import write_python_model, write_small_zoo
 from serving import Server
 from tritonclient.grpc import service_pb2
 
@@ -22,8 +22,17 @@ MODEL = "identity_FP32"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("compatibility")
     write_small_zoo(folder / "models")
+    caching = "response_cache { enable: true }"  # families of caches are there where a model has one
+    write_python_model(
+        folder / "models", "caching", "identity", {"IN": ("FP32", [1])}, {"OUT": ("FP32", [1])}, more=caching
+    )
     latencies = ("histogram_latencies=true", "summary_latencies=true")
-    started = Server(folder, folder / "models", *(f"--metrics-config={setting}" for setting in latencies))
+    started = Server(
+        folder,
+        folder / "models",
+        "--cache-config=local,size=1000000",
+        *(f"--metrics-config={setting}" for setting in latencies),
+    )
     try:
         yield started
         assert started.stop() == 0

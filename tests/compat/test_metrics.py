@@ -100,10 +100,6 @@ def test_families_labels_and_texts(gateway: Endpoints) -> None:
         **dict.fromkeys(["nv_inference_pending_request_count", "nv_model_load_duration_secs"], "gauge"),
         **dict.fromkeys(SUMMARIES, "summary"),
         FIRST_RESPONSE: "histogram",
-        **dict.fromkeys(
-            [f"nv_cache_{n}_per_model" for n in ("num_hits", "num_misses", "hit_duration", "miss_duration")], "counter"
-        ),
-        **dict.fromkeys([f"nv_cache_{n}_summary_per_model" for n in ("hit", "miss")], "summary"),
         **dict.fromkeys(["nv_cpu_utilization", "nv_cpu_memory_total_bytes", "nv_cpu_memory_used_bytes"], "gauge"),
         **dict.fromkeys([f"nv_gpu_{n}" for n in ("utilization", "memory_total_bytes", "memory_used_bytes")], "gauge"),
         **dict.fromkeys(["nv_gpu_power_usage", "nv_gpu_power_limit"], "gauge"),
