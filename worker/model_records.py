@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Protocol
 
 from nats.errors import Error as NatsError
+from nats.errors import MaxPayloadError
 
-from schemas.registry import ModelRecord
+from schemas.errors import ErrorCode
+from schemas.registry import ModelRecord, ModelState
 from worker.controlled_model import ControlledModel
 
 logger = logging.getLogger("weir.worker")
@@ -42,8 +45,25 @@ class ModelRecords:
             await self._try(self._host.remove_model(model.name), model.name)
 
     async def write(self, record: ModelRecord) -> None:
-        """Writes this record."""
-        await self._try(self._host.write_model(record), record.name)
+        """Writes this record. A model whose record is larger than a message may be is told as one that can't be served."""
+        await self._try(self._write(record), record.name)
+
+    async def _write(self, record: ModelRecord) -> None:
+        try:
+            await self._host.write_model(record)
+        except MaxPayloadError:
+            reason = (
+                f"{ErrorCode.INVALID_ARG.title}: its configuration and labels are larger than a message of NATS may be"
+            )
+            logger.error("'%s' can't be served: %s", record.name, reason)
+            versions = {
+                number: replace(row, state=ModelState.UNAVAILABLE, reason=reason, instances=0, numbers=())
+                for number, row in record.versions.items()
+            }
+            error = f"load failed for model '{record.name}': {reason}\n"
+            code = ErrorCode.INVALID_ARG.number
+            short = replace(record, versions=versions, config=None, labels={}, error_code=code, error=error)
+            await self._host.write_model(short)
 
     async def describe(self, **changes: Any) -> None:
         """Writes what has changed of the worker itself."""
