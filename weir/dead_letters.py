@@ -21,6 +21,7 @@ from schemas.errors import WeirError
 from weir.named_broker import NamedBroker, out_of_groups
 from weir.options import UsageError
 from weir.start_error import StartError
+from weir.terminal_text import one_line
 
 _SHOWN_BODY_BYTES = 64 << 10
 _HEX_BYTES = 1024
@@ -52,7 +53,7 @@ def list_letters(broker: NamedBroker, model: str, limit: int, as_json: bool) -> 
         )
         for letter in letters
     ]
-    printable = [[_printable(cell) for cell in row] for row in rows]
+    printable = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*printable, strict=True)]
     for row in printable:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -74,16 +75,16 @@ def show(broker: NamedBroker, name: str) -> None:
         ("attempts", letter.attempts),
         ("published to", letter.subject),
     ):
-        typer.echo(f"{title + ':':14}{_printable(str(value))}")
+        typer.echo(f"{title + ':':14}{one_line(str(value))}")
     if letter.history:
         typer.echo("history:")
     for attempt in letter.history:
-        typer.echo(f"  {_moment(attempt.ended_ms)}  {_printable(attempt.reason)}")
+        typer.echo(f"  {_moment(attempt.ended_ms)}  {one_line(attempt.reason)}")
     headers = letter.original_headers()
     if headers:
         typer.echo("headers:")
     for header, value in headers:
-        typer.echo(f"  {_printable(header)}: {_printable(value)}")
+        typer.echo(f"  {one_line(header)}: {one_line(value)}")
     where = f"in object store, as {letter.object!r}" if letter.object else f"{letter.size_bytes} bytes"
     typer.echo(f"body ({where}):")
     if letter.body:
@@ -99,13 +100,13 @@ def replay(broker: NamedBroker, names: Sequence[str], model: str, has_new_id: bo
         )
         done = 0
         for letter in letters:
-            label = f"{_printable(letter.model)} {_printable(letter.id)} (seq {letter.sequence})"
+            label = f"{one_line(letter.model)} {one_line(letter.id)} (seq {letter.sequence})"
             try:
                 id = await dead.replay(await dead.get(letter.sequence), has_new_id)
             except WeirError as error:
                 typer.echo(f"{label}: not replayed: {error.message}")
                 continue
-            typer.echo(f"{label}: replayed" + (f" as {_printable(id)}" if id != letter.id else ""))
+            typer.echo(f"{label}: replayed" + (f" as {one_line(id)}" if id != letter.id else ""))
             done += 1
         typer.echo(f"replayed {done} of {len(letters)}")
         return done == len(letters)
@@ -196,11 +197,6 @@ def _moment(unix_ms: int) -> str:
         return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(" ", "seconds").replace("+00:00", "Z")
     except (ValueError, OverflowError, OSError):
         return str(unix_ms)
-
-
-def _printable(text: str) -> str:
-    # What producers wrote must not steer the terminal.
-    return "".join(ch if ch.isprintable() else "?" for ch in text)
 
 
 def _run(broker: NamedBroker, act: Callable[[DeadLetters], Awaitable[_Result]]) -> _Result:

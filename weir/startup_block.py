@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from weir import __version__
+from weir.terminal_text import one_line
 
 _NOT_ALLOWED = "off"
 
@@ -78,7 +79,7 @@ def _model_rows(models: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    printable = [["".join(ch if ch.isprintable() else "?" for ch in cell) for cell in row] for row in rows]
+    printable = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*printable, strict=True)]
     return [
         ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()

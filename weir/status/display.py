@@ -16,6 +16,7 @@ from rich.text import Text
 
 from weir.status.problems import BUSY
 from weir.status.snapshot import Broker, ClusterStatus, Host, ModelStatus, Problem, QueueStatus, RoleStatus
+from weir.terminal_text import one_line
 
 WIDTH = 100
 """Columns of what is not shown on a terminal."""
@@ -131,19 +132,19 @@ def _problems(problems: Sequence[Problem], shows_all: bool) -> Iterator[Renderab
             mark = "!" if problem.level == "warning" else "-"
             line = Table.grid(padding=(0, 1, 0, 0))
             text = problem.text if shows_all else _cut_text(problem.text)
-            line.add_row(Text(mark, style=_STYLES.get(problem.level, "dim")), _plain(text))
+            line.add_row(Text(mark, style=_STYLES.get(problem.level, "dim")), one_line(text))
             yield line
         elif shown[problem.kind] == of_kind[problem.kind]:
             yield Text(f"  and {of_kind[problem.kind] - alike} more of this kind: see --all")
 
 
 def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
-    told = [f"nats-server {broker.version} at {_plain(broker.url)}"]
+    told = [f"nats-server {broker.version} at {one_line(broker.url)}"]
     if broker.cluster:
         servers = ", ".join(f"{server.name} {server.state}" for server in broker.servers)
         told.append(f"cluster {broker.cluster}: {servers}")
     told.append(f"ack = fsync: {broker.durability}")
-    yield Text(_plain("; ".join(told)))
+    yield Text(one_line("; ".join(told)))
     table = _table("STREAM", "STORAGE", "-MESSAGES", "-BYTES", "-OF", "-COPIES", "STATE")
     for stream in broker.streams:
         state = f"behind: {', '.join(stream.behind)}" if stream.behind else ""
@@ -155,7 +156,7 @@ def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
         limit = _size(stream.max_bytes) if stream.max_bytes > 0 else ""
         size = _size(stream.bytes)
         row = (stream.name, stream.storage, f"{stream.messages:,}", size, limit, str(stream.replicas), state)
-        table.add_row(*map(_plain, row))
+        table.add_row(*map(one_line, row))
     yield table
 
 
@@ -167,14 +168,14 @@ def _roles(roles: Sequence[RoleStatus], hosts: Mapping[str, Host], now_ms: int) 
         processes = list(of_host)
         name = next((role.host_name for role in processes if role.host_name), "")
         # Those of one name, as containers may be, are told apart by their ids.
-        title = Text(_plain(f"{name} ({host})" if name else host), style="bold")
+        title = Text(one_line(f"{name} ({host})" if name else host), style="bold")
         table.add_row("host", title, "", "", "", _host_load(hosts.get(host)))
         for role in processes:
             since = _age((now_ms - role.since_ms) / 1000) if role.since_ms else ""
             state = Text(role.state, style=_STYLES.get(role.state, "yellow"))
-            cells = f" {role.role}", _plain(role.id), str(role.pid), since
+            cells = f" {role.role}", one_line(role.id), str(role.pid), since
             table.add_row(
-                *cells, state, _plain(_role_load(role)), *((_plain(role.release),) if len(releases) > 1 else ())
+                *cells, state, one_line(_role_load(role)), *((one_line(role.release),) if len(releases) > 1 else ())
             )
     return table
 
@@ -202,7 +203,7 @@ def _models(models: Sequence[ModelStatus], shows_all: bool) -> Table:
 
     def reason(reasons: Sequence[str]) -> str:
         text = "; ".join(reasons)
-        return _plain(text if shows_all else _cut_text(text))
+        return one_line(text if shows_all else _cut_text(text))
 
     table = _table("MODEL", "VERSION", "STATE", "-INSTANCES", "-BUSY", "-USED", "-WORKERS", "-NEEDS", "REASON")
     for model in models:
@@ -233,7 +234,7 @@ def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
     table = _table("QUEUE", "OWNER", "-SINCE", "-LIVE", "-EVENT", "-BATCH", "-OLDEST", "-FRAMES", "-DURABLE")
     for queue in queues:
         name = _name(queue.model, queue.namespace) + (f" /{queue.partition}" if queue.partition else "")
-        owner = Text(_plain(queue.owner)) if queue.owner else Text("nobody", style="red")
+        owner = Text(one_line(queue.owner)) if queue.owner else Text("nobody", style="red")
         if len(queue.claims) > 1:
             owner.append(f" +{len(queue.claims) - 1}", style="red")
         depths = [str(queue.lanes[lane].depth) if lane in queue.lanes else "?" for lane in ("live", "event", "batch")]
@@ -281,12 +282,7 @@ def _busy(model: ModelStatus) -> int:
 
 
 def _name(name: str, namespace: str) -> str:
-    return _plain(f"{name} ({namespace})" if namespace else name)
-
-
-def _plain(text: str) -> str:
-    # What models, hosts and reasons are called must not steer the terminal.
-    return "".join(ch if ch.isprintable() else "?" for ch in text)
+    return one_line(f"{name} ({namespace})" if namespace else name)
 
 
 def _count(count: int, one: str, many: str = "") -> str:

@@ -69,7 +69,7 @@ def test_passwords_are_not_printed() -> None:
 def test_a_model_can_t_write_to_the_terminal() -> None:
     text = block(models=[{"name": "m\x1b[31m\n", "state": "READY"}])
     assert "\x1b" not in text
-    assert "m?[31m?" in text
+    assert "m?[31m" in text
 
 
 def test_a_door_that_is_not_allowed_is_off() -> None:
@@ -77,3 +77,9 @@ def test_a_door_that_is_not_allowed_is_off() -> None:
     assert ["HTTP", "off"] in lines
     assert ["metrics", "off"] in lines
     assert ["gRPC", "127.0.0.1:8001"] in lines
+
+
+def test_a_reason_of_several_lines_is_one_line() -> None:
+    reason = "Internal: ValueError: boo\n\nAt:\n  1/model.py(3): initialize\n\x1b[31m"
+    models = [{"name": "m", "versions": [1], "state": "UNAVAILABLE", "reason": reason}]
+    assert "Internal: ValueError: boo At: 1/model.py(3): initialize ?[31m" in block(models=models)
