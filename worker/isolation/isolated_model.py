@@ -9,12 +9,12 @@ import json
 import os
 import signal
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from _weir_logger import log_exception
 
 _HERE = Path(__file__).resolve().parent
 # This folder's names are no modules of the process, and the house's are, whatever else is called as they are.
@@ -85,15 +85,15 @@ class TritonPythonModel:
             wait = getattr(outcomes, "results", None)
             if wait is not None:  # a device runs it
                 outcomes = wait()
-        except InstanceDied:
+        except InstanceDied as death:
             # Nothing can be run here any more: the batch is done again by the process that comes after this one.
-            traceback.print_exc()
+            log_exception("the instance has died", death)
             os.kill(os.getpid(), signal.SIGKILL)
             raise
         except WeirError as error:
             return self._failed(execution, error)
         except Exception as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
-            traceback.print_exc()
+            log_exception("the model raised an exception", error)
             return self._failed(execution, internal(f"{type(error).__name__}: {error}"))
         if self._is_decoupled:
             for position, outcome in enumerate(outcomes):

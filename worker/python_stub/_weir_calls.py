@@ -9,7 +9,6 @@ anybody sees them, so they are the model's own.
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from itertools import count
 from queue import SimpleQueue
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from _weir_channel import INLINE_LIMIT, Channel, Kind
 from _weir_errors import TritonError, TritonModelException
+from _weir_logger import log_exception
 from _weir_memory import MemoryWriter
 from _weir_response import InferenceResponse
 from _weir_segments import Segments
@@ -141,8 +141,8 @@ class Calls:
                     answers.put((kind, *arguments))
         except (EOFError, OSError):
             pass  # the worker has ended, and this process will
-        except BaseException:  # noqa: BLE001  # whoever waits would wait for ever
-            traceback.print_exc()
+        except BaseException as error:  # noqa: BLE001  # whoever waits would wait for ever
+            log_exception("what the worker answered can't be read", error)
         with self._sending:
             self._is_lost = True
         for answers in list(self._asked.values()):
@@ -162,7 +162,7 @@ class Calls:
             else:
                 response = self._response(first, second, number in self._listeners)
         except Exception as error:  # noqa: BLE001  # this call fails, the others go on
-            traceback.print_exc()
+            log_exception("a response of another model can't be read", error)
             response = InferenceResponse(error=TritonError(f"the response can't be read: {error}"))
         on_response = self._listeners.pop(number, None) if is_final else self._listeners.get(number)
         if on_response is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
+
+from _weir_logger import log_exception
 
 
 class Coroutines:
@@ -68,6 +69,6 @@ class Coroutines:
         while True:
             try:
                 self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt):
+            except (SystemExit, KeyboardInterrupt) as error:
                 # A task of the model's has asked for its end: whoever awaits it hears of that, the others go on.
-                traceback.print_exc()
+                log_exception("a task of the model has asked for the end of its event loop, which goes on", error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import traceback
 from datetime import UTC, datetime
 
 
@@ -79,8 +81,11 @@ class Logger:
         # The frame that called the public function.
         caller = sys._getframe(2)
         where = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
-        # One write a line, so that lines of threads don't mix; quoted, so that a message can't forge another line.
-        line = cls._line(message, level, where)
+        cls._put(cls._line(message, level, where))
+
+    @classmethod
+    def _put(cls, line: str) -> None:
+        # One write an entry, so that those of threads don't mix; quoted, so that a message can't forge another one.
         if cls._fd is None:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
@@ -88,7 +93,7 @@ class Logger:
             os.write(cls._fd, line.encode(errors="backslashreplace") + b"\n")
 
     @classmethod
-    def _line(cls, message: str, level: int, where: str) -> str:
+    def _line(cls, message: str, level: int, where: str, trace: str = "") -> str:
         now = datetime.now(UTC)
         if cls._format == "json":
             name = {cls.WARNING: "warning", cls.ERROR: "error", cls.VERBOSE: "debug"}.get(level, "info")
@@ -101,10 +106,38 @@ class Logger:
                 "logger": where,
                 "message": message,
             }
+            if trace:
+                entry["exception"] = trace
             return json.dumps(entry)
         letter = {cls.WARNING: "W", cls.ERROR: "E"}.get(level, "I")
         iso8601 = cls._format == "ISO8601"
         head = f"{now:%Y-%m-%dT%H:%M:%SZ} {letter}" if iso8601 else f"{letter}{now.astimezone():%m%d %H:%M:%S.%f}"
         is_escaped = os.environ.get("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "1") != "0"
         text = json.dumps(message, ensure_ascii=False) if is_escaped else message
-        return f"{head} {os.getpid()} {where}] {text}"
+        lines = [f"{head} {os.getpid()} {where}] {text}", *("    " + _printable(line) for line in trace.splitlines())]
+        return "\n".join(lines)
+
+
+def log_exception(message: str, error: BaseException) -> None:
+    """Logs an error of the model's, or of this process's own code, with its traceback, by the server's log settings."""
+    if Logger.ERROR not in Logger._shown:
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "-"
+    trace = "".join(traceback.format_exception(error)).rstrip("\n")
+    Logger._put(Logger._line(message, Logger.ERROR, where, trace))
+
+
+def log_exceptions_of_threads() -> None:
+    """From now on what ends a thread of the model is logged by `log_exception`."""
+
+    def log(ended: threading.ExceptHookArgs) -> None:
+        if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+            name = ended.thread.name if ended.thread is not None else "unknown"
+            log_exception(f"thread '{name}' of the model ended with an exception", ended.exc_value)
+
+    threading.excepthook = log
+
+
+def _printable(text: str) -> str:
+    return "".join(ch if ch.isprintable() else ch.encode("unicode_escape", "backslashreplace").decode() for ch in text)

@@ -34,6 +34,7 @@ from _weir_calls import Calls  # noqa: E402
 from _weir_channel import Channel, Kind  # noqa: E402
 from _weir_coroutines import Coroutines  # noqa: E402
 from _weir_lifeline import Lifeline  # noqa: E402
+from _weir_logger import log_exception, log_exceptions_of_threads  # noqa: E402
 from _weir_mapping import InputMemory  # noqa: E402
 from _weir_memory import MemoryWriter  # noqa: E402
 from _weir_metrics import Metrics  # noqa: E402
@@ -104,7 +105,7 @@ class Stub:
         except _ModelFault as fault:
             return Kind.FAILED, str(fault)
         except BaseException as error:  # noqa: BLE001  # user code: whatever it raises is the answer, as in Triton
-            traceback.print_exc()
+            log_exception("the model raised an exception", error)
             return Kind.FAILED, self._describe(error)
 
     def _describe(self, error: BaseException) -> str:
@@ -182,8 +183,8 @@ class Stub:
             if not isinstance(ready, bool):
                 raise _ModelFault(f"is_ready must return a bool, found type '{type(ready)}'.")
             return ready
-        except BaseException:  # noqa: BLE001  # user code: whatever it raises, it did not say yes
-            traceback.print_exc()
+        except BaseException as error:  # noqa: BLE001  # user code: whatever it raises, it did not say yes
+            log_exception("the model's is_ready raised an exception", error)
             return False
 
     def _finalize(self) -> None:
@@ -281,7 +282,7 @@ class Stub:
         return [RESCHEDULED if request in rescheduled else None for request in asked]
 
     def _run_failed(self, run: int, requests: list[pb_utils.InferenceRequest], error: BaseException) -> None:
-        traceback.print_exception(error)
+        log_exception("a coroutine of the model raised an exception", error)
         _close(requests)
         self._responses.ask(Kind.RUN_FAILED, run, self._describe(error))
 
@@ -300,6 +301,7 @@ def main() -> None:
     calls_fd, metrics_fd, _ = memories
     lifeline = Lifeline(socket.socket(fileno=lifeline_fd))
     faulthandler.enable()
+    log_exceptions_of_threads()
     for fd in fds:
         os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=channel_fd))

@@ -17,9 +17,12 @@ import pytest
 from python_models import IDENTITY, Models, error_of, execute_body, numbers, only
 
 from schemas.errors import ErrorCode, WeirError
-from worker.backends import python_child
+from telemetry.log_settings import LogSettings
+from worker.backends import python_child, python_process
 from worker.backends.python_child import PythonChild
 from worker.backends.python_process import ProcessDied, PythonProcess, PythonRequest
+
+JSON_LOG, TEXT_LOG = LogSettings(log_format="json"), LogSettings()
 
 
 @pytest.fixture
@@ -400,3 +403,41 @@ def test_a_process_that_is_slow_to_die_does_not_hold_up_who_kills_it(
     os.kill(child.pid, signal.SIGKILL)
     closing.join(10)
     assert not closing.is_alive()
+
+
+class TestTracebacks:
+    SOURCE = """
+        import threading
+        thread = threading.Thread(target=lambda: {}["of a thread"], name="mine")
+        thread.start()
+        thread.join()
+        raise ValueError("of\\nexecute")
+    """
+
+    def logged(self, models: Models, capfd: pytest.CaptureFixture[str]) -> str:
+        with models.running(execute_body(self.SOURCE)) as process:
+            error_of(process.execute([PythonRequest()]))
+        return capfd.readouterr().err
+
+    def test_are_json_where_the_log_is(
+        self, models: Models, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(python_process, "current_settings", lambda: JSON_LOG)
+        thread, execute = map(json.loads, self.logged(models, capfd).splitlines())
+        assert thread["message"] == "thread 'mine' of the model ended with an exception"
+        assert thread["exception"].endswith("KeyError: 'of a thread'")
+        assert (execute["message"], execute["level"]) == ("the model raised an exception", "error")
+        assert execute["exception"].startswith("Traceback (most recent call last):\n")
+        assert execute["exception"].endswith("ValueError: of\nexecute")
+
+    def test_follow_their_entry_as_indented_lines(
+        self, models: Models, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(python_process, "current_settings", lambda: TEXT_LOG)
+        lines = self.logged(models, capfd).splitlines()
+        entries = [line for line in lines if not line.startswith("    ")]
+        assert [line.partition("] ")[2] for line in entries] == [
+            "\"thread 'mine' of the model ended with an exception\"",
+            '"the model raised an exception"',
+        ]
+        assert lines[-2:] == ["    ValueError: of", "    execute"]
