@@ -91,6 +91,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_stopping = False
         self._is_held = False  # until the client has read what it was sent
         self._is_in_head = False
+        self._arrived_head_bytes = 0  # of a head that comes in several pieces, as far as is known
+        self._head_charged_bytes = 0
         self._arrival = Progress()
         self._reading = Progress()  # of the client's, of what it was sent
         self._unsent_bytes = 0
@@ -105,7 +107,7 @@ class HttpProtocol(HttpToolsProtocol):
         """The ASGI scope is made only for requests that go to ASGI."""
         self.url = b""
         self.headers = []
-        self._head_bytes = self._chunks = self._body_bytes = 0
+        self._head_bytes = self._chunks = self._body_bytes = self._arrived_head_bytes = 0
         self._is_in_head = True
         self._prefers = False
         if self._forwards:
@@ -133,6 +135,9 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Decides which way the request goes."""
         self._is_in_head = False
+        if self._head_charged_bytes:
+            self.memory.account.release("http", self._head_charged_bytes)
+            self._head_charged_bytes = 0
         if self._is_refused:
             return
         url = self.url
@@ -293,7 +298,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.flow.read_paused or self._is_refused:
             self._arrival.reset()
         elif self._is_in_head:
-            if self._arrival.is_stalled(now_s, self, self._head_bytes):
+            if self._arrival.is_stalled(now_s, self, self._arrived_head_bytes):
                 self._is_refused = True
                 self._write_and_close(StalledRequest())
         elif cycle is not None and not cycle.response_complete and cycle.more_body:
@@ -332,6 +337,25 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(internal("internal server error"))
                 return
             self._refuse_framing(str(error.__context__ or error))
+        else:
+            if self._is_in_head:
+                self._charge_head(len(data))
+
+    def _charge_head(self, size: int) -> None:
+        """Charges what has arrived of a head that is not complete. `size` is that of the last piece.
+
+        The parser reports a header only once it is complete, so an endless one is bounded here.
+        """
+        self._arrived_head_bytes += size if self._arrived_head_bytes else max(1, self._head_bytes)
+        if self._arrived_head_bytes > MAX_HEAD_BYTES:
+            self._refuse_framing(str(HeadTooLarge()))
+            return
+        size = self._arrived_head_bytes - self._head_charged_bytes
+        if self.memory.account.charge("http", size):
+            self._head_charged_bytes += size
+        else:
+            self._is_refused = True
+            self._write_and_close(no_memory())
 
     def _refuse_framing(self, reason: str) -> None:
         """Answers with 400, once the requests before are answered, and ends the connection."""

@@ -18,6 +18,7 @@ from gateway.http2.headers import HeaderDecoder
 from gateway.http2.options import Http2Options
 from gateway.http2.output import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, Output
 from gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
+from gateway.progress import Progress
 
 MAX_STREAMS = 1000
 MAX_HEADER_BLOCK_BYTES = 64 * 1024
@@ -26,6 +27,7 @@ ADVERTISED_HEADER_LIST_BYTES = 16 * 1024
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 """How much of all requests together may be on its way; granted anew as `STREAM_WINDOW_BYTES` is."""
 
+_HEADERS = "grpc"
 _DRAIN_PING = b"draining"
 _PAYLOAD_EXTRAS = int(Flag.PADDED | Flag.PRIORITY)
 _CONTINUATION = int(FrameType.CONTINUATION)
@@ -66,6 +68,7 @@ class Connection:
         )
         self._last_stream_id = 0
         self._block: bytearray | None = None  # of the headers that CONTINUATION frames go on with
+        self._block_progress = Progress()
         self._block_stream_id = 0
         self._block_flags = 0
         self._grant_left = CONNECTION_WINDOW_BYTES
@@ -131,6 +134,10 @@ class Connection:
 
     def check_progress(self, now_s: float, unread_period_s: float) -> None:
         """Ends the streams whose client has stopped sending its request, or reading its response."""
+        if self._block is None:
+            self._block_progress.reset()
+        elif self._block_progress.is_stalled(now_s, self, len(self._block)):
+            self.close(FaultCode.ENHANCE_YOUR_CALM, "a header block stopped arriving")
         for stream in list(self.streams.values()):
             stream.check_progress(now_s, unread_period_s)
 
@@ -195,6 +202,7 @@ class Connection:
         if flags & _END_HEADERS:
             self._on_block(stream_id, bytes(payload), flags)
         else:
+            self._charge_block(len(payload))
             self._block = bytearray(payload)
             self._block_stream_id = stream_id
             self._block_flags = flags
@@ -203,12 +211,19 @@ class Connection:
         self._conduct.count_idle_frame()
         if self._block is None or stream_id != self._block_stream_id:
             raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+        self._charge_block(len(payload))
         self._block += payload
         if len(self._block) > MAX_HEADER_BLOCK_BYTES:
             raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "the header block is too large")
         if flags & _END_HEADERS:
             block, self._block = bytes(self._block), None
+            self.output.account.release(_HEADERS, len(block))
             self._on_block(stream_id, block, self._block_flags)
+
+    def _charge_block(self, size: int) -> None:
+        """Charges a part of a header block that takes several frames."""
+        if not self.output.account.charge(_HEADERS, size):
+            raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "the server holds too many unfinished requests")
 
     def _on_block(self, stream_id: int, block: bytes, flags: int) -> None:
         if not stream_id & 1:

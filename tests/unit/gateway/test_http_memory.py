@@ -16,6 +16,7 @@ from calls.inference import Inference
 from calls.payload_store import PayloadStore
 from gateway.connection_memory import principal_of
 from gateway.http.exchange import SLOT_AFTER_BYTES
+from gateway.http.protocol import MAX_HEAD_BYTES
 from gateway.metrics.load_families import memory_families, refusal_family
 from gateway.progress import PERIOD_S, UNREAD_PERIOD_S
 from runtime.memory_ledger import MemoryLedger
@@ -237,6 +238,44 @@ def test_a_request_that_stops_arriving_is_answered_with_408(begun: bytes) -> Non
         assert await answered(door, idle[0]) == 500
         for each in (writer, complete[1], idle[1]):
             each.close()
+
+    run(scenario)
+
+
+def test_an_unfinished_head_counts() -> None:
+    async def scenario(door: Door) -> None:
+        door.ledger.limit_bytes = 40_000
+        connections = [await opened(door) for _ in range(4)]
+        for number, (_, writer) in enumerate(connections):
+            writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\n")
+            await until(lambda number=number: door.ledger.total_bytes % 9000 > 0)
+            writer.write(b"X: " + b"x" * (9000 - 3 - len(INFER)))
+            await until(lambda number=number: door.ledger.total_bytes == 9000 * (number + 1) or door.ledger.refused)
+        assert (await head(connections[3][0]))[0] == 503
+        await until(lambda: door.ledger.total_bytes == 27_000)
+        for reader, writer in connections[:3]:
+            writer.write(b"\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+            assert (await head(reader))[0] == 500  # this is no request, but its head was read
+        for _, writer in connections:
+            writer.close()
+        await until(lambda: not door.ledger.total_bytes)
+
+    run(scenario)
+
+
+def test_an_endless_header_is_refused() -> None:
+    async def scenario(door: Door) -> None:
+        reader, writer = await opened(door)
+        writer.write(b"POST /v2/models/m/infer HTTP/1.1\r\nX: ")
+        await until(lambda: door.ledger.total_bytes)
+        writer.write(b"x" * (MAX_HEAD_BYTES - 1000))
+        await until(lambda: door.ledger.total_bytes > MAX_HEAD_BYTES - 1000)
+        writer.write(b"x" * 1000)
+        status, _ = await head(reader)
+        assert status == 400
+        assert b"URL and headers exceed" in await reader.read()
+        assert door.ledger.peak_bytes <= MAX_HEAD_BYTES
+        writer.close()
 
     run(scenario)
 

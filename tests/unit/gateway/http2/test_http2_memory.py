@@ -1,10 +1,11 @@
 """Responses that a peer does not read are charged to its connection, bounded, and not kept for ever."""
 
-from http2_peer import ANSWER, TRAILERS, Peer, data, headers, settings_frame, window_update, word
+from http2_peer import ANSWER, REQUEST, TRAILERS, Peer, data, frame, headers, settings_frame, window_update, word
 
 from gateway.http2.connection import CONNECTION_WINDOW_BYTES
 from gateway.http2.faults import FaultCode
-from gateway.http2.frames import FrameType, Setting
+from gateway.http2.frames import Flag, FrameType, Setting
+from gateway.http2.headers import encode_headers
 from gateway.progress import LEAST_BYTES, PERIOD_S, UNREAD_PERIOD_S
 from runtime.memory_ledger import MemoryLedger
 
@@ -83,3 +84,25 @@ def test_a_stream_whose_response_is_not_read_ends_and_others_go_on() -> None:
     assert ledger.total_bytes == 3 * len(CHUNK) - LEAST_BYTES
     peer.connection.check_progress(1000.0 + UNREAD_PERIOD_S + PERIOD_S, PERIOD_S)  # memory is short now
     assert set(peer.connection.streams) == {5}
+
+
+def test_an_unfinished_header_block_is_charged_and_ends_its_connection_when_it_stalls() -> None:
+    ledger = MemoryLedger(10_000)
+    peer = Peer(ledger=ledger)
+    peer.tell(frame(FrameType.HEADERS, 0, 1, bytes(1000)), frame(FrameType.CONTINUATION, 0, 1, bytes(2000)))
+    assert ledger.total_bytes == 3000
+    for now_s in (1000.0, 1000.0 + PERIOD_S - 1):
+        peer.connection.check_progress(now_s, UNREAD_PERIOD_S)
+    assert not peer.connection.is_closed
+    peer.connection.check_progress(1000.0 + PERIOD_S, UNREAD_PERIOD_S)
+    assert peer.goaway_code() == FaultCode.ENHANCE_YOUR_CALM
+
+    block = encode_headers(REQUEST)
+    whole = Peer(ledger=MemoryLedger(10_000))
+    whole.tell(frame(FrameType.HEADERS, 0, 1, block[:5]), frame(FrameType.CONTINUATION, Flag.END_HEADERS, 1, block[5:]))
+    assert set(whole.connection.streams) == {1}
+    assert whole.output.account.held_bytes == 0
+
+    crowd = Peer(ledger=MemoryLedger(2000))
+    crowd.tell(frame(FrameType.HEADERS, 0, 1, bytes(1001)))
+    assert crowd.connection.is_closed
