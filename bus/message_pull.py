@@ -33,13 +33,23 @@ _GONE = ("consumer deleted", "consumer not found", "consumer is push based", "pr
 
 
 class MessagePull:
-    """See the module. The owner passes every message of its inbox to `receive`. Times are monotonic.
+    """See the module. `has_room` says whether the process has memory for so many bytes; nothing is asked for meanwhile.
+
+    The owner passes every message of its inbox to `receive`. Times are monotonic.
 
     What is delivered is held until `done` is called with its size.
     """
 
-    def __init__(self, bus: Bus, stream: str, consumer: str, deliver: Callable[[Message], None]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        consumer: str,
+        deliver: Callable[[Message], None],
+        has_room: Callable[[int], bool] = lambda _bytes: True,
+    ) -> None:
         self._bus = bus
+        self._has_room = has_room
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = ""
         self._group = ""
@@ -109,6 +119,8 @@ class MessagePull:
         request_bytes = max(MAX_HELD_BYTES // 4, self._bus.max_payload_bytes + 65536)
         room = MAX_HELD_MESSAGES - self.held - max(0, self._outstanding)
         if room < _BATCH or self.held_bytes > max(0, MAX_HELD_BYTES - 2 * request_bytes):
+            return
+        if not self._has_room(request_bytes):
             return
         self._outstanding = max(0, self._outstanding) + _BATCH
         asked: dict[str, object] = {

@@ -45,6 +45,7 @@ class DurableRequest:
         "format",
         "has_object",
         "id",
+        "is_charged",
         "is_counted",
         "is_named",
         "lane",
@@ -108,6 +109,8 @@ class DurableRequest:
         """The version whose responses came."""
         self.pending: Pending | None = None
         self.stage = Stage.WAITING
+        self.is_charged = False
+        """Whether its message is charged to the memory ledger."""
         self.is_counted = False
         """Whether it counts among those that wait."""
         self.losses = 0

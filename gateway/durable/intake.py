@@ -24,7 +24,7 @@ from bus.subjects import token
 from gateway.doors import Doors
 from gateway.durable.fair_queue import tenant_limits, tenant_weights
 from gateway.durable.intake_parts import IntakeParts
-from gateway.durable.lane_intake import LaneIntake
+from gateway.durable.lane_intake import PRINCIPAL, LaneIntake
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.owned_model import LANES, OwnedModel
 from gateway.durable.recorder import Recorder
@@ -64,7 +64,7 @@ class DurableIntake:
         self._catalog = doors.catalog
         self._api = JetStreamApi(store.bus, f"{subjects.durable_inbox(gateway_id)}.api")
         self._consumers = QueueConsumers(store.bus)
-        self._objects = ObjectBodies(store.bus, store.messages, doors.limits.input_size)
+        self._objects = ObjectBodies(store.bus, store.messages, doors.limits.input_size, doors.ledger)
         self._outbox = ReplyOutbox(store.bus, self._api, f"{subjects.durable_inbox(gateway_id)}.answered")
         self._recorder = Recorder(store.bus, store.publisher, self._api, self._objects, store.counters, self._outbox)
         self._parts = IntakeParts(
@@ -78,6 +78,7 @@ class DurableIntake:
             recorder=self._recorder,
             objects=self._objects,
             counters=store.counters,
+            account=doors.ledger.account(PRINCIPAL),
             policy=RetryPolicy(settings.durable_attempts),
             bounds=QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs),
             weights=tenant_weights(settings.tenant_weight),

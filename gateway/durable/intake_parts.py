@@ -13,6 +13,7 @@ from gateway.durable.counters import DurableCounters
 from gateway.durable.objects import ObjectBodies
 from gateway.durable.recorder import Recorder
 from gateway.durable.retry_policy import RetryPolicy
+from runtime.memory_ledger import Account
 from runtime.offload import Offload
 from schemas.queue_bounds import QueueBounds
 from schemas.regions import FindRegion
@@ -21,7 +22,10 @@ from schemas.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeParts:
-    """See the module. `bounds` hold for models that don't say otherwise; `weights` and `tenant_limits` are by tenant."""
+    """See the module. `account` is charged with messages.
+
+    `bounds` hold for models that don't say otherwise; `weights` and `tenant_limits` are by tenant.
+    """
 
     bus: Bus
     api: JetStreamApi
@@ -33,6 +37,7 @@ class IntakeParts:
     recorder: Recorder
     objects: ObjectBodies
     counters: DurableCounters
+    account: Account
     policy: RetryPolicy
     bounds: QueueBounds
     weights: Mapping[str, float]

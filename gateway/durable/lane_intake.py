@@ -31,6 +31,7 @@ from gateway.durable.early_names import kserve_id
 from gateway.durable.fair_queue import FairQueue
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.known_headers import KnownHeaders
+from gateway.durable.objects import FetchedBody
 from gateway.durable.runner import Runner
 from gateway.durable.sequence_lines import SequenceLines
 from gateway.durable.stalled_requests import StalledRequests
@@ -42,6 +43,12 @@ from schemas.lanes import Lane
 from schemas.queue_bounds import queue_bounds
 from schemas.requests import SEQUENCE_START
 from schemas.terminal import Outcome
+
+PRINCIPAL = "durable"
+"""Who holds messages of stream QUEUE, in the memory ledger."""
+
+KIND = "durable"
+"""What they are, in the memory ledger."""
 
 MAX_CANCELLED = 10_000
 """Ids that were cancelled before their requests came here, and are remembered for a while."""
@@ -70,7 +77,7 @@ class LaneIntake:
         self._plain_subject = subjects.event(model) if lane is Lane.EVENT else subjects.batch(model)
         self.inbox = f"{subjects.durable_inbox(parts.gateway_id)}.{self._plain_subject}"
         consumer = subjects.durable_consumer(self.name, model)
-        self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self._arrived)
+        self.pull = MessagePull(parts.bus, subjects.QUEUE_STREAM, consumer, self._arrived, parts.account.fits)
         self.acks = Acknowledger(parts.bus, parts.api, self._plain_subject, background)
         self.runner = Runner(parts, lane, self._wake, self._on_named, self._enter_again)
         self._queue: FairQueue[DurableRequest] = FairQueue(parts.weights)
@@ -129,6 +136,7 @@ class LaneIntake:
         for request in self._held.values():
             if request.stage is not Stage.ENDING:
                 self.runner.abandon(request)
+            self._let_go(request)
         self._held.clear()
         self._named.clear()
         self.acks.clear()
@@ -196,6 +204,8 @@ class LaneIntake:
         version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
         request = DurableRequest(message, delivery, self.lane, self.model, version, self._on_ended)
         self._held[delivery.sequence] = request
+        # What has no room was asked for before others took it: it is held all the same, and no more is asked for.
+        request.is_charged = self._parts.account.charge(KIND, request.size_bytes)
         self._take_in(request)
 
     @contained(on_error="_end_broken")
@@ -338,13 +348,16 @@ class LaneIntake:
         return True
 
     @contained(on_error="_end_broken")
-    def _on_object(self, request: DurableRequest, body: bytes | WeirError) -> None:
-        if request.stage is not Stage.WAITING:
-            return
-        if isinstance(body, bytes):
-            request.body = body
+    def _on_object(self, request: DurableRequest, body: FetchedBody | WeirError) -> None:
+        if isinstance(body, FetchedBody):
+            if request.stage is not Stage.WAITING or request.has_object:
+                self._parts.objects.release(body.data)
+                return
+            request.body, request.digest = body
             request.has_object = True
             self._after_reading(request, self._enter)
+        elif request.stage is not Stage.WAITING:
+            return
         elif body.retryable:
             self.runner.failed(request, body)
         else:
@@ -475,9 +488,17 @@ class LaneIntake:
         if self._held.get(sequence) is not request:
             return False
         del self._held[sequence]
+        self._let_go(request)
         self.acks.ended(request.message.subject, sequence, request.ack_subject)
         self.pull.done(request.size_bytes)
         return True
+
+    def _let_go(self, request: DurableRequest) -> None:
+        """Releases the memory of a request that is not held any more."""
+        if request.is_charged:
+            request.is_charged = False
+            self._parts.account.release(KIND, request.size_bytes)
+        self.runner.let_go_of_object(request)
 
 
 def _size_bytes(message: Message) -> int:

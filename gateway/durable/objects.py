@@ -1,8 +1,10 @@
 """`ObjectBodies`: bodies and answers that are larger than a message, in the object stores `requests` and `results`.
 
-A few are read or written at a time, by tasks of their own, so that nobody behind them waits. A broker that is away, or has
-just come back, is nobody's fault: it is waited for. An object is what a producer has made of it: one that cannot be read
-ends the request that names it, and nothing else.
+A few are read at a time, and a few written, by tasks of their own. A broker that is away, or has just come back, is
+nobody's fault: it is waited for. So is room in the gateway's memory ledger, to which a body is charged until whoever has
+got it releases it; answers do not wait behind bodies, for it is by them that room is made.
+
+An object is what a producer has made of it: one that cannot be read ends the request that names it, and nothing else.
 Source: NATS ADR-20 (object store).
 """
 
@@ -13,6 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 
@@ -20,13 +23,21 @@ from bus import durable_subjects as subjects
 from bus.connection import Bus
 from bus.stored_messages import StoredMessages
 from bus.stored_objects import DamagedObject, StoredObject, has_object, remove_object
+from gateway.durable.bodies import digest_of
 from runtime.containment import contained
+from runtime.memory_ledger import MemoryLedger
 from schemas.errors import WeirError, internal, invalid, unavailable
 
 logger = logging.getLogger("weir.gateway")
 
 OBJECTS_AT_A_TIME = 4
-"""Objects that a gateway reads or writes at once; others wait."""
+"""Objects that a gateway reads at once, and so many more that it writes; others wait."""
+
+PRINCIPAL = "objects"
+"""Who holds bodies of objects, in the memory ledger: not the messages that wait for them."""
+
+KIND = "object"
+"""What they are, in the memory ledger."""
 
 _TIMEOUT_S = 60.0
 _RETRY_S = 0.5
@@ -37,26 +48,40 @@ _MAX_KEPT_NAME = 80
 
 _STORE = subjects.REQUEST_OBJECTS
 
-OnBody = Callable[[bytes | WeirError], None]
+_ROOM_POLL_S = 0.05
+_OFF_LOOP_BYTES = 1 << 20
+
+
+class FetchedBody(NamedTuple):
+    """A body that was read, and its `digest_of`. It is charged to the ledger until `ObjectBodies.release`."""
+
+    data: bytes
+    digest: str
+
+
+OnBody = Callable[[FetchedBody | WeirError], None]
 OnPut = Callable[[WeirError | None], None]
+Work = Callable[[], Awaitable[None]]
 
 
 class ObjectBodies:
     """See the module. `max_bytes` is the largest body that is read; `messages` must be started."""
 
-    def __init__(self, bus: Bus, messages: StoredMessages, max_bytes: int) -> None:
+    def __init__(self, bus: Bus, messages: StoredMessages, max_bytes: int, ledger: MemoryLedger) -> None:
         self._bus = bus
+        self._account = ledger.account(PRINCIPAL)
         self._messages = messages
         self._max_bytes = max_bytes
         self._background: asyncio.TaskGroup | None = None
-        self._waiting: deque[Callable[[], Awaitable[None]]] = deque()
-        self._running = 0
+        self._reads = _WorkQueue()
+        self._writes = _WorkQueue()
         self._is_stopping = False
 
     def stop(self) -> None:
         """Tries nothing again: who comes after us does it."""
         self._is_stopping = True
-        self._waiting.clear()
+        self._reads.waiting.clear()
+        self._writes.waiting.clear()
 
     def start(self, background: asyncio.TaskGroup) -> None:
         """Works in tasks of `background` from now on."""
@@ -64,36 +89,40 @@ class ObjectBodies:
 
     def fetch(self, name: str, on_body: OnBody) -> None:
         """Reads a body from store `requests`; tells it, or why there is none (INVALID_ARG: there never will be)."""
-        self._queue(lambda: self._fetch(name, on_body))
+        self._queue(self._reads, lambda: self._fetch(name, on_body))
+
+    def release(self, body: bytes) -> None:
+        """A body that was told by `fetch` is not held any more."""
+        self._account.release(KIND, len(body))
 
     def put(self, name: str, data: bytes, on_put: OnPut) -> None:
         """Writes an answer to store `results`; tells when it is there, or why it isn't."""
-        self._queue(lambda: self._put(name, data, on_put))
+        self._queue(self._writes, lambda: self._put(name, data, on_put))
 
     def delete(self, name: str) -> None:
         """Removes a body from store `requests`, in a while."""
-        self._queue(lambda: self._delete(name))
+        self._queue(self._writes, lambda: self._delete(name))
 
-    def _queue(self, work: Callable[[], Awaitable[None]]) -> None:
-        self._waiting.append(work)
-        if self._running < OBJECTS_AT_A_TIME and self._background is not None:
-            self._running += 1
-            self._background.create_task(self._work())
+    def _queue(self, queue: _WorkQueue, work: Work) -> None:
+        queue.waiting.append(work)
+        if queue.running < OBJECTS_AT_A_TIME and self._background is not None:
+            queue.running += 1
+            self._background.create_task(self._work(queue))
 
-    async def _work(self) -> None:
+    @staticmethod
+    async def _work(queue: _WorkQueue) -> None:
         try:
-            while self._waiting:
-                await self._waiting.popleft()()
+            while queue.waiting:
+                await queue.waiting.popleft()()
         finally:
-            self._running -= 1
+            queue.running -= 1
 
     @contained(on_error="_fetch_failed")
     async def _fetch(self, name: str, on_body: OnBody) -> None:
         problem: WeirError = unavailable(f"object '{_shown(name)}' could not be read")
         async for _ in self._tries():
             try:
-                async with asyncio.timeout(_TIMEOUT_S):
-                    body = await self._read(name)
+                body = await self._read(name)
             except WeirError as error:
                 problem = error
                 break
@@ -118,7 +147,7 @@ class ObjectBodies:
             yield
             await asyncio.sleep(_RETRY_S)
 
-    async def _read(self, name: str) -> bytes:
+    async def _read(self, name: str) -> FetchedBody:
         try:
             found = await StoredObject.find(self._messages, _STORE, name)
             if found is None:
@@ -129,13 +158,27 @@ class ObjectBodies:
                     f"object '{_shown(name)}' of {found.size_bytes} bytes exceeds the maximum allowed input size of "
                     f"{self._max_bytes} bytes. Use --http-max-input-size to increase the limit."
                 )
-            return await found.read()
+            return await self._read_found(found)
         except DamagedObject as error:
             raise invalid(f"object '{_shown(name)}' is damaged: {error}") from error
         except EOFError as error:
             if self._bus.is_clustered:  # a server that lags behind the stream's leader may have answered
                 raise ConnectionError(str(error)) from error
             raise invalid(f"object '{_shown(name)}' is damaged: {error}") from error
+
+    async def _read_found(self, found: StoredObject) -> FetchedBody:
+        while not self._account.fits(found.size_bytes):
+            await asyncio.sleep(_ROOM_POLL_S)
+        self._account.charge(KIND, found.size_bytes)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                data = await found.read()
+            if len(data) < _OFF_LOOP_BYTES:
+                return FetchedBody(data, digest_of(data))
+            return FetchedBody(data, await asyncio.to_thread(digest_of, data))
+        except BaseException:
+            self._account.release(KIND, found.size_bytes)
+            raise
 
     async def _check_missing(self, name: str) -> None:
         """Raises ConnectionError where the object is there after all: a server that lags behind may have answered."""
@@ -167,6 +210,16 @@ class ObjectBodies:
             await remove_object(self._bus, _STORE, name)
         except (NatsError, OSError, TimeoutError) as error:
             logger.debug("object %s is left to its age: %s", name, error)
+
+
+class _WorkQueue:
+    """What waits for its turn, and how many tasks take it."""
+
+    __slots__ = ("running", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Work] = deque()
+        self.running = 0
 
 
 def _shown(name: str) -> str:

@@ -307,6 +307,7 @@ class Runner:
             request.stage = Stage.BACKING_OFF
             request.pending = None
             request.request = None  # what was prepared has lost its content
+            self.let_go_of_object(request)  # it may wait for days; it is read again at the next attempt
             request.responses, request.unsent = 0, None
             self._parts.counters.retry(request.model)
             asyncio.get_running_loop().call_later(max(0, decision.at_ms - now_ms) / 1000, self._again, request)
@@ -330,6 +331,13 @@ class Runner:
         if request.stage is Stage.BACKING_OFF:
             request.stage = Stage.WAITING
             self._on_again(request)
+
+    def let_go_of_object(self, request: DurableRequest) -> None:
+        """Releases the memory of a body that came from an object; the digest of it stays."""
+        if request.has_object:
+            request.body_digest()
+            self._parts.objects.release(request.body)
+            request.body, request.has_object, request.outline = b"", False, None
 
     def give_up(self, request: DurableRequest) -> None:
         """Its answer is of no use any more, if one is to come."""

@@ -19,13 +19,15 @@ from bus.stored_messages import StoredMessage
 from calls.catalog import ServedModel
 from calls.prepared import PreparedRequest
 from calls.tracing import Tracing
+from gateway.durable.bodies import digest_of
 from gateway.durable.counters import DurableCounters
 from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.lane_intake import LaneIntake
-from gateway.durable.objects import ObjectBodies
+from gateway.durable.objects import FetchedBody, ObjectBodies
 from gateway.durable.recorder import Recorder
 from gateway.durable.reply_outbox import ReplyOutbox
 from gateway.durable.retry_policy import RetryPolicy
+from runtime.memory_ledger import MemoryLedger
 from schemas.errors import WeirError, not_found
 from schemas.lanes import Lane
 from schemas.model_config import ModelConfig
@@ -61,6 +63,8 @@ class Broker:
         self.dead: list[tuple[str, bytes]] = []
         self.answers: list[tuple[str, dict[str, str], bytes]] = []
         self.acked: set[int] = set()
+        self.pulls = 0
+        self.held_objects = 0
         self.objects: dict[str, bytes | WeirError] = {}
         self.callbacks: dict[str, Callable[[Message], None]] = {}
         self.loss_listeners: list[Callable[[], None]] = []
@@ -87,6 +91,8 @@ class Broker:
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         if data == b"+ACK":
             self.acked.add(int(subject.split(".")[5]))
+        elif ".MSG.NEXT." in subject:
+            self.pulls += 1
         elif not subject.startswith("$JS."):
             self.answers.append((subject, parse_headers(header_block), data))
 
@@ -125,8 +131,15 @@ class Broker:
 
     # ObjectBodies
 
-    def fetch(self, name: str, on_body: Callable[[bytes | WeirError], None]) -> None:
-        asyncio.get_running_loop().call_soon(on_body, self.objects.get(name, not_found(name)))
+    def fetch(self, name: str, on_body: Callable[[FetchedBody | WeirError], None]) -> None:
+        found = self.objects.get(name, not_found(name))
+        if isinstance(found, bytes):
+            self.held_objects += 1
+            found = FetchedBody(found, digest_of(found))
+        asyncio.get_running_loop().call_soon(on_body, found)
+
+    def release(self, _body: bytes) -> None:
+        self.held_objects -= 1
 
     def delete(self, name: str) -> None:
         self.objects.pop(name, None)
@@ -185,6 +198,7 @@ class OneLane:
 
     def __init__(self, background: asyncio.TaskGroup) -> None:
         self.broker, self.model = Broker(), Model()
+        self.ledger = MemoryLedger(64 << 20)
         broker: Any = self.broker
         publisher: Any = SimpleNamespace(publish=self.broker.store_later)
         counters = DurableCounters()
@@ -206,6 +220,7 @@ class OneLane:
             recorder=recorder,
             objects=objects,
             counters=counters,
+            account=self.ledger.account("durable"),
             policy=RetryPolicy(3),
             bounds=QueueBounds(10_000, 1 << 30, 86_400),
             weights={},

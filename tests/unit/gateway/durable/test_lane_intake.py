@@ -13,6 +13,8 @@ from one_lane import OneLane, answer_with_input, body_of, one_lane
 from bus.stored_messages import StoredMessage
 from gateway.durable.durable_request import DurableRequest
 from runtime.containment import SITES, Site
+from schemas.errors import unavailable
+from schemas.requests import InferResponse
 
 FAULTY = "faulty"
 PACKAGES = ("gateway.durable.lane_intake:", "gateway.durable.runner:", "gateway.durable.recorder:")
@@ -171,3 +173,45 @@ async def test_a_request_is_not_done_with_before_its_answer_has_left() -> None:
         lane.broker.is_connected = True
         await lane.settled("r")
         assert len(lane.broker.answers) == 1
+
+
+async def test_what_is_held_is_charged_to_the_ledger_and_released_at_the_end() -> None:
+    async with one_lane() as lane:
+        lane.model.is_holding = True
+        lane.broker.objects["object"] = body_of(1)
+        lane.deliver(body_of(1), Nats_Msg_Id="plain")
+        lane.deliver(b"", Nats_Msg_Id="large", Weir_Object="object")
+        await lane.until(lambda: len(lane.model.open) == 2)
+        assert lane.ledger.held_bytes["durable"] > len(body_of(1))
+        assert lane.broker.held_objects == 1
+        for key in list(lane.model.open):
+            lane.model.end(key, unavailable("try again"))
+        assert lane.broker.held_objects == 0  # while it waits for its next attempt
+        await lane.until(lambda: len(lane.model.open) == 2)
+        for key in list(lane.model.open):
+            lane.model.end(key, InferResponse("m", "1", "", []))
+        assert await lane.settled("plain", "large") == {"plain": "succeeded", "large": "succeeded"}
+        assert (lane.ledger.total_bytes, lane.broker.held_objects) == (0, 0)
+
+
+async def test_a_lane_that_is_dropped_holds_nothing() -> None:
+    async with one_lane() as lane:
+        lane.model.is_holding = True
+        lane.broker.objects["object"] = body_of(1)
+        lane.deliver(b"", Nats_Msg_Id="large", Weir_Object="object")
+        await lane.until(lambda: lane.model.open)
+        lane.intake.drop()
+        assert (lane.ledger.total_bytes, lane.broker.held_objects) == (0, 0)
+
+
+async def test_nothing_is_asked_for_while_the_ledger_is_full() -> None:
+    async with one_lane() as lane:
+        others = [lane.ledger.account(name) for name in ("a", "b")]
+        for other in others:
+            assert other.charge("http", 31 << 20)
+        asked = lane.broker.pulls
+        lane.begin()
+        assert lane.broker.pulls == asked
+        others[0].close()
+        lane.intake.tick(time.monotonic())
+        assert lane.broker.pulls == asked + 1

@@ -15,7 +15,9 @@ from nats.js.errors import ServerError
 from bus.connection import Bus
 from bus.stored_messages import StoredMessage, StoredMessages
 from gateway.durable import objects
-from gateway.durable.objects import ObjectBodies
+from gateway.durable.bodies import digest_of
+from gateway.durable.objects import FetchedBody, ObjectBodies
+from runtime.memory_ledger import MemoryLedger
 from schemas.errors import ErrorCode, WeirError
 
 
@@ -63,7 +65,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 async def put(broker: Broker) -> list[WeirError | None]:
     told: list[WeirError | None] = []
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, MemoryLedger())
         bodies.start(background)
         bodies.put("n", b"answer", told.append)
     return told
@@ -74,12 +76,12 @@ async def test_a_broker_that_is_away_is_waited_for() -> None:
     broker.is_connected = False
     assert await put(broker) == [None]
     assert (broker.failures, broker.stored) == (50, {"n": b"answer"})
-    broker.failures, got = 0, list[bytes | WeirError]()
+    broker.failures, got = 0, list[FetchedBody | WeirError]()
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, MemoryLedger())
         bodies.start(background)
         bodies.fetch("n", got.append)
-    assert got == [b"answer"]
+    assert got == [FetchedBody(b"answer", digest_of(b"answer"))]
 
 
 async def test_a_broker_that_refuses_is_told_in_a_while() -> None:
@@ -92,7 +94,7 @@ async def test_one_that_stops_tells_nothing() -> None:
     broker, told = Broker(1000, NatsTimeoutError()), list[WeirError | None]()
     broker.is_connected = False
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, MemoryLedger())
         bodies.start(background)
         bodies.put("n", b"answer", told.append)
         await asyncio.sleep(0.05)
@@ -103,25 +105,59 @@ async def test_one_that_stops_tells_nothing() -> None:
 async def test_what_nobody_foresaw_ends_one_request_and_no_other() -> None:
     broker = Broker(1, RuntimeError("not foreseen"))
     broker.stored["n"] = b"answer"
-    got: list[bytes | WeirError] = []
+    got: list[FetchedBody | WeirError] = []
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, MemoryLedger())
         bodies.start(background)
         bodies.fetch("first", got.append)
         bodies.fetch("n", got.append)
     [error, body] = got
     assert isinstance(error, WeirError)
     assert error.code is ErrorCode.INTERNAL
-    assert body == b"answer"
+    assert isinstance(body, FetchedBody)
+    assert body.data == b"answer"
 
 
 async def test_an_object_larger_than_a_body_may_be_is_not_read() -> None:
-    broker, got = Broker(0, RuntimeError()), list[bytes | WeirError]()
+    broker, got = Broker(0, RuntimeError()), list[FetchedBody | WeirError]()
     broker.stored["n"] = bytes(101)
     async with asyncio.TaskGroup() as background:
-        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100)
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, MemoryLedger())
         bodies.start(background)
         bodies.fetch("n", got.append)
     [error] = got
     assert isinstance(error, WeirError)
     assert error.code is ErrorCode.INVALID_ARG
+
+
+async def test_a_body_is_read_when_the_ledger_has_room_for_it() -> None:
+    broker, got = Broker(0, RuntimeError()), list[FetchedBody | WeirError]()
+    broker.stored["n"] = bytes(60)
+    ledger = MemoryLedger(120)
+    async with asyncio.TaskGroup() as background:
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, ledger)
+        bodies.start(background)
+        bodies.fetch("n", got.append)
+        bodies.fetch("n", got.append)
+        told: list[WeirError | None] = []
+        while not got:
+            await asyncio.sleep(0.01)
+        bodies.put("answer", b"answer", told.append)  # answers do not wait behind bodies
+        while not told:
+            await asyncio.sleep(0.01)
+        assert (len(got), ledger.held_bytes) == (1, {"object": 60})
+        bodies.release(bytes(60))
+    assert (len(got), ledger.held_bytes) == (2, {"object": 60})
+
+
+async def test_a_body_that_can_not_be_read_is_not_charged() -> None:
+    broker, got = Broker(0, RuntimeError()), list[FetchedBody | WeirError]()
+    broker.stored["n"] = b"answer"
+    broker.next = lambda *_: asyncio.sleep(0)  # type: ignore[method-assign, assignment, return-value]  # it is gone
+    ledger = MemoryLedger(120)
+    async with asyncio.TaskGroup() as background:
+        bodies = ObjectBodies(cast(Bus, broker), cast(StoredMessages, broker), 100, ledger)
+        bodies.start(background)
+        bodies.fetch("n", got.append)
+    assert isinstance(got[0], WeirError)
+    assert ledger.total_bytes == 0
