@@ -215,6 +215,7 @@ def test_a_request_that_is_given_up_leaves_its_steps(server, grpc, http):
 
 
 def test_a_deadline_goes_with_the_steps(server, http):
+    failed = failures(server, "patient")
     before = counters(http, "slow_step")["execution_count"]
     arrays = {"VALUE": np.array([[1]], np.int64), "DELAY_MS": np.array([[400]], np.float32)}
     soon = f"{int(time.time() * 1000) + 200}"
@@ -223,6 +224,7 @@ def test_a_deadline_goes_with_the_steps(server, http):
     assert refused.value.message() == "in ensemble 'patient', Request timeout expired"
     # The first step was begun in time, and the second one too late.
     assert counters(http, "slow_step")["execution_count"] == before + 1
+    assert failures(server, "patient") == {**failed, "OTHER": failed["OTHER"] + 1}
 
 
 # Streams
