@@ -280,6 +280,7 @@ BOUNDS = [
     ("bus.durable_streams", "DEAD_TTL_S", "a dead letter is kept", "it is gone"),
     ("schemas.lost_attempts", "MAX_REASON_LENGTH", "characters of why a durable request was lost", "cut off"),
     ("worker.queue_epochs", "MAX_QUEUES", "queues whose owners a worker remembers", "the oldest are forgotten"),
+    ("scheduler.queue_keeper", "SERVE_AGAIN_S", "between two new policies of a queue that fails", "requests wait"),
     ("scheduler.queue_keeper", "AT_A_TIME", "queues that a scheduler takes or hands over at once", "they wait"),
     ("scheduler.queue_release", "RELEASE_PATIENCE_S", "wait of a handover for what waits", "it is delivered again"),
     ("scheduler.queue_release", "BATCHES_PATIENCE_S", "wait of a handover for what runs", "it is delivered again"),

@@ -4,6 +4,9 @@ OF_CALLERS = [
     ("calls.in_flight", "MAX_IN_FLIGHT", "requests a gateway holds", "503"),
     ("calls.in_flight", "MAX_IN_FLIGHT_BYTES", "their packed bodies", "503"),
     ("calls.shut_queues", "MAX_SHUT", "kinds of requests that are known to be refused", "they are sent and refused"),
+    ("calls.prepared", "MAX_HEADERS", "request headers kept of a model", "those not used for long go"),
+    ("calls.prepared", "MAX_HEADER_BYTES", "one of them", "it is parsed each time"),
+    ("calls.prepared", "MAX_KEPT_BYTES", "all of them together", "those not used for long go"),
     (
         "runtime.memory_ledger",
         "DEFAULT_LIMIT_BYTES",
