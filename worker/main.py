@@ -183,7 +183,7 @@ async def _work(
     await follow_log(bus, log)
     await drains.start()
     await readiness_answers.start(background)
-    await RepositoryReport(bus, worker_id, loader.repository, background).start()
+    await RepositoryReport(bus, worker_id, loader.repository, background, mirrors.problems).start()
     if mode == "explicit":
         await desired.start()
         bus.on_reconnect(control.restore_files)

@@ -13,7 +13,7 @@ from nats.errors import Error as NatsError
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.pushed_models import PushedModels
-from runtime.containment import contained
+from runtime.containment import contained, report
 from schemas.errors import WeirError
 from schemas.pushed_model import PushedFile, PushedModel
 from worker.mirror_folder import MirrorFolder
@@ -33,7 +33,8 @@ _PASSING = (NatsError, ConnectionError, TimeoutError, FileNotFoundError)
 class RepositoryMirror:
     """One repository. `on_change()` is awaited after the folder has followed a change.
 
-    What can't be fetched is logged, and leaves the model as it was; it is tried again when it changes or is loaded.
+    What can't be fetched is logged, and leaves the model as it was; it is tried again when it changes or is loaded. Until
+    then `problems` says why, by model.
     """
 
     def __init__(self, bus: Bus, name: str, folder: MirrorFolder, background: asyncio.TaskGroup) -> None:
@@ -45,6 +46,7 @@ class RepositoryMirror:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._fetching = asyncio.Semaphore(FILES_AT_A_TIME)
         self._revisions: dict[str, int] = {}
+        self.problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
         self.on_change: Callable[[], Awaitable[None]] = _nothing
@@ -64,10 +66,14 @@ class RepositoryMirror:
             try:
                 async with turn:
                     await self._follow(name)
+                self.problems.pop(name, None)
                 return
-            except (WeirError, NatsError, OSError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - what one model is stored as must not cost the others
+                if not isinstance(error, (WeirError, NatsError, OSError, TimeoutError)):
+                    report("worker.repository_mirror: fetching a model", error)
                 reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
                 logger.error("'%s' can't be fetched from repository '%s': %s", name, self._pushed.name, reason)
+                self.problems[name] = f"failed to fetch it from repository '{self._pushed.name}': {reason}"
                 if not isinstance(error, _PASSING):
                     return
             if attempt < ATTEMPTS:

@@ -30,6 +30,10 @@ class RepositoryMirrors:
         for mirror in self._mirrors:
             await mirror.refresh(name)
 
+    def problems(self) -> dict[str, str]:
+        """Why models can't be fetched, by model."""
+        return {name: problem for mirror in self._mirrors for name, problem in mirror.problems.items()}
+
     def on_change(self, listener: Callable[[], Awaitable[None]]) -> None:
         """`listener()` is awaited after a folder has followed a change."""
         for mirror in self._mirrors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from bus import subjects
 from bus.connection import Bus, Message
@@ -13,9 +14,20 @@ from schemas.repository_view import RepositoryView, pack_repository_view
 
 
 class RepositoryReport:
-    """Answers repository queries. Looking takes a thread, and one look answers all queries that came before it."""
+    """Answers repository queries. Looking takes a thread, and one look answers all queries that came before it.
 
-    def __init__(self, bus: Bus, worker_id: str, repository: ModelRepository, background: asyncio.TaskGroup) -> None:
+    `unfetched()` tells of models that lie in a repository in NATS and can't be fetched from it: the reason, by model.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        worker_id: str,
+        repository: ModelRepository,
+        background: asyncio.TaskGroup,
+        unfetched: Callable[[], dict[str, str]],
+    ) -> None:
+        self._unfetched = unfetched
         self._bus = bus
         self._worker = worker_id
         self._repository = repository
@@ -40,7 +52,7 @@ class RepositoryReport:
             while self._asked:
                 asked, self._asked = self._asked, set()
                 snapshot = await asyncio.to_thread(self._repository.look)
-                problems = {name: model.problem for name, model in snapshot.models.items()}
+                problems = self._unfetched() | {name: model.problem for name, model in snapshot.models.items()}
                 for subject in asked:
                     self._bus.publish(subject, pack_repository_view(RepositoryView(self._worker, problems)))
         finally:
