@@ -1,8 +1,7 @@
 """The desired state: which models the repository API has asked for (bucket `models`).
 
-Gateways write it, workers follow it. As with the registry, a write of the bucket is a publish, so the view listens to
-the subjects and reads the bucket only at the start and when the broker came back. The bucket lies in memory: when it is
-gone, whoever knows an entry writes it again.
+Gateways write it, workers follow it (`bus.kv_view`). The bucket lies in memory: when it is gone, whoever knows an entry
+writes it again.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError, NotFoundError
+from nats.js.errors import KeyWrongLastSequenceError
 
 from bus import subjects
-from bus.connection import Bus, Message
+from bus.connection import Bus
+from bus.kv_view import KvView
 from runtime.containment import call_each
 from schemas.desired import DesiredModel, pack_desired, unpack_desired
 from schemas.errors import invalid
@@ -27,6 +27,7 @@ class DesiredModels:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._view = KvView(bus, subjects.MODELS_BUCKET, self._apply, self._remove)
         self._entries: dict[str, DesiredModel] = {}
         self._listeners: list[Callable[[DesiredModel], None]] = []
 
@@ -49,9 +50,9 @@ class DesiredModels:
 
     async def start(self) -> None:
         """Listens, then reads what was written before."""
-        await self._bus.subscribe(subjects.MODELS_WRITES, self._on_write)
+        await self._view.listen()
         await self._bus.flush()
-        await self._read_all()
+        await self._view.read()
         self._bus.on_reconnect(self._recover)
 
     async def write(self, entry: DesiredModel) -> None:
@@ -67,24 +68,9 @@ class DesiredModels:
         bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
         await bucket.delete(subjects.token(name))
 
-    async def _read_all(self) -> set[str]:
-        bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
-        try:
-            keys = await bucket.keys()
-        except (NoKeysError, NotFoundError):
-            keys = []
-        for key in keys:
-            try:
-                found = await bucket.get(key)
-            except KeyNotFoundError:
-                continue
-            if found.value:
-                self._apply(key, found.value)
-        return set(keys)
-
     async def _recover(self) -> None:
         """The broker came back, perhaps without the bucket, which the roles make anew."""
-        present = await self._read_all()
+        present = await self._view.read()
         bucket = await self._bus.jetstream.key_value(subjects.MODELS_BUCKET)
         for entry in self.all():
             key = subjects.token(entry.name)
@@ -94,12 +80,8 @@ class DesiredModels:
                 except KeyWrongLastSequenceError:
                     pass  # another role was faster
 
-    def _on_write(self, message: Message) -> None:
-        key = message.subject.removeprefix(subjects.desired_subject(""))
-        if message.data:
-            self._apply(key, message.data)
-        else:
-            self._entries.pop(subjects.untoken(key), None)
+    def _remove(self, key: str) -> None:
+        self._entries.pop(subjects.untoken(key), None)
 
     def _apply(self, key: str, data: bytes) -> None:
         try:

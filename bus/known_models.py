@@ -14,11 +14,12 @@ from collections.abc import Callable
 
 from nats.errors import Error as NatsError
 from nats.js.api import KeyValueConfig, StorageType
-from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
+from nats.js.errors import NoKeysError, NotFoundError
 
 from bus import subjects
-from bus.connection import Bus, Message
+from bus.connection import Bus
 from bus.desired_models import DesiredModels
+from bus.kv_view import KvView
 from runtime.containment import call_each, contained
 from schemas.desired import DesiredModel
 from schemas.registry import ModelRecord, pack_record, unpack_model_record
@@ -38,6 +39,7 @@ class KnownModels:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._view = KvView(bus, subjects.KNOWN_MODELS_BUCKET, self._apply, self._remove)
         self._entries: dict[str, ModelRecord] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._is_writer = False
@@ -63,7 +65,7 @@ class KnownModels:
         if self._background is None:
             self._is_writer = is_writer
             self._background = background
-            await self._bus.subscribe(subjects.KNOWN_MODELS_WRITES, self._on_write)
+            await self._view.listen()
             self._bus.on_reconnect(self._recover)
         await self._bus.flush()
         await self._recover()
@@ -78,12 +80,21 @@ class KnownModels:
         self._apply(key, data)
         applied = self._entries.get(record.name)
         try:
-            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
-            await bucket.put(key, data)
+            await self._put(key, data)
         except BaseException:
             if self._entries.get(record.name) is applied:
                 self._put_back(record.name, known)
             raise
+
+    async def _put(self, key: str, data: bytes) -> None:
+        try:
+            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+        except NotFoundError:
+            if not self._is_writer:
+                raise
+            await self._recover()  # another scheduler has removed it
+            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+        await bucket.put(key, data)
 
     async def forget(self, name: str) -> None:
         """Takes a model's entry away."""
@@ -98,7 +109,13 @@ class KnownModels:
             raise
 
     async def abolish(self) -> None:
-        """Removes the bucket: no model is to be known any more without a worker."""
+        """Removes all entries, and the bucket: no model is to be known any more without a worker."""
+        try:
+            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
+            for key in await bucket.keys():
+                await bucket.delete(key)  # so that those who follow it hear of it
+        except (NotFoundError, NoKeysError):
+            pass
         try:
             await self._bus.jetstream.delete_key_value(subjects.KNOWN_MODELS_BUCKET)
         except NotFoundError:
@@ -123,7 +140,7 @@ class KnownModels:
         """The broker came back, perhaps without the bucket."""
         if self._is_writer:
             await self._make()
-        present = await self._read_all()
+        present = set(map(subjects.untoken, await self._view.read()))
         if self._is_writer:
             for name in self._entries.keys() - present:
                 await self.write(self._entries[name])
@@ -142,27 +159,8 @@ class KnownModels:
                 )
             )
 
-    async def _read_all(self) -> set[str]:
-        try:
-            bucket = await self._bus.jetstream.key_value(subjects.KNOWN_MODELS_BUCKET)
-            keys = await bucket.keys()
-        except (NoKeysError, NotFoundError):
-            return set()
-        for key in keys:
-            try:
-                found = await bucket.get(key)
-            except KeyNotFoundError:
-                continue
-            if found.value:
-                self._apply(key, found.value)
-        return set(map(subjects.untoken, keys))
-
-    def _on_write(self, message: Message) -> None:
-        key = message.subject.removeprefix(subjects.known_model_subject(""))
-        if message.data:
-            self._apply(key, message.data)
-        else:
-            self._drop(subjects.untoken(key))
+    def _remove(self, key: str) -> None:
+        self._drop(subjects.untoken(key))
 
     def _apply(self, key: str, data: bytes) -> None:
         try:

@@ -1,8 +1,7 @@
 """The registry: which workers live, and which models each of them serves.
 
 Workers write bucket `registry` (one key a worker, one key a worker and model) and send heartbeats; gateways and
-schedulers hold a `RegistryView` of all of it. A write of a NATS key-value bucket is a publish on `$KV.<bucket>.<key>`,
-so the view listens to those subjects directly and reads the bucket only once, when it starts or the broker came back.
+schedulers hold a `RegistryView` of all of it (`bus.kv_view`).
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import time
 from collections.abc import Callable
 
 from nats.errors import Error as NatsError
-from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
+from nats.js.errors import NoKeysError, NotFoundError
 
 from bus import subjects
 from bus.connection import Bus, Message
 from bus.identity import shares_memory
+from bus.kv_view import KvView
 from runtime.containment import call_each, contained, report
 from schemas.registry import (
     Heartbeat,
@@ -134,6 +134,7 @@ class RegistryView:
     def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
         self._bus = bus
         self._clock = clock
+        self._view = KvView(bus, subjects.REGISTRY_BUCKET, self._apply, self._remove)
         self.workers: dict[str, WorkerView] = {}
         self._expired_s = clock()
         self._background: asyncio.TaskGroup | None = None
@@ -161,7 +162,7 @@ class RegistryView:
         """
         if self._background is None:
             self._background = background
-            await self._bus.subscribe(subjects.REGISTRY_WRITES, self._on_write)
+            await self._view.listen()
             await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
             self._bus.on_reconnect(self._read_all)
         await self._bus.flush()
@@ -219,24 +220,13 @@ class RegistryView:
     async def _read_all(self) -> None:
         # While the broker was away heartbeats could not come: nobody is to be taken for dead because of that.
         self._hear_all()
-        bucket = await self._bus.jetstream.key_value(subjects.REGISTRY_BUCKET)
-        for key in await self._keys():
-            try:
-                entry = await bucket.get(key)
-            except KeyNotFoundError:
-                continue
-            if entry.value:
-                self._apply(key, entry.value)
+        await self._view.read()
 
     def _hear_all(self) -> None:
         for view in self.workers.values():
             view.heard_s = self._clock()
 
-    def _on_write(self, message: Message) -> None:
-        key = message.subject.removeprefix(subjects.registry_subject(""))
-        if message.data:
-            self._apply(key, message.data)
-            return
+    def _remove(self, key: str) -> None:
         worker, _, model = key.partition(".")
         if not model:
             self.drop(worker)

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from nats.errors import Error as NatsError
-from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError, NotFoundError
+from nats.js.errors import KeyWrongLastSequenceError, NotFoundError
 
 from bus import subjects
-from bus.connection import Bus, Message
+from bus.connection import Bus
+from bus.kv_view import KvView
 from bus.streams import ensure_streams
 from schemas.errors import unavailable
 
@@ -44,6 +45,7 @@ class SharedSettings:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._view = KvView(bus, subjects.SETTINGS_BUCKET, self._take, lambda key: self._take(key, b""))
         self._follow: dict[str, Apply] = {}
         self._values: dict[str, bytes] = {}
         self.malformed = 0
@@ -54,9 +56,9 @@ class SharedSettings:
 
     async def start(self) -> None:
         """Listens, then reads what was written before."""
-        await self._bus.subscribe(subjects.SETTINGS_WRITES, self._on_write)
+        await self._view.listen()
         await self._bus.flush()
-        await self._read_all()
+        await self._view.read()
         self._bus.on_reconnect(self._recover)
 
     async def write(self, kind: str, model: str, value: bytes) -> None:
@@ -72,29 +74,14 @@ class SharedSettings:
 
     async def _recover(self) -> None:
         await ensure_streams(self._bus)
+        present = await self._view.read()
         bucket = await self._bus.jetstream.key_value(subjects.SETTINGS_BUCKET)
         for key, value in list(self._values.items()):
-            try:
-                await bucket.create(key, value)
-            except KeyWrongLastSequenceError:
-                continue  # it is still there, or somebody was quicker
-        await self._read_all()
-
-    async def _read_all(self) -> None:
-        bucket = await self._bus.jetstream.key_value(subjects.SETTINGS_BUCKET)
-        try:
-            keys = await bucket.keys()
-        except (NoKeysError, NotFoundError):
-            return
-        for key in keys:
-            try:
-                entry = await bucket.get(key)
-            except KeyNotFoundError:
-                continue
-            self._take(key, entry.value or b"")
-
-    def _on_write(self, message: Message) -> None:
-        self._take(message.subject.removeprefix(subjects.settings_subject("")), message.data)
+            if key not in present:
+                try:
+                    await bucket.create(key, value)
+                except KeyWrongLastSequenceError:
+                    continue  # somebody was quicker
 
     def _take(self, key: str, value: bytes) -> None:
         kind, model = subjects.parse_settings_key(key)

@@ -11,9 +11,10 @@ import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.kv import KeyValue
 
-from bus.connection import Bus
+from bus.connection import Bus, Message
 from bus.embedded import EmbeddedNats
 from bus.known_models import KnownModels
+from bus.kv_view import KvView
 from bus.registry import RegistryView, RegistryWriter, WorkerView
 from bus.streams import ensure_streams
 from bus.subjects import KNOWN_MODELS_BUCKET
@@ -252,7 +253,13 @@ async def test_what_the_broker_does_not_take_is_tried_again(
 async def test_what_is_written_is_known_before_the_broker_s_echo_comes(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KnownModels, "_on_write", lambda _known, _message: None)
+    hear = KvView._on_write
+
+    def hear_others(view: KvView, message: Message) -> None:
+        if view._bucket != KNOWN_MODELS_BUCKET:
+            hear(view, message)
+
+    monkeypatch.setattr(KvView, "_on_write", hear_others)
     async with cluster(nats_url) as c:
         await c.worker("w")
         await c.tell("w", READY)
