@@ -25,8 +25,10 @@ def repository_methods(doors: Doors) -> Methods:
 
     async def load(request: Any) -> Any:
         _check_repository(request.repository_name)
+        name = request.model_name
         config, files = _load_parameters(request.parameters)
-        await repository.load(request.model_name, config, files)
+        request.Clear()  # files are copies: while the model loads they are held, and charged, once
+        await repository.load(name, config, files)
         return service_pb2.RepositoryModelLoadResponse()
 
     async def unload(request: Any) -> Any:
