@@ -14,9 +14,11 @@ from typing import NamedTuple
 from calls.inference import Inference
 from calls.pending import Pending
 from gateway.connection_memory import RequestMemory
+from runtime.offload import Offload
 from schemas.errors import WeirError
 from schemas.kserve_generate import build_generate_response
-from schemas.kserve_response import error_body
+from schemas.kserve_response import MAX_WRITTEN_BYTES, error_body
+from schemas.offloaded import WRITE_GENERATE, generate_response_job
 from schemas.requests import InferRequest, InferResponse
 
 MAX_UNREAD_BYTES = 16 << 20
@@ -50,12 +52,14 @@ class Generation:
         inference: Inference,
         on_overflow: Callable[[], None] | None = None,
         memory: RequestMemory | None = None,
+        offload: Offload | None = None,
     ) -> None:
+        self._offload = offload or Offload()
         self._memory = memory
         self._inference = inference
         self._on_overflow = on_overflow
         self._pending: Pending | None = None
-        self._events: deque[Event] = deque()
+        self._events: deque[Event | InferResponse] = deque()  # a long response is written when it is read
         self._unread_bytes = 0
         self._charged_bytes = 0  # all of them, but for the first one where there was no room for it
         self._is_over = False
@@ -73,8 +77,15 @@ class Generation:
         if not self._events:
             return None
         event = self._events.popleft()
-        self._count_unread(-len(event.body) - _EVENT_BYTES)
-        return event
+        self._count_unread(-_size_bytes(event))
+        return await self._written(event) if isinstance(event, InferResponse) else event
+
+    async def _written(self, response: InferResponse) -> Event:
+        try:
+            parts = await self._offload.run(WRITE_GENERATE, generate_response_job(response))
+        except WeirError as error:
+            return _event(error)
+        return Event(200, bytes(parts[0]))
 
     async def only(self) -> Event:
         """The answer of a request that must have exactly one."""
@@ -112,8 +123,9 @@ class Generation:
             self._is_over = True
             self._pending = None
         if outcome is not None:
-            event = _event(outcome)
-            has_room = self._count_unread(len(event.body) + _EVENT_BYTES)
+            is_long = isinstance(outcome, InferResponse) and _size_bytes(outcome) > MAX_WRITTEN_BYTES
+            event = outcome if isinstance(outcome, InferResponse) and is_long else _event(outcome)
+            has_room = self._count_unread(_size_bytes(event))
             if (not has_room or self._unread_bytes > MAX_UNREAD_BYTES) and self._events:
                 self._events.clear()
                 self.close()
@@ -122,6 +134,12 @@ class Generation:
             else:
                 self._events.append(event)
         self._wakeup.set()
+
+
+def _size_bytes(event: Event | InferResponse) -> int:
+    if isinstance(event, InferResponse):
+        return sum(tensor.size_bytes for tensor in event.outputs) + _EVENT_BYTES
+    return len(event.body) + _EVENT_BYTES
 
 
 def _event(outcome: InferResponse | WeirError) -> Event:

@@ -11,6 +11,7 @@ All functions that run in the helper take and return parts (see `runtime.offload
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from schemas.kserve_request import check_json_size, read_document
 from schemas.kserve_response import MAX_WRITTEN_BYTES, Labels
 from schemas.model_config import ModelConfig, ModelInput
 from schemas.request_limits import RequestLimits
-from schemas.requests import InferRequest, InferResponse, RequestedOutput
+from schemas.requests import InferRequest, InferResponse, Parameters, RequestedOutput
 from schemas.tensors import ClientRef, RegionRef, Tensor
 
 Part = bytes | bytearray | memoryview
@@ -33,6 +34,7 @@ Part = bytes | bytearray | memoryview
 READ_JSON = "schemas.offloaded:read_json"
 READ_MSGPACK = "schemas.offloaded:read_msgpack"
 READ_GENERATE = "schemas.offloaded:read_generate"
+ADD_PARAMETERS = "schemas.offloaded:add_parameters"
 WRITE_OUTPUTS = "schemas.offloaded:write_outputs"
 WRITE_GENERATE = "schemas.offloaded:write_generate"
 
@@ -139,6 +141,24 @@ def _only(parameters: Any, names: Iterable[str]) -> dict[str, Any]:
 
 def _any_region(name: str, offset: int, size: int) -> ClientRef:
     return RegionRef(name, 0, offset, size)
+
+
+# Parameters
+
+
+def parameters_job(text: Part, parameters: Parameters) -> list[Part]:
+    """The parts for `ADD_PARAMETERS`."""
+    return [_pack(parameters), text]
+
+
+def add_parameters(parts: Sequence[memoryview]) -> list[bytes]:
+    """The document with these request parameters added to its own; empty where it has no place for them."""
+    document: Any = load_json(parts[1])
+    own = document.get("parameters", {}) if isinstance(document, dict) else None
+    if not isinstance(own, dict):
+        return [b""]
+    document["parameters"] = {**own, **_unpack(parts[0])}
+    return [json.dumps(document).encode()]
 
 
 # Generate responses

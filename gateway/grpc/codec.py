@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -23,6 +23,7 @@ from gateway.grpc.versions import read_version
 from schemas.classification import classify
 from schemas.datatypes import DATATYPES
 from schemas.errors import internal, invalid
+from schemas.kserve_response import MAX_WRITTEN_BYTES, LongOutputs
 from schemas.regions import FindRegion, no_regions
 from schemas.request_errors import refused
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
@@ -31,6 +32,9 @@ from schemas.tensors import MAX_ELEMENT_COUNT, Reference, Tensor, pack_bytes
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message gRPC can carry, and Triton's limit both ways."""
+
+MAX_FIELDS = 2048
+"""Fields of a ModelInferRequest: inputs and their contents, outputs, parameters. More exceed `RequestLimits` anyway."""
 
 _RAW_INPUT_TAG = 0x3A  # ModelInferRequest.raw_input_contents: field 7, length-delimited
 _RAW_OUTPUT_TAG = b"\x32"  # ModelInferResponse.raw_output_contents: field 6, length-delimited
@@ -63,12 +67,26 @@ def decode_request(data: bytes | memoryview) -> tuple[Any, Sequence[bytes | memo
 
     Raises WeirError (INTERNAL) for bytes that are not the message.
     """
+    return decode_split(split_request(data))
+
+
+class Split(NamedTuple):
+    """A ModelInferRequest in bytes: `rest` is for protobuf to parse, without the `raw_contents` (None: they are in it)."""
+
+    rest: bytes | memoryview
+    raw_contents: Sequence[bytes | memoryview] | None
+
+
+def split_request(data: bytes | memoryview) -> Split:
+    """The message without its raw contents, and these. Raises WeirError (INVALID_ARG) for far too many fields."""
     split = _split_raw_contents(data)
-    if split is None:
-        message = parse_message(service_pb2.ModelInferRequest, data)
-        return message, message.raw_input_contents
-    rest, raw_contents = split
-    return parse_message(service_pb2.ModelInferRequest, rest), raw_contents
+    return Split(data, None) if split is None else Split(*split)
+
+
+def decode_split(split: Split) -> tuple[Any, Sequence[bytes | memoryview]]:
+    """As `decode_request`."""
+    message = parse_message(service_pb2.ModelInferRequest, split.rest)
+    return message, message.raw_input_contents if split.raw_contents is None else split.raw_contents
 
 
 def request_from_message(
@@ -97,12 +115,17 @@ def request_from_message(
 
 
 def encode_response(
-    request: InferRequest, response: InferResponse, labels: Mapping[str, Sequence[str]], batching: bool
+    request: InferRequest,
+    response: InferResponse,
+    labels: Mapping[str, Sequence[str]],
+    batching: bool,
+    written: Mapping[str, Tensor] | None = None,
 ) -> bytes:
     """The serialized ModelInferResponse with the outputs that `request` asks for, all in `raw_output_contents`.
 
     `labels` (by output) and `batching` (whether the first dimension is the batch) matter to classification. Raises
-    WeirError (INVALID_ARG) when an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`.
+    WeirError (INVALID_ARG) when an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`; LongOutputs
+    where a helper process is to classify some: `written` are those (see `schemas.offloaded`).
     """
     message = service_pb2.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -115,7 +138,11 @@ def encode_response(
         wish = wishes.get(tensor.name)
         if wishes and wish is None:
             continue
-        if wish is not None and wish.class_count:
+        if wish is not None and wish.class_count and tensor.size_bytes > MAX_WRITTEN_BYTES:
+            if written is None:
+                raise LongOutputs
+            tensor = written[tensor.name]
+        elif wish is not None and wish.class_count:
             tensor = classify(tensor, wish.class_count, batching, labels.get(tensor.name))
         output = message.outputs.add()
         output.name = tensor.name
@@ -139,8 +166,12 @@ def _split_raw_contents(data: bytes | memoryview) -> tuple[bytes, list[memoryvie
     raw_contents: list[memoryview] = []
     kept: list[memoryview] = []
     position, kept_from, end = 0, 0, len(data)
+    fields = 0
     try:
         while position < end:
+            fields += 1
+            if fields > MAX_FIELDS:
+                raise invalid(f"request holds more than {MAX_FIELDS} inputs, outputs and parameters")
             field = position
             tag, length = data[field], data[field + 1]
             if tag & 0x87 != 0x02:

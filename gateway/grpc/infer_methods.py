@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from calls.catalog import ServedModel
 from gateway.grpc.call import UnaryCall
-from gateway.grpc.codec import decode_request
-from gateway.grpc.infer_requests import InferRequests, encoded
+from gateway.grpc.infer_requests import InferRequests, OnAnswer, encoded
 from gateway.grpc.messages import Message
 from gateway.grpc.rpc import Handler, Methods
 from gateway.grpc.status import CallError, Status
 from schemas.errors import ErrorCode, WeirError, internal
+from schemas.kserve_response import LongOutputs
 from schemas.requests import InferRequest, InferResponse
 
 logger = logging.getLogger("weir.gateway")
@@ -41,14 +44,32 @@ class _ModelInfer:
         if submitted is not None:
             pending = submitted[1]
         else:
-            message, raw_contents = decode_request(data)
-            served = self._requests.resolve(message)
-            if served.config.is_decoupled:
-                raise WeirError(
-                    ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-                )
-            pending = self._requests.submit(call.head, data, message, raw_contents, served, on_answer, call.deadline_ms)
+            then = partial(self._submit, call, data, on_answer)
+            reading = self._requests.read(data, then, partial(self._refuse, call))
+            if reading is not None:
+                call.on_cancel = partial(_cancel, reading)
+            return
         call.on_cancel = partial(self._requests.abandon, pending)
+
+    def _submit(
+        self,
+        call: UnaryCall,
+        data: Message,
+        on_answer: OnAnswer,
+        message: Any,
+        raw_contents: Sequence[bytes | memoryview],
+    ) -> None:
+        served = self._requests.resolve(message)
+        if served.config.is_decoupled:
+            raise WeirError(
+                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
+            )
+        pending = self._requests.submit(call.head, data, message, raw_contents, served, on_answer, call.deadline_ms)
+        call.on_cancel = partial(self._requests.abandon, pending)
+
+    def _refuse(self, call: UnaryCall, error: WeirError) -> None:
+        call.on_cancel = None
+        call.fail(CallError.of(error))
 
     def _answer(
         self,
@@ -67,10 +88,29 @@ class _ModelInfer:
             message = encoded(served, request, answer)
         except WeirError as error:
             call.fail(CallError.of(error))
+        except LongOutputs:
+            assert isinstance(answer, InferResponse)  # noqa: S101 - only that has outputs
+            self._write(call, served, request, answer)
         except Exception:  # a bug of ours: the log gets the traceback, the client no internals
             logger.exception("a gRPC call could not be answered")
             call.fail(CallError(Status.INTERNAL, "internal server error"))
         else:
-            if self._compression_level:
-                call.compress(self._compression_level)
-            call.send(message, is_last=True)
+            self._send(call, message)
+
+    def _write(self, call: UnaryCall, served: ServedModel, request: InferRequest, response: InferResponse) -> None:
+        try:
+            then = partial(self._send, call)
+            writing = self._requests.write(served, request, response, then, partial(self._refuse, call))
+        except WeirError as error:
+            call.fail(CallError.of(error))
+        else:
+            call.on_cancel = partial(_cancel, writing)
+
+    def _send(self, call: UnaryCall, message: bytes) -> None:
+        if self._compression_level:
+            call.compress(self._compression_level)
+        call.send(message, is_last=True)
+
+
+def _cancel(task: asyncio.Task[list[memoryview]]) -> None:
+    task.cancel()

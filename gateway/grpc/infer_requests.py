@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,16 +12,22 @@ from calls.catalog import ServedModel
 from calls.pending import Pending
 from gateway.access import add_parameters
 from gateway.doors import Doors
-from gateway.grpc.codec import decode_request, encode_response, request_from_message
+from gateway.grpc.codec import decode_request, decode_split, encode_response, request_from_message, split_request
 from gateway.grpc.head import CallHead
 from gateway.grpc.messages import Message
+from gateway.grpc.offloaded import READ_REQUEST, is_long, read_result, request_job
 from gateway.grpc.prepared import PreparedCalls
 from gateway.grpc.versions import read_version
-from schemas.errors import WeirError
+from runtime.containment import report
+from schemas.errors import WeirError, internal
+from schemas.offloaded import WRITE_OUTPUTS, long_wishes, write_job, written_outputs
 from schemas.requests import InferRequest, InferResponse
 
 OnAnswer = Callable[[ServedModel, InferRequest, InferResponse | WeirError | None, bool], None]
 """Told of each answer to a request to a model, and whether it is the last."""
+
+OnError = Callable[[WeirError], None]
+Reading = asyncio.Task[list[memoryview]] | None
 
 
 class InferRequests:
@@ -31,6 +38,43 @@ class InferRequests:
         self._inference = doors.inference
         self._find_region = doors.regions.find
         self._prepared = PreparedCalls()
+        self._offload = doors.offload
+
+    def read(
+        self, data: Message, then: Callable[[Any, Sequence[bytes | memoryview]], None], on_error: OnError
+    ) -> Reading:
+        """Calls `then` with the ModelInferRequest and its raw contents: at once, or later where a helper process reads it.
+
+        Returns what is under way then, None where nothing is. `on_error` is told what goes wrong later; what goes wrong at
+        once is raised.
+        """
+        split = split_request(data)
+        if not is_long(split):
+            then(*decode_split(split))
+            return None
+        reading = self._offload.start(READ_REQUEST, request_job(split))
+        reading.add_done_callback(lambda done: _finish(done, lambda parts: then(*read_result(split, parts)), on_error))
+        return reading
+
+    def write(
+        self,
+        served: ServedModel,
+        request: InferRequest,
+        response: InferResponse,
+        then: Callable[[bytes], None],
+        on_error: OnError,
+    ) -> asyncio.Task[list[memoryview]]:
+        """Calls `then` with the message of a response for which `encoded` has raised LongOutputs, later."""
+        batching = served.config.max_batch_size > 0
+        wishes = long_wishes(request, response, served.labels.get, batching, all_binary=True)
+        writing = self._offload.start(WRITE_OUTPUTS, write_job(wishes))
+
+        def encode(parts: list[memoryview]) -> None:
+            written = written_outputs(wishes, parts)
+            then(encode_response(request, response, served.labels, batching, written))
+
+        writing.add_done_callback(lambda done: _finish(done, encode, on_error))
+        return writing
 
     def resolve(self, message: Any) -> ServedModel:
         """The model that a ModelInferRequest asks. Raises WeirError where there is none."""
@@ -95,6 +139,20 @@ class InferRequests:
         self._inference.abandon(pending)
 
 
+def _finish(
+    done: asyncio.Future[list[memoryview]], then: Callable[[list[memoryview]], None], on_error: OnError
+) -> None:
+    if done.cancelled():
+        return
+    try:
+        then(done.result())
+    except WeirError as error:
+        on_error(error)
+    except Exception as error:  # noqa: BLE001 - it is reported
+        report("gateway.grpc.infer_requests: a long request or response", error)
+        on_error(internal("internal server error"))
+
+
 def encoded(served: ServedModel, request: InferRequest, response: InferResponse) -> bytes:
-    """The serialized ModelInferResponse. Raises WeirError where there can be none."""
+    """The serialized ModelInferResponse. Raises WeirError where there can be none, LongOutputs as `encode_response`."""
     return encode_response(request, response, served.labels, served.config.max_batch_size > 0)

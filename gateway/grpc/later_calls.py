@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
@@ -19,8 +21,9 @@ from gateway.async_requests.regions import no_region
 from gateway.async_requests.request_headers import AskedLater
 from gateway.doors import Doors
 from gateway.grpc.call import UnaryCall
-from gateway.grpc.codec import decode_request, request_from_message
+from gateway.grpc.codec import Split, decode_split, request_from_message, split_request
 from gateway.grpc.messages import Message
+from gateway.grpc.offloaded import READ_REQUEST, is_long, read_result, request_job
 from gateway.grpc.parameters import write_parameters
 from gateway.grpc.status import CallError, Status
 from gateway.grpc.versions import read_version
@@ -36,10 +39,31 @@ class LaterCalls:
     def __init__(self, doors: Doors, later: AsyncRequests) -> None:
         self._catalog: Catalog = doors.catalog
         self._later = later
+        self._offload = doors.offload
 
     def __call__(self, call: UnaryCall, data: Message) -> None:
         """Checks the request as if it were run now, and has it stored. Raises WeirError for what is refused."""
-        message, raw_contents = decode_request(data)
+        split = split_request(data)
+        if is_long(split):
+            task = asyncio.get_running_loop().create_task(self._read(call, split))
+            call.on_cancel = lambda: _cancel(task)
+            return
+        self._begin(call, *decode_split(split))
+
+    async def _read(self, call: UnaryCall, split: Split) -> None:
+        """Has a helper process read a long message first."""
+        try:
+            parts = await self._offload.run(READ_REQUEST, request_job(split))
+            self._begin(call, *read_result(split, parts))
+        except WeirError as error:
+            call.on_cancel = None
+            call.fail(CallError.of(error))
+        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
+            logger.exception("a gRPC call could not be answered")
+            call.on_cancel = None
+            call.fail(CallError(Status.INTERNAL, "internal server error"))
+
+    def _begin(self, call: UnaryCall, message: Any, raw_contents: Sequence[bytes | memoryview]) -> None:
         version = read_version(message.model_version)
         served = self._catalog.resolve(message.model_name, version)
         if served.config.is_decoupled:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from calls.catalog import ServedModel
 from calls.pending import Pending
-from gateway.grpc.codec import decode_request
-from gateway.grpc.infer_requests import InferRequests, encoded
+from gateway.grpc.infer_requests import InferRequests, Reading, encoded
 from gateway.grpc.messages import Message
 from gateway.grpc.rpc import Methods, Streaming
 from gateway.grpc.status import CallError, shutting_down
 from gateway.grpc.stream_call import StreamCall
 from gateway.grpc.stream_messages import streamed, streamed_end, streamed_error, streamed_refusal
 from schemas.errors import WeirError, internal
+from schemas.kserve_response import LongOutputs
 from schemas.requests import InferRequest, InferResponse
 
 logger = logging.getLogger("weir.gateway")
@@ -51,7 +53,7 @@ def stream_methods(requests: InferRequests, compression_level: int = 0) -> Metho
 class _Asked:
     """A request of the stream: `answers` wait for those before it; once it `is_done` there are no more."""
 
-    __slots__ = ("answers", "is_done", "is_ordered", "pending", "size_bytes")
+    __slots__ = ("answers", "is_done", "is_ordered", "later", "pending", "size_bytes", "writing")
 
     def __init__(self, size_bytes: int) -> None:
         self.answers: list[tuple[bytes, ...]] = []
@@ -59,6 +61,8 @@ class _Asked:
         self.is_ordered = True
         self.pending: Pending | None = None
         self.size_bytes = size_bytes
+        self.writing: Reading = None  # an answer of which a helper process writes a part, and what came after it
+        self.later: deque[tuple[InferResponse | WeirError | None, bool]] = deque()
 
 
 class _InferStream:
@@ -71,6 +75,7 @@ class _InferStream:
         self._open_bytes = 0
         self._ordered: deque[_Asked] = deque()
         self._requests = requests
+        self._reading: Reading = None
         self._waiting_bytes = 0
 
     # What the call tells
@@ -101,9 +106,13 @@ class _InferStream:
 
     def closed(self) -> None:
         """See Conversation."""
+        if self._reading is not None:
+            self._reading.cancel()
         for asked in self._open:
             if asked.pending is not None:
                 self._requests.abandon(asked.pending)
+            if asked.writing is not None:
+                asked.writing.cancel()
         self._open.clear()
         self._ordered.clear()
         self._release(self._waiting_bytes)
@@ -112,7 +121,6 @@ class _InferStream:
 
     def _submit(self, asked: _Asked, data: Message) -> None:
         head, on_answer, deadline_ms = self._call.head, partial(self._answer, asked), self._call.deadline_ms
-        request_id = ""
         try:
             submitted = None
             if not self._call.is_draining:
@@ -121,15 +129,33 @@ class _InferStream:
                 asked.is_ordered = not submitted[0].config.is_decoupled
                 asked.pending = submitted[1]
                 return
-            message, raw_contents = decode_request(data)
-            request_id = message.id
+            then = partial(self._submit_read, asked, data)
+            self._reading = self._requests.read(data, then, partial(self._read_failed, asked))
+        except WeirError as error:
+            self._refuse(asked, error, "")
+
+    def _submit_read(
+        self, asked: _Asked, data: Message, message: Any, raw_contents: Sequence[bytes | memoryview]
+    ) -> None:
+        head, on_answer, deadline_ms = self._call.head, partial(self._answer, asked), self._call.deadline_ms
+        is_late, self._reading = self._reading is not None, None
+        try:
             if self._call.is_draining:
                 raise shutting_down()
             served = self._requests.resolve(message)
             asked.is_ordered = not served.config.is_decoupled
+            if is_late and not asked.is_ordered and asked in self._ordered:
+                self._ordered.remove(asked)
             asked.pending = self._requests.submit(head, data, message, raw_contents, served, on_answer, deadline_ms)
         except WeirError as error:
-            self._refuse(asked, error, request_id)
+            self._refuse(asked, error, message.id)
+        if is_late:
+            self._take_stock()
+
+    def _read_failed(self, asked: _Asked, error: WeirError) -> None:
+        self._reading = None
+        self._refuse(asked, error, "")
+        self._take_stock()
 
     def _refuse(self, asked: _Asked, error: WeirError, request_id: str) -> None:
         if self._call.head.wants_grpc_errors:
@@ -149,8 +175,14 @@ class _InferStream:
     ) -> None:
         if is_final:
             asked.pending = None
+        if asked.writing is not None:
+            asked.later.append((answer, is_final))
+            return
         try:
             pieces = _pieces(served, request, answer, is_final)
+        except LongOutputs:
+            self._write(asked, served, request, answer, is_final)
+            return
         except WeirError as error:
             if self._call.head.wants_grpc_errors:
                 self._call.fail(CallError.of(error))
@@ -161,6 +193,38 @@ class _InferStream:
             pieces = streamed_error("internal server error", request, is_final)
         self._put(asked, pieces, is_final)
         self._take_stock()
+
+    def _write(
+        self,
+        asked: _Asked,
+        served: ServedModel,
+        request: InferRequest,
+        answer: InferResponse | WeirError | None,
+        is_final: bool,
+    ) -> None:
+        """Has a helper process classify outputs that take long; answers that come meanwhile wait."""
+        assert isinstance(answer, InferResponse)  # noqa: S101 - only that has outputs
+
+        def go_on(message: bytes) -> None:
+            put(streamed(message, is_final))
+
+        def put(pieces: tuple[bytes, ...]) -> None:
+            asked.writing = None
+            self._put(asked, pieces, is_final)
+            self._take_stock()
+            while asked.later and asked.writing is None and not self._call.is_closed:
+                self._answer(asked, served, request, *asked.later.popleft())
+
+        def fail(error: WeirError) -> None:
+            if self._call.head.wants_grpc_errors:
+                self._call.fail(CallError.of(error))
+            else:
+                put(streamed_error(error.message, request, is_final))
+
+        try:
+            asked.writing = self._requests.write(served, request, answer, go_on, fail)
+        except WeirError as error:
+            fail(error)
 
     def _put(self, asked: _Asked, pieces: tuple[bytes, ...], is_final: bool) -> None:
         if self._call.is_closed:
@@ -224,7 +288,8 @@ class _InferStream:
     @property
     def _is_full(self) -> bool:
         return (
-            len(self._open) >= MAX_STREAM_REQUESTS
+            self._reading is not None  # the next message is not to overtake it
+            or len(self._open) >= MAX_STREAM_REQUESTS
             or self._open_bytes >= MAX_STREAM_REQUEST_BYTES
             or self._call.unsent_bytes > _UNREAD_BYTES
         )

@@ -7,8 +7,6 @@ Source: RFC 7240, section 4.1.
 from __future__ import annotations
 
 import asyncio
-import json
-from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -23,10 +21,18 @@ from gateway.doors import Doors
 from gateway.http.compression import IN_PLACE_BYTES, INFLATION_STEP_BYTES, Inflation, is_compressed
 from gateway.http.protocol import CONNECTION_KEY, HttpProtocol
 from gateway.http.routing import named
+from runtime.offload import OFF_LOOP_BYTES
 from schemas.errors import ErrorCode, WeirError
-from schemas.json_text import load_json
 from schemas.kserve_raw import parse_raw_request
-from schemas.kserve_request import parse_header_length, parse_infer_request
+from schemas.kserve_request import parse_header_length, parse_infer_request, read_document
+from schemas.offloaded import (
+    ADD_PARAMETERS,
+    READ_JSON,
+    add_parameters,
+    json_job,
+    outline_document,
+    parameters_job,
+)
 from schemas.requests import Parameters
 
 RETRY_AFTER_S = 1
@@ -48,8 +54,8 @@ async def accept(doors: Doors, later: AsyncRequests, request: Request) -> Respon
         header_length = "0"
     forwarded = _forwarded(doors, request)
     if forwarded:
-        header_length, body = _with_parameters(header_length, body, forwarded)
-    _check(doors, served, name, version, header_length, body, asked)
+        header_length, body = await _with_parameters(doors, header_length, body, forwarded)
+    await _check(doors, served, name, version, header_length, body, asked)
     accepted = await later.acceptance.accept(served, version, header_length, body, asked)
     document = {"id": accepted.id, "model": accepted.model, "status": accepted.outcome or "queued"}
     return Response(
@@ -84,7 +90,7 @@ async def _body(doors: Doors, request: Request) -> bytes:
         is_complete = await asyncio.to_thread(inflation.advance, size + INFLATION_STEP_BYTES)
 
 
-def _check(
+async def _check(
     doors: Doors,
     served: ServedModel,
     name: str,
@@ -97,6 +103,11 @@ def _check(
     length = None if header_length is None else parse_header_length(header_length)
     if length == 0:
         parsed = parse_raw_request(name, version, body, served.config, doors.limits)
+    elif OFF_LOOP_BYTES < (json_bytes := len(body) if length is None else length) <= len(body):
+        view = memoryview(body)
+        job = json_job(name, version, view[:json_bytes], len(body) - json_bytes, doors.limits)
+        document = outline_document(await doors.offload.run(READ_JSON, job))
+        parsed = read_document(name, version, document, view[json_bytes:], doors.limits, no_region)
     else:
         parsed = parse_infer_request(name, version, body, length, doors.limits, no_region)
     asked.read_into(parsed)
@@ -110,15 +121,19 @@ def _forwarded(doors: Doors, request: Request) -> Parameters:
     return doors.access.http_parameters(connection.raw_headers)
 
 
-def _with_parameters(header_length: str | None, body: bytes, forwarded: Parameters) -> tuple[str | None, bytes]:
+async def _with_parameters(
+    doors: Doors, header_length: str | None, body: bytes, forwarded: Parameters
+) -> tuple[str | None, bytes]:
     """The body whose JSON says what headers say that are forwarded: they don't travel with the message."""
     length = len(body) if header_length is None else parse_header_length(header_length)
     if not 0 < length <= len(body):
         return header_length, body  # no JSON to say it in; what is wrong is refused later
-    document: Any = load_json(memoryview(body)[:length])
-    own = document.get("parameters", {}) if isinstance(document, dict) else None
-    if not isinstance(own, dict):
+    job = parameters_job(memoryview(body)[:length], forwarded)
+    if length > OFF_LOOP_BYTES:
+        (part,) = await doors.offload.run(ADD_PARAMETERS, job)
+        text = bytes(part)
+    else:
+        (text,) = add_parameters([memoryview(part) for part in job])
+    if not text:
         return header_length, body
-    document["parameters"] = {**own, **forwarded}
-    text = json.dumps(document).encode()
     return (None if header_length is None else str(len(text))), text + body[length:]

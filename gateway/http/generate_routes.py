@@ -21,8 +21,10 @@ from gateway.doors import Doors
 from gateway.generation import Event, Generation
 from gateway.http.protocol import CONNECTION_KEY, HttpProtocol
 from gateway.http.routing import MODEL_PATHS, named, post
+from runtime.offload import OFF_LOOP_BYTES
 from schemas.errors import invalid
 from schemas.kserve_generate import parse_generate_request
+from schemas.offloaded import READ_GENERATE, generate_job, outlined_request
 
 
 def generate_routes(doors: Doors) -> list[Route]:
@@ -47,7 +49,12 @@ async def _started(doors: Doors, request: Request) -> Generation:
     served = doors.catalog.resolve(name, version)
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
-    asked = parse_generate_request(name, version, await request.body(), served.config, doors.limits)
+    body = await request.body()
+    if len(body) > OFF_LOOP_BYTES:
+        job = generate_job(name, version, body, served.config, doors.limits)
+        asked = outlined_request(name, version, await doors.offload.run(READ_GENERATE, job))
+    else:
+        asked = parse_generate_request(name, version, body, served.config, doors.limits)
     asked.traceparent = request.headers.get("traceparent", "")
     deadline = request.headers.get(DEADLINE_HEADER.decode())
     if deadline is not None:
@@ -56,7 +63,7 @@ async def _started(doors: Doors, request: Request) -> Generation:
     if connection is not None and connection.raw_headers is not None:
         asked.parameters = add_parameters(asked.parameters, doors.access.http_parameters(connection.raw_headers))
     on_overflow = connection.abort if connection is not None else None
-    generation = Generation(doors.inference, on_overflow, request.scope.get(MEMORY_KEY))
+    generation = Generation(doors.inference, on_overflow, request.scope.get(MEMORY_KEY), doors.offload)
     generation.start(asked)
     return generation
 

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from schemas.errors import WeirError
+from schemas.errors import WeirError, invalid
 from schemas.kserve_response import error_body
+from schemas.request_errors import too_large
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -31,6 +32,9 @@ class _Digits(Convertor[str]):
 
 register_url_convertor("digits", _Digits())
 
+MAX_SHORT_BODY_BYTES = 1 << 20
+"""The largest body of a request that holds settings: it is read in the event loop."""
+
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}")
 """Where a model's routes begin: without and with a version."""
 
@@ -48,6 +52,22 @@ def post(path: str, handler: Handler) -> Route:
 def named(request: Request) -> tuple[str, str]:
     """(model, version) of the URL; "" for a version that it does not name."""
     return request.path_params["model"], request.path_params.get("version", "")
+
+
+async def short_body(request: Request) -> memoryview:
+    """The body of a request that holds settings, never tensors. Raises WeirError for one of more than 1 MiB."""
+    too_long = invalid(f"the request body exceeds the {MAX_SHORT_BODY_BYTES} bytes that are allowed here")
+    return await received_body(request, MAX_SHORT_BODY_BYTES, too_long)
+
+
+async def received_body(request: Request, limit_bytes: int, too_long: WeirError | None = None) -> memoryview:
+    """The whole body. Raises `too_long`, or WeirError (INVALID_ARG), for one of more than `limit_bytes`."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit_bytes:
+            raise too_long or too_large("request JSON size", len(body), limit_bytes)
+    return memoryview(body)
 
 
 def json_answer(content: Any) -> Response:

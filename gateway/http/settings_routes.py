@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.doors import Doors
-from gateway.http.routing import get, json_answer, post
+from gateway.http.routing import get, json_answer, post, short_body
 from schemas.errors import WeirError, invalid
 from schemas.json_text import load_json
 from telemetry import log_settings, trace_settings
@@ -28,14 +28,16 @@ def settings_routes(doors: Doors) -> list[Route]:
 
     async def change_trace(request: Request) -> Response:
         model = model_of(request)
-        changes = trace_settings.changes_of_json(load_json(await request.body()))
+        changes = trace_settings.changes_of_json(load_json(await short_body(request)))
         return json_answer(await settings.change_trace(model, changes))
 
     async def log(_request: Request) -> Response:
         return json_answer(settings.log())
 
     async def change_log(request: Request) -> Response:
-        return json_answer(await settings.change_log(log_settings.changes_of_json(load_json(await request.body()))))
+        return json_answer(
+            await settings.change_log(log_settings.changes_of_json(load_json(await short_body(request))))
+        )
 
     routes = [get("/v2/logging", log), post("/v2/logging", change_log)]
     for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
