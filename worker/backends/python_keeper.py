@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from bus.restarts import RestartHistory, RestartPolicy
+from runtime.containment import report
 from worker.backend import InstanceDown
 from worker.backends.python_limits import HARD_FACTOR, ProcessLimits, Verdict
 from worker.backends.python_process import LOAD_STARTS, PythonProcess, StartFailed
@@ -232,6 +233,10 @@ class PythonKeeper:
             except StartFailed as error:
                 failure = error
             except (OSError, RuntimeError) as error:  # there is no room for a process, or a thread
+                process.bury()
+                failure = StartFailed(f"{type(error).__name__}: {error}")
+            except Exception as error:  # noqa: BLE001 - reported; else the model would never have a process again
+                report("worker.backends.python_keeper: starting the process of a model", error)
                 process.bury()
                 failure = StartFailed(f"{type(error).__name__}: {error}")
             with self._changed:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from schemas.errors import WeirError, unavailable
+from runtime.containment import contained
+from schemas.errors import WeirError, internal, unavailable
 from worker.backends.python_messages import PythonResponse, ResponseSink
 from worker.python_stub._weir_channel import Channel, Kind
 
@@ -93,7 +94,7 @@ class ResponseReader:
                 self.forget(number)
             is_lost = run.unanswered > 0 and self._has_ended
         if is_lost:
-            run.sink.fail(process_lost())
+            self._fail(run, process_lost())
 
     def forget(self, number: int) -> None:
         """The run has failed: nothing that comes for it is of use any more."""
@@ -122,8 +123,12 @@ class ResponseReader:
             lost = [number for number, run in list(self._runs.items()) if run.has_returned]
             runs = [self._runs.pop(number) for number in lost]
         for run in runs:
-            run.sink.fail(process_lost())
+            self._fail(run, process_lost())
         self._on_end()
+
+    @contained()
+    def _fail(self, run: _Run, error: WeirError) -> None:
+        run.sink.fail(error)
 
     def _handle(self, kind: int, number: int, *arguments: Any) -> Any:
         run = self._runs.get(number)
@@ -131,7 +136,7 @@ class ResponseReader:
             return False  # the run is over: nobody waits, and nobody gives up
         if kind == Kind.RUN_FAILED:
             self.forget(number)
-            run.sink.fail(self._failure(*arguments))
+            self._fail(run, self._failure(*arguments))
             return None
         position, *response = arguments
         if not 0 <= position < run.size:
@@ -150,12 +155,22 @@ class ResponseReader:
         return None
 
     def _respond(self, run: _Run, number: int, position: int, response: PythonResponse | None, is_final: bool) -> None:
-        run.sink.respond(position, response, is_final)
+        self._pass_on(run, position, response, is_final)
         if is_final:
             with self._lock:
                 run.unanswered -= 1
                 if run.has_returned and run.unanswered <= 0:
                     self.forget(number)
+
+    @contained(on_error="_passing_on_failed")
+    def _pass_on(self, run: _Run, position: int, response: PythonResponse | None, is_final: bool) -> None:
+        run.sink.respond(position, response, is_final)
+
+    def _passing_on_failed(
+        self, error: Exception, run: _Run, position: int, _response: PythonResponse | None, _is_final: bool
+    ) -> None:
+        failure = internal(f"the response can't be passed on: {type(error).__name__}: {error}")
+        run.sink.respond(position, PythonResponse(error=failure, raised=True), True)
 
 
 def process_lost() -> WeirError:

@@ -108,6 +108,25 @@ def test_a_dead_one_is_followed_by_another_though_nobody_asks(models: Models) ->
     assert changes == [GONE, ""]
 
 
+def test_a_start_that_fails_in_an_unexpected_way_is_tried_again(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kept(models, IDENTITY) as made:
+        pid = made.run()
+        failures = iter([ValueError("injected"), KeyError("injected")])
+        start = PythonProcess.start
+
+        def fail_first(process: PythonProcess, timeout_s: float) -> None:
+            for error in failures:
+                raise error
+            start(process, timeout_s)
+
+        monkeypatch.setattr(PythonProcess, "start", fail_first)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(made.started) == 4 and not made.health.problem)
+        assert made.run() != pid
+
+
 def test_many_deaths_leave_nothing(models: Models) -> None:
     others = {child.pid for child in psutil.Process().children()}
     with kept(models, IDENTITY) as made:

@@ -70,6 +70,32 @@ class TestCoroutines:
         assert failing.texts() == ["begun"]
 
 
+def test_a_response_that_can_not_be_passed_on_ends_its_request_alone(models: Models) -> None:
+    class Refusing(Collected):
+        refused = 0
+
+        def respond(self, position: int, response: PythonResponse | None, is_final: bool) -> None:
+            if position == 0 and not self.refused:
+                self.refused += 1
+                raise RuntimeError("injected")
+            super().respond(position, response, is_final)
+
+    source = body("""
+        for request in requests:
+            request.get_response_sender().send(texts("only"), FINAL)
+    """)
+    with models.running(source, DECOUPLED) as process:
+        sink = Refusing()
+        assert process.execute([PythonRequest(), PythonRequest()], sink) == [None, None]
+        (failed,) = sink.responses[0]
+        assert failed is not None
+        assert failed.error is not None
+        assert failed.error.message == "the response can't be passed on: RuntimeError: injected"
+        assert sink.texts(1) == ["only"]
+        assert not process.has_open_requests
+        assert process.is_running
+
+
 class TestDeath:
     KEEPS = body("""
         self.kept = getattr(self, "kept", []) + [request.get_response_sender() for request in requests]
