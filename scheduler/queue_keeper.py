@@ -441,6 +441,7 @@ class QueueKeeper:
         if not await owned.has_heard_all(self._bus):
             await owned.take_again(self._bus)
 
+    @contained()
     async def _try(self, change: Coroutine[Any, Any, Any]) -> None:
         """Does something with the broker, which may be away just now: then it is done again, or recovery sees to it."""
         try:

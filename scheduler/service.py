@@ -422,7 +422,11 @@ class SchedulerService:
         self._touch(owned)
 
     def _erase(self, worker: str) -> None:
-        self._background.create_task(self.registry.try_to_erase(worker))
+        self._background.create_task(self._try_to_erase(worker))
+
+    @contained()
+    async def _try_to_erase(self, worker: str) -> None:
+        await self.registry.try_to_erase(worker)
 
     def _touch(self, owned: OwnedModel) -> None:
         if not self._dirty:
