@@ -106,7 +106,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
             roles,
             nats=embedded,
             environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
-            on_ready=functools.partial(_report, listeners, nats_url, embedded),
+            on_ready=functools.partial(_report, listeners, nats_url, embedded, bool(values["exit_on_error"])),
             exit_timeout_s=values["exit_timeout_secs"],
             parent_fd=parent,
         )
@@ -178,9 +178,17 @@ def _report(
     listeners: Mapping[str, Listener],
     nats_url: str | None,
     embedded: EmbeddedNats | None,
+    ends_on_error: bool,
     facts: Mapping[str, Mapping[str, Any]],
 ) -> None:
     announced = facts["gateway"]
+    if ends_on_error and embedded is not None:
+        from schemas.registry import UNLOADED  # it imports numpy, which the parent is not to do before its roles have
+
+        # A worker does not count a model for devices that it lacks as its own failure. Here there are no other workers.
+        failed = [model for model in announced.get("models", ()) if model.get("reason", "") not in ("", UNLOADED)]
+        if failed:
+            raise StartError("; ".join(f"failed to load '{model['name']}': {model['reason']}" for model in failed))
     places = {
         prefix: _place(listener.address, announced.get(f"{prefix}_port", listener.port))
         for prefix, listener in listeners.items()

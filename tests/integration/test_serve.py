@@ -116,6 +116,21 @@ def test_exit_on_error_names_the_broken_model(tmp_path: Path) -> None:
     assert told.splitlines()[-1].startswith("error: failed to load 'broken'")
 
 
+def test_exit_on_error_names_a_model_for_devices_that_no_worker_has(tmp_path: Path) -> None:
+    group = "instance_group { kind: KIND_GPU gpus: [ 42 ] }"
+    tensors = {"IN": ("FP32", [1])}, {"OUT": ("FP32", [1])}
+    write_python_model(tmp_path / "models", "elsewhere", "identity", *tensors, more=group)
+    told = complaint(tmp_path, f"--model-repository={tmp_path / 'models'}", *FREE_PORTS, "--exit-on-error")
+    assert told.splitlines()[-1].startswith("error: failed to load 'elsewhere': ")
+
+
+def test_exit_on_error_names_a_start_up_model_that_is_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    explicit = ("--model-control-mode=explicit", "--load-model=nobody", "--exit-on-error")
+    told = complaint(tmp_path, f"--model-repository={tmp_path / 'models'}", *FREE_PORTS, *explicit)
+    assert told.splitlines()[-1] == "error: failed to load 'nobody': model not found in any model repository"
+
+
 def test_an_empty_repository_is_served_until_ctrl_c(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     server = serve(tmp_path / "models")
