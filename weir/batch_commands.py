@@ -70,7 +70,10 @@ def submit(
         int, typer.Option(min=0, metavar="COUNT", help="Items in flight at most.", show_default="as many as help")
     ] = 0,
     max_failures: Annotated[
-        int, typer.Option(min=-1, metavar="COUNT", help="Stop when more items than this fail.", show_default="never")
+        int,
+        typer.Option(
+            min=-1, metavar="COUNT", help="Stop when more items than this fail.", show_default="when all fail"
+        ),
     ] = -1,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it has ended.")] = True,
     url: _Url = "",

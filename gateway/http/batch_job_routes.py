@@ -17,12 +17,15 @@ from starlette.routing import Route
 
 from gateway.doors import Doors
 from gateway.http.routing import get, json_answer, post
-from gateway.jobs.job_record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS
+from gateway.jobs.job_record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
 from schemas.errors import invalid
 from schemas.json_text import load_json
 
 JSON_LINES = ("application/jsonl", "application/x-ndjson", "application/jsonlines")
 """The content types of items that are sent along."""
+
+FILTERS = ("model", "state")
+"""By what `GET /v2/jobs` may choose."""
 
 _JOB = f"/v2/jobs/{ID_PREFIX}{{rest}}"
 
@@ -42,8 +45,10 @@ def batch_job_routes(doors: Doors) -> list[Route]:
         headers = {"Location": f"/v2/jobs/{told['id']}"}
         return Response(orjson.dumps(told), 202, headers, "application/json")
 
-    async def list_all(_request: Request) -> Response:
-        return json_answer({"jobs": await jobs.list()})
+    async def list_all(request: Request) -> Response:
+        wanted = _filters(request)
+        told = [job for job in await jobs.list() if all(job[name] == value for name, value in wanted.items())]
+        return json_answer({"jobs": told})
 
     async def result(request: Request) -> Response:
         id = ID_PREFIX + request.path_params["rest"]
@@ -78,6 +83,16 @@ def batch_job_routes(doors: Doors) -> list[Route]:
             )
         ),
     ]
+
+
+def _filters(request: Request) -> dict[str, str]:
+    """What jobs are asked for. Raises WeirError (INVALID_ARG) for a filter, or a state, that there is not."""
+    for name, value in request.query_params.items():
+        if name not in FILTERS:
+            raise invalid(f"unknown filter '{name}' of jobs; there are {', '.join(FILTERS)}")
+        if name == "state" and value not in list(JobState):
+            raise invalid(f"unknown state '{value}' of a job; there are {', '.join(JobState)}")
+    return dict(request.query_params)
 
 
 async def _body(request: Request, limit_bytes: int) -> bytes:

@@ -38,9 +38,9 @@ class JobState(StrEnum):
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
     SUCCEEDED = "succeeded"
-    """It is through; items may have failed, which its counts tell."""
+    """It is through; items may have failed, which its counts tell, and its `error` why the first one did."""
     FAILED = "failed"
-    """It could not go on: its input can't be read, or too many items failed."""
+    """It could not go on: its input can't be read, or too many items failed, or all."""
 
     @property
     def is_final(self) -> bool:
@@ -58,7 +58,7 @@ class Wanted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job was asked to be. Paths are absolute. `max_failures` is how many items may fail, -1: all of them.
+    """What a job was asked to be. Paths are absolute. `max_failures` is how many items may fail, -1: all but one.
 
     A format of "" is found out from the input's names, or is that of the input. `max_in_flight` of 0 leaves it to the
     gateway how many items it has in flight.
@@ -181,7 +181,7 @@ class JobProgress:
     """How far a job is. Times are unix milliseconds, 0 for not yet; `total` is -1 until it is known.
 
     `done` counts items with an outcome, `failed` those of them that failed. `rate` is items/s of late, `left_s` the time
-    left, -1 where it can't be told. `note` tells what the job waits for, `error` why it ended.
+    left, -1 where it can't be told. `note` tells what the job waits for, `error` why it ended, or why items failed.
     """
 
     round: int = 0

@@ -37,6 +37,11 @@ PAUSING_PATIENCE_S = 60.0
 
 _LOOK_AGAIN_S = 0.5
 
+HOPELESS_ITEMS = 100
+"""A job of which so many items, and no others, have an outcome, and all of them failed, ends, unless `max_failures` says
+otherwise.
+"""
+
 MAX_IN_FLIGHT = 4096
 """Items of one job in flight, unless it is told otherwise."""
 
@@ -79,6 +84,7 @@ class JobRun:
         )
         self._wanted = job.entry.wanted
         self._is_leaving = False
+        self._first_failure = ""
         self._runner: JobRunner | None = None
         self._stopped = asyncio.Event()
         self._threads = ThreadPoolExecutor(max_workers=3, thread_name_prefix="job")
@@ -183,10 +189,19 @@ class JobRun:
             return
         done, failed = self.progress.done, self.progress.failed
         self.progress = replace(self.progress, total=done)
-        ended = self.progress.ended(JobState.SUCCEEDED)
+        ended = self._outcome(done, failed)
         summary = {**Job(self._job.entry, ended).told(), "succeeded": done - failed}
         await self._in_thread(output.finish, summary)
         await self._end(ended)
+
+    def _outcome(self, done: int, failed: int) -> JobProgress:
+        """How a job ends whose items all have an outcome."""
+        has_failed = 0 < done == failed and self._job.entry.spec.max_failures < 0
+        told = f"{f'all {failed}' if failed == done else failed} items failed{self._first()}" if failed else ""
+        return self.progress.ended(JobState.FAILED if has_failed else JobState.SUCCEEDED, told)
+
+    def _first(self) -> str:
+        return f"; the first was {self._first_failure}" if self._first_failure else ""
 
     async def _retry(
         self,
@@ -238,11 +253,12 @@ class JobRun:
             ticking.cancel()
             await asyncio.wait((ticking,))
             self._runner = None
+            self._first_failure = self._first_failure or runner.first_failure
             done, failed = counts()
             pace.note(self._loop.time(), runner.done)
             self._note(done=done, failed=failed, rate=pace.rate)
         if limits_failures:
-            self._check_failures()
+            self._check_failures(runner.plan.is_done)
         return runner.plan.is_done
 
     async def _tick(self, runner: JobRunner, counts: Counts, pace: Pace, limits_failures: bool) -> None:
@@ -261,12 +277,16 @@ class JobRun:
         self._note(done=done, failed=failed, rate=pace.rate, left_s=pace.left_s(left), note=note)
 
     def _has_too_many_failures(self) -> bool:
-        return 0 <= self._job.entry.spec.max_failures < self.progress.failed
+        most, failed = self._job.entry.spec.max_failures, self.progress.failed
+        return failed > most if most >= 0 else HOPELESS_ITEMS <= self.progress.done == failed
 
-    def _check_failures(self) -> None:
-        if self._has_too_many_failures() and not self._stopped.is_set():
-            most = self._job.entry.spec.max_failures
-            raise invalid(f"{self.progress.failed} items failed, and the job was to stop after {most}")
+    def _check_failures(self, is_done: bool) -> None:
+        # A job that is through without a single success is told so at its end, with its summary written.
+        is_through = is_done and self._job.entry.spec.max_failures < 0
+        if self._has_too_many_failures() and not self._stopped.is_set() and not is_through:
+            most, failed = self._job.entry.spec.max_failures, self.progress.failed
+            why = f"the job was to stop after {most}" if most >= 0 else "no item succeeded"
+            raise invalid(f"{failed} items failed, and {why}{self._first()}")
 
     # Steps
 

@@ -59,6 +59,8 @@ class JobRunner:
         self._failed_ahead = 0
         self._has_ended = False
         self.note = ""
+        self.first_failure = ""
+        """Which item failed first, and why; "" while none has."""
         self._items: dict[int, JobItem] = {}
         self._results: dict[int, ItemResult] = {}
         self._pending: dict[int, Pending] = {}
@@ -226,7 +228,9 @@ class JobRunner:
 
     def _keep(self, number: int, result: ItemResult) -> None:
         self._results[number] = result
-        self._failed_ahead += result.error is not None
+        if result.error is not None:
+            self._failed_ahead += 1
+            self.first_failure = self.first_failure or f"{result.source}: {result.error.message}"
 
     # Shards
 

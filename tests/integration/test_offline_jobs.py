@@ -180,7 +180,40 @@ def test_a_job_stops_after_too_many_failures(jobs: JobServer) -> None:
     id = jobs.submit("gate_file", source, jobs.output(), max_failures=10)
     told = jobs.wait_state(id, "failed", "succeeded")
     assert told["state"] == "failed"
-    assert told["error"].endswith("items failed, and the job was to stop after 10")
+    assert "items failed, and the job was to stop after 10; the first was " in told["error"]
+
+
+def test_a_job_whose_items_all_fail_has_failed(jobs: JobServer) -> None:
+    source, output = jobs.lines([{"PATH": ["nowhere"], "id": f"no-{number}"} for number in range(7)]), jobs.output()
+    told = jobs.wait_state(jobs.submit("gate_file", source, output), "failed", "succeeded")
+    assert (told["state"], told["done"], told["failed"]) == ("failed", 7, 7)
+    assert told["error"].startswith("all 7 items failed; the first was no-0: ")
+    assert [row["source"] for row in results(output)] == [f"no-{number}" for number in range(7)]
+    # Who says how many may fail means it.
+    told = jobs.wait_state(jobs.submit("gate_file", source, jobs.output(), max_failures=7), "failed", "succeeded")
+    assert (told["state"], told["failed"]) == ("succeeded", 7)
+    assert told["error"].startswith("all 7 items failed; the first was no-0: ")
+    # Without an end in sight it ends early.
+    source = jobs.lines([{"PATH": ["nowhere"]} for _ in range(20_000)])
+    told = jobs.wait_state(jobs.submit("gate_file", source, jobs.output()), "failed", "succeeded")
+    assert told["state"] == "failed"
+    assert "items failed, and no item succeeded; the first was " in told["error"]
+    assert told["done"] < 20_000
+
+
+def test_jobs_are_listed_by_state_and_model(jobs: JobServer) -> None:
+    id = jobs.submit("fast", jobs.lines([{"IN": [1]}]), jobs.output())
+    jobs.wait_state(id, "succeeded")
+    for filters, is_listed in (
+        ("state=succeeded&model=fast", True), ("model=slow", False), ("state=failed", False), ("", True),
+    ):  # fmt: skip
+        status, told = jobs.ask("GET", f"/v2/jobs?{filters}")
+        assert (status, id in [job["id"] for job in told["jobs"]]) == (200, is_listed)
+    status, told = jobs.ask("GET", "/v2/jobs?status=failed")
+    assert (status, told["error"]) == (400, "unknown filter 'status' of jobs; there are model, state")
+    status, told = jobs.ask("GET", "/v2/jobs?state=done")
+    assert status == 400
+    assert "there are queued, running, " in told["error"]
 
 
 def test_the_command_line_tells_of_jobs(

@@ -32,6 +32,7 @@ MAX_NOTED_LINES = 1 << 16
 
 _LIMITS = RequestLimits(input_size=MAX_ITEM_BYTES)
 _NOTHING = memoryview(b"")
+_MAX_SHOWN = 100
 _BLANK = b" \t\r"
 _MAYBE_BLANK = (b"\n\n", b"\n\r", b"\n ", b"\n\t")
 
@@ -174,8 +175,13 @@ class _LineParser:
         if "inputs" in document and self._is_request(document):
             return self._read_request(document, line)
         declared = self._inputs
+        given = ""
+        if "id" in document and "id" not in declared:
+            given = document.pop("id")
+            if type(given) is not str:
+                raise invalid(f"'id' of an item must be a string, got: {str(given)[:_MAX_SHOWN]}")
         try:
-            return "", [tensor_of(declared[name], value) for name, value in document.items()], None
+            return given, [tensor_of(declared[name], value) for name, value in document.items()], None
         except KeyError:
             unknown = next(name for name in document if name not in declared)
             raise invalid(f"unexpected inference input '{unknown}' for model '{self._model}'") from None

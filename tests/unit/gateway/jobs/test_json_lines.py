@@ -176,3 +176,14 @@ def test_a_file_that_changes_while_it_is_read_keeps_its_number_of_items(tmp_path
     assert [item.number for item in given.items()] == [0, 1, 2, 3, 4]
     (tmp_path / "in.jsonl").unlink()
     assert [told(item) for item in given.items(4)] == ["'in.jsonl' is not there"]
+
+
+def test_an_object_of_values_may_have_an_id(tmp_path: Path) -> None:
+    lines = b'{"id":"a1","X":[1]}\n{"X":[2]}\n{"id":7,"X":[3]}\n{"id":"","X":[4]}'
+    items = list(opened(tmp_path, lines).items())
+    assert [item.source for item in items] == ["a1", "in.jsonl:2", "in.jsonl:3", "in.jsonl:4"]
+    assert [told(item) for item in items[:2]] == [{"X": ("FP32", (1, 1), [[value]])} for value in (1.0, 2.0)]
+    assert told(items[2]) == "'id' of an item must be a string, got: 7"
+    # An input of this name is meant before an id.
+    (item,) = opened(tmp_path, b'{"id":[1]}', model(id=("FP32", [-1]))).items()
+    assert (item.source, told(item)) == ("in.jsonl:1", {"id": ("FP32", (1, 1), [[1.0]])})
