@@ -71,14 +71,14 @@ def is_news(entry: ModelRecord, known: ModelRecord | None, now_ns: int) -> bool:
 class ModelMemory:
     """See the module. `owns(model)` tells whether this scheduler has a queue of the model: only such entries it writes.
 
-    Unless it `is_on` nothing is kept.
+    Unless it `is_on` nothing is kept, and what an earlier scheduler kept is removed by `abolish`.
     """
 
     def __init__(self, bus: Bus, registry: RegistryView, owns: Callable[[str], bool], is_on: bool) -> None:
         self._bus = bus
         self._registry = registry
         self._owns = owns
-        self._is_on = is_on
+        self.is_on = is_on
         self._known = KnownModels(bus)
         self._served_by: dict[str, set[str]] = {}
         self._changed: dict[str, None] = {}
@@ -86,13 +86,19 @@ class ModelMemory:
         self.tasks: list[asyncio.Task[None]] = []  # to be cancelled at the end
 
     async def start(self, background: asyncio.TaskGroup) -> None:
-        """Follows the registry from now on, in a task of `background`; or removes what was kept, where it is not on."""
-        if not self._is_on:
-            await self._known.abolish()
+        """Follows the registry from now on, in a task of `background`, where it is on."""
+        if not self.is_on:
             return
         self._registry.on_model_change(self._on_model_change)
         await self._known.start(background, is_writer=True)
         self.tasks.append(background.create_task(self._run()))
+
+    async def abolish(self) -> None:
+        """Removes what was kept. No scheduler may be there that keeps it.
+
+        Raises NatsError, OSError or TimeoutError while the broker is away.
+        """
+        await self._known.abolish()
 
     def get(self, name: str) -> ModelRecord | None:
         """A model as it was served last, if it is known."""

@@ -47,6 +47,9 @@ AT_A_TIME = 16
 MAX_SEQUENCES_WAIT_S = 10.0
 """A scheduler that is leaving waits for so long for sequences that have begun."""
 
+KEEPERS_PATIENCE_S = 3.0
+"""How long schedulers with `--scale-to-zero` have to tell of themselves, before what they may have kept is removed."""
+
 SERVE_AGAIN_S = 1.0
 """A queue whose policy fails is begun again at most once in this time."""
 
@@ -98,6 +101,8 @@ class QueueKeeper:
         await self._view.start()
         await self._try(self._sign())
         self._tasks.append(self._background.create_task(self._live()))
+        if not self._service.memory.is_on:
+            self._tasks.append(self._background.create_task(self._remove_kept_models()))
         for name in self._service.known_models():
             self._on_model_change(name)
         for _ in range(3):
@@ -132,7 +137,26 @@ class QueueKeeper:
     def _describe(self) -> dict[str, Any]:
         # Those that are begun again are owned all the same, though nothing serves them at this moment.
         unserved = [(*q, record.epoch) for q, record in self._records.items() if self._service.find(q) is None]
-        return {"queues": self._service.owned_queues + unserved, "draining": self._is_draining}
+        return {
+            "queues": self._service.owned_queues + unserved,
+            "draining": self._is_draining,
+            "keeps_models": self._service.memory.is_on,
+        }
+
+    async def _remove_kept_models(self) -> None:
+        """Removes the models kept by schedulers with `--scale-to-zero`, unless one of them runs beside this one.
+
+        All schedulers of a deployment have the flag or none has it; but while it is rolled out, both kinds run.
+        """
+        await asyncio.sleep(KEEPERS_PATIENCE_S)
+        keepers = sorted(record.id for record in self._view.processes.values() if record.keeps_models)
+        if keepers:
+            logger.info("known models stay: scheduler %s runs with --scale-to-zero, unlike this one", keepers[0])
+            return
+        try:
+            await self._service.memory.abolish()
+        except _AWAY as error:
+            logger.warning("the models kept known earlier could not be removed: %s: %s", type(error).__name__, error)
 
     # What is heard
 

@@ -102,8 +102,8 @@ class SchedulerService:
         self._batches: dict[int, OwnedModel] = {}
         self._batch_ids = count(1)
         self._held = AllHeldFrames()
-        self._memory = ModelMemory(bus, self.registry, lambda name: LiveQueue(name) in self._queues, scale_to_zero)
-        self._follower = RecordFollower(self.registry, StrategyFiles(repositories), self._memory.get)
+        self.memory = ModelMemory(bus, self.registry, lambda name: LiveQueue(name) in self._queues, scale_to_zero)
+        self._follower = RecordFollower(self.registry, StrategyFiles(repositories), self.memory.get)
         self.queues_of = self._follower.queues_of
         self._dirty: set[OwnedModel] = set()  # have something to dispatch, perhaps
         self._pump = self.fence.guard(self._dispatch)
@@ -120,7 +120,7 @@ class SchedulerService:
         self.registry.on_model_change(self.fence.guard(self._on_model_change))
         self.registry.on_worker_lost(self.fence.guard(self._on_worker_lost))
         self.registry.on_heartbeat(self.fence.guard(self._on_heartbeat))
-        await self._memory.start(self._background)
+        await self.memory.start(self._background)
         await self.registry.start(self._background)
         self._ticker = self._background.create_task(self._tick())
         self._bus.publish(subjects.LAST_COUNTERS, self._counters())
@@ -199,13 +199,13 @@ class SchedulerService:
         await wait_until(lambda: not self._batches, timeout_s)
         if self._ticker is not None:
             self._ticker.cancel()
-        for task in self._memory.tasks:
+        for task in self.memory.tasks:
             task.cancel()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
     def known_models(self) -> set[str]:
         """The models that workers tell of, or have told of."""
-        return {name for view in self.registry.workers.values() for name in view.models} | self._memory.names()
+        return {name for view in self.registry.workers.values() for name in view.models} | self.memory.names()
 
     @property
     def unanswered(self) -> int:

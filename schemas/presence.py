@@ -25,7 +25,8 @@ class RoleRecord(BaseModel):
 
     `urls` are where a gateway is asked, and `durability` ("yes", "no", "unknown") is whether what the broker acknowledges
     is on disk, as it found out. `queues` are those of live requests that a scheduler owns: model, partition, and the epoch
-    from which on it does. `loop_lag_s` is the greatest lag of its event loop in the last 10 s.
+    from which on it does; one that `keeps_models` runs with `--scale-to-zero`. `loop_lag_s` is the greatest lag of its
+    event loop in the last 10 s.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
@@ -42,6 +43,7 @@ class RoleRecord(BaseModel):
     urls: Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=16)] = []
     durability: Annotated[str, Field(max_length=16)] = ""
     queues: Annotated[list[Queue], Field(max_length=MAX_QUEUES)] = []
+    keeps_models: bool = False
     loop_lag_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     def differs_from(self, other: RoleRecord | None) -> bool:

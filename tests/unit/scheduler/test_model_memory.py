@@ -197,7 +197,7 @@ async def test_without_the_option_nothing_stays_known(nats_url: str) -> None:
         await c.tell("w", READY)
         await until(lambda: c.known.get("m") is not None)
         async with asyncio.TaskGroup() as background:
-            await ModelMemory(c.bus, c.registry, lambda _model: True, is_on=False).start(background)
+            await ModelMemory(c.bus, c.registry, lambda _model: True, is_on=False).abolish()
             late = KnownModels(c.bus)
             await late.start(background)
         assert late.names() == set()
