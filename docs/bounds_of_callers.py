@@ -13,6 +13,7 @@ OF_CALLERS = [
         "memory of a gateway for what clients have sent and have not read, unless a quarter of what it has is less",
         "503, over gRPC RESOURCE_EXHAUSTED",
     ),
+    ("runtime.memory_ledger", "SCARCITY_FACTOR", "times what its client has left, that a connection holds", "as above"),
     ("runtime.offload", "OFF_LOOP_BYTES", "JSON or msgpack that is read in the event loop", "in a helper process"),
     (
         "schemas.kserve_response",

@@ -7,6 +7,8 @@ Promises, for a ledger with the limit L:
 - One account (a connection, or one of the gateway's own consumers) holds at most L / 2.
 - All accounts of one principal (a client's IP address, "nats", "durable", ...) hold at most 3 L / 4 together, so one
   client always leaves a quarter for others.
+- The less a principal has left, the less one account may hold: at most `SCARCITY_FACTOR` times what is left. So a few large
+  transfers never take the last of it: they are refused at their next byte, while small ones go on.
 - All accounts hold at most L together.
 - One account at a time may go beyond its share, up to `largest_request_bytes`, so that one request that is larger than the
   share can be served at all. What goes beyond the share is not counted against others. So a process holds at most
@@ -21,6 +23,10 @@ from runtime.containment import report
 
 DEFAULT_LIMIT_BYTES = 512 * 1024 * 1024
 """The limit of a gateway's ledger, unless a quarter of the memory of its container or machine is less."""
+
+
+SCARCITY_FACTOR = 4
+"""One account may hold this many times what its principal has left (dynamic thresholds, Choudhury and Hahne 1998)."""
 
 
 class MemoryLedger:
@@ -69,11 +75,14 @@ class MemoryLedger:
                 return False
             if held_bytes > self.largest_request_bytes:
                 return False
-        counted_bytes = min(held_bytes, share_bytes) - min(account.held_bytes, share_bytes)
+        counted_bytes = min(held_bytes, share_bytes)
+        added_bytes = counted_bytes - min(account.held_bytes, share_bytes)
         of_principal_bytes = self._counted_by_principal.get(account.principal, 0)
+        left_bytes = self.principal_share_bytes - of_principal_bytes - added_bytes
         return (
-            self._counted_bytes + counted_bytes <= self.limit_bytes
-            and of_principal_bytes + counted_bytes <= self.principal_share_bytes
+            self._counted_bytes + added_bytes <= self.limit_bytes
+            and left_bytes >= 0
+            and counted_bytes <= SCARCITY_FACTOR * left_bytes
         )
 
     def _change(self, account: Account, kind: str, size_bytes: int) -> None:

@@ -88,7 +88,7 @@ def test_an_announced_body_holds_nothing_before_it_arrives(path: str) -> None:
 @pytest.mark.parametrize("is_stated", [True, False])
 def test_a_body_that_finds_no_room_is_refused_and_its_connection_goes_on(is_stated: bool) -> None:
     async def scenario(door: Door) -> None:
-        door.ledger.limit_bytes = LARGE * 5 // 2
+        door.ledger.limit_bytes = LARGE * 3
         others = [await opened(door) for _ in range(2)]
         for number, (_, writer) in enumerate(others):
             writer.write(request(BODY[: -10 - number * LARGE // 4], length=len(BODY)))
@@ -184,7 +184,7 @@ def test_a_body_gets_a_slot_only_after_a_part_of_it_has_arrived() -> None:
     lines = (f"Inference-Header-Content-Length: {length}",)
 
     async def scenario(door: Door) -> None:
-        door.arriving_slots.limit_bytes = 4 << 20
+        door.arriving_slots.limit_bytes = 5 << 20
         connections = [await opened(door) for _ in range(4)]
         for _, writer in connections:
             writer.write(request(body[: SLOT_AFTER_BYTES - 1], *lines, length=len(body)))

@@ -68,13 +68,27 @@ def test_a_connection_has_half_and_a_client_three_quarters() -> None:
     first, second, other = ledger.account("a"), ledger.account("a"), ledger.account("b")
     assert first.charge("http", 500)
     assert not first.charge("http", 1)
-    assert second.charge("http", 250)
-    assert not second.charge("http", 1)
-    assert other.charge("grpc", 250)
+    assert second.charge("http", 200)
+    assert not second.charge("http", 51)
+    assert other.charge("grpc", 300)
     assert not other.charge("grpc", 1)
     assert ledger.refused == {"http": 2, "grpc": 1}
-    assert ledger.held_bytes == {"http": 750, "grpc": 250}
+    assert ledger.held_bytes == {"http": 700, "grpc": 300}
     assert ledger.is_short
+
+
+def test_the_less_is_left_the_less_one_connection_may_hold() -> None:
+    ledger = MemoryLedger(10_000)
+    large = [ledger.account("a") for _ in range(3)]
+    assert [account.charge("http", 2_300) for account in large] == [True] * 3
+    assert not large[0].charge("http", 200)  # 600 are left of 7500: it would hold 2500
+    small = [ledger.account("a") for _ in range(40)]
+    assert all(account.charge("http", 10) for account in small)
+    assert not ledger.account("a").charge("http", 180)
+    assert not large[0].charge("http", 1)
+    assert small[0].charge("http", 100)
+    large[0].close()  # what it was refused for ended it
+    assert large[1].charge("http", 200)
 
 
 def test_one_request_may_be_larger_than_its_share_and_costs_others_nothing_more() -> None:

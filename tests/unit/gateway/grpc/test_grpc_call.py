@@ -238,7 +238,7 @@ def test_unfinished_requests_of_all_connections_of_a_client_are_bounded(
 
 def test_announced_messages_hold_nothing_before_they_arrive(grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     door = Door(grpc_loop, GrpcOptions(max_receive_bytes=60_000_000))
-    monkeypatch.setattr(door.server.ledger, "limit_bytes", 64_000_000)
+    monkeypatch.setattr(door.server.ledger, "limit_bytes", 128_000_000)
     wires = [Wire(door.port) for _ in range(8)]
     try:
         for wire in wires:
