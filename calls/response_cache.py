@@ -2,7 +2,8 @@
 
 A request is looked up before it is queued, and its answer is kept when it has come. What is kept belongs to one load of one
 version: after a reload, or while workers have different files of the version, it is not found. Not looked up are requests
-whose tensors lie in memory of clients, which can change them at any time, and which no answer of ours would reach.
+whose tensors lie in memory of clients, which can change them at any time, and which no answer of ours would reach; nor
+those of more than `MAX_HASHED_BYTES`.
 A failure of the cache itself is contained: the request is run as if there were no cache.
 Source: Triton's response cache.
 """
@@ -29,6 +30,9 @@ from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef, Reference
 
 logger = logging.getLogger("weir.calls")
+
+MAX_HASHED_BYTES = 16 << 20
+"""Content of a request that is looked up: it is hashed in the event loop, about 1 ms for each MiB."""
 
 _MAX_DEPTH = 32  # of ensembles in ensembles
 
@@ -96,6 +100,8 @@ class ResponseCache:
         """The question that a checked request is, with its answer if it is here; None where there can't be one."""
         begun_ns = time.perf_counter_ns()
         if request.regions or any(isinstance(tensor.data, tuple) for tensor in request.inputs):
+            return None
+        if sum(tensor.size_bytes for tensor in request.inputs) > MAX_HASHED_BYTES:
             return None
         version = int(request.model_version or model.latest)
         load = self._load(model, version)

@@ -14,6 +14,7 @@ OF_CALLERS = [
         "503, over gRPC RESOURCE_EXHAUSTED",
     ),
     ("runtime.memory_ledger", "SCARCITY_FACTOR", "times what its client has left, that a connection holds", "as above"),
+    ("calls.response_cache", "MAX_HASHED_BYTES", "content of a request that a response cache looks up", "it is run"),
     ("runtime.offload", "OFF_LOOP_BYTES", "JSON or msgpack that is read in the event loop", "in a helper process"),
     (
         "schemas.kserve_response",

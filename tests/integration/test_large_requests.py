@@ -144,6 +144,10 @@ def json_ints(server: Server) -> None:
 
 
 def json_floats(server: Server) -> None:
+    assert _post(server, "identity_FP32", _json("FP32", 1_500_000, b"1.234567"))[0] == 200
+
+
+def most_json_floats(server: Server) -> None:
     assert _post(server, "identity_FP32", _json("FP32", JSON_VALUES, b"1.234567"))[0] == 200
 
 
@@ -157,8 +161,12 @@ def nested_json(server: Server) -> None:
     assert _post(server, "identity_INT32", body + b",".join([b"[1]"] * count) + b"]}]}")[0] == 200
 
 
-def many_parameters(server: Server) -> None:
-    parameters = b",".join(b'"%d":1' % number for number in range(2_400_000))
+def most_parameters(server: Server) -> None:
+    many_parameters(server, 2_400_000)
+
+
+def many_parameters(server: Server, count: int = 500_000) -> None:
+    parameters = b",".join(b'"%d":1' % number for number in range(count))
     body = b'{"parameters":{' + parameters + b"}," + _json("INT32", 1)[1:]
     assert _post(server, "identity_INT32", body)[0] == 400
 
@@ -308,6 +316,8 @@ ALWAYS: list[Attack] = [
     msgpack_ints_over_nats,
 ]
 SLOW: list[Attack] = [
+    most_json_floats,
+    most_parameters,
     valid_bytes_over_http,
     json_ints,
     json_strings,

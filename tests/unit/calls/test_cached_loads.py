@@ -8,7 +8,7 @@ import pytest
 
 from calls.cache_config import CacheConfig
 from calls.catalog import ServedModel
-from calls.response_cache import ResponseCache
+from calls.response_cache import MAX_HASHED_BYTES, ResponseCache
 from schemas.model_config import ModelConfig
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import PayloadRef, Tensor
@@ -139,3 +139,10 @@ def test_counts_go_with_the_version(models: Models) -> None:
     models.changed("m")
     models.changed("")
     assert [row["model"] for row in models.cache.counters.snapshot()] == ["n"]
+
+
+def test_requests_that_take_long_to_hash_are_not_looked_up(models: Models) -> None:
+    model = models.served["m"]
+    for size, is_asked in ((MAX_HASHED_BYTES, True), (MAX_HASHED_BYTES + 1, False)):
+        request = InferRequest("m", inputs=[Tensor("A", "INT8", [size], bytes(size))])
+        assert (models.cache.ask(model, request) is not None) is is_asked
