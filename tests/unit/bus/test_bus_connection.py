@@ -74,6 +74,8 @@ class Pinged:
     def abort(self) -> None:
         self.aborts += 1
 
+    last_error = ""
+
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_connection_is_given_up_for_its_own_pings_alone(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,3 +108,31 @@ def test_what_is_of_the_moment_is_not_kept_through_an_outage() -> None:
     bus.publish(subjects.live("a"), b"request")
     bus.publish(subjects.LAST_COUNTERS, b"last")
     assert bus.unsent_bytes == len(b"requestlast")
+
+
+async def test_a_failing_listener_costs_the_others_nothing_and_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_RECONNECT_WAIT_S", 0.001)
+    bus = Bus(["nats://a"], "test")
+    bus._protocol = Pinged(True)  # type: ignore[assignment]
+    called: list[str] = []
+
+    async def fails_twice() -> None:
+        called.append("fails")
+        if called.count("fails") < 3:
+            raise KeyError("unforeseen")
+
+    async def works() -> None:
+        called.append("works")
+
+    bus.on_reconnect(fails_twice)
+    bus.on_reconnect(works)
+    bus.on_loss(lambda: called.append("first"))
+    bus.on_loss(lambda: [][0])
+    bus.on_loss(lambda: called.append("last"))
+    async with asyncio.TaskGroup() as background:
+        bus._background = background
+        bus.doubt("test")
+    assert sorted(called) == ["fails", "fails", "fails", "works"]
+    called.clear()
+    bus._on_lost()
+    assert called == ["first", "last"]
