@@ -42,9 +42,14 @@ def fingerprint(found: FoundModel) -> Fingerprint:
     return Fingerprint(found.path, tuple(_files(found.path, "", folders)), versions)
 
 
-def appearance(found: FoundModel) -> tuple[Fingerprint, str, str]:
-    """What tells whether the model is to be looked at again: more than its files, for it may have a problem."""
-    return fingerprint(found), found.problem, found.config_file
+def appearance(found: FoundModel) -> tuple[Fingerprint, str, str, tuple[bool, ...]]:
+    """What tells whether the model is to be looked at again: more than its files, for it may have a problem.
+
+    Permissions count too, as far as loading ever begins with them: to grant them is to repair the model.
+    """
+    needed = [found.config_file, *map(str, found.versions)]
+    readable = tuple(os.access(found.path / name, os.R_OK) for name in needed)
+    return fingerprint(found), found.problem, found.config_file, readable
 
 
 def _files(

@@ -6,9 +6,11 @@ One broken model never keeps others from loading: what went wrong becomes the `r
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import cast
 
 from repository.completion import DescribedModel
@@ -254,6 +256,9 @@ def _besides_config(files: Files) -> Files:
 def _reason(error: Exception) -> str:
     if isinstance(error, WeirError):
         return f"{error.code.title}: {error.message}"
+    if isinstance(error, OSError) and error.strerror:  # its own text has the whole path
+        file = f" '{Path(os.fsdecode(error.filename)).name}'" if isinstance(error.filename, (str, bytes)) else ""
+        return f"{ErrorCode.INTERNAL.title}: failed to read{file}: {error.strerror}"
     logger.error("a load failed in an unexpected way", exc_info=error)
     return f"{ErrorCode.INTERNAL.title}: {type(error).__name__}: {error}"
 

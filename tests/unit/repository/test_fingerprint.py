@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.fingerprint import Fingerprint, fingerprint
+from repository.fingerprint import Fingerprint, appearance, fingerprint
 from repository.layout import ModelRepository
 
 
@@ -46,3 +46,14 @@ def test_changes(tmp_path: Path, change: Callable[[Path], object], is_shared: bo
     assert (after.shared != before.shared) is is_shared
     numbers = before.versions.keys() | after.versions.keys()
     assert {n for n in numbers if before.versions.get(n) != after.versions.get(n)} == versions
+
+
+def test_a_permission_that_is_granted_changes_the_appearance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    found = ModelRepository([tmp_path]).look().models
+    (model,) = found.values()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", lambda path, mode: Path(path).name != model.config_file)
+        before = appearance(model)
+    assert appearance(model) != before
+    assert appearance(model) == appearance(model)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from repository.layout import ModelRepository
+from repository.layout import FoundModel, ModelRepository
 from schemas.bodies import pack_body
 from schemas.errors import ErrorCode, WeirError
 from schemas.messages import BatchEntry, BatchMessage, unpack_answers
@@ -182,6 +182,18 @@ def test_what_can_t_be_served_has_a_reason(
     result = loading.load("neg")
     assert result.served == {}
     assert reason in result.reason + "".join(record.reason for record in result.records.values())
+
+
+def test_a_file_that_can_not_be_read_is_named_without_its_path(
+    loading: Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model(tmp_path, "neg")
+
+    def refuse(found: FoundModel, config: ModelConfig) -> dict[str, list[str]]:
+        raise PermissionError(13, "Permission denied", str(folder / "1" / "model.onnx"))
+
+    monkeypatch.setattr("worker.model_loader.read_output_labels", refuse)
+    assert loading.load("neg").records[1].reason == "Internal: failed to read 'model.onnx': Permission denied"
 
 
 def test_labels_are_read(loading: Loading, tmp_path: Path) -> None:
