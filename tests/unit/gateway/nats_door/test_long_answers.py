@@ -1,0 +1,65 @@
+"""Answers that a helper process writes keep their place among the others of a NATS request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from test_nats_call import Caller
+
+from runtime.offload import Offload
+from schemas.errors import invalid
+from schemas.kserve_response import MAX_WRITTEN_BYTES
+
+LONG = MAX_WRITTEN_BYTES + 1
+
+
+async def ended(caller: Caller) -> None:
+    async with asyncio.timeout(10):
+        while not caller.ended:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("window", [0, 9])
+async def test_answers_come_in_order(window: int) -> None:
+    caller, offload = Caller(window), Offload()
+    caller.call._offload = offload
+    sizes = [3, LONG, 4, LONG + 1, LONG + 2, 5]
+    for number, size in enumerate(sizes):
+        caller.answer(size, is_final=number == len(sizes) - 1)
+    assert len(caller.sent) == 1
+    await ended(caller)
+    assert [b'"shape":[%d]' % size in body for size, (_, body, _) in zip(sizes, caller.sent, strict=True)] == [True] * 6
+    assert [headers["weir-final"] for headers, _, _ in caller.sent] == ["false"] * 5 + ["true"]
+    assert caller.ledger.total_bytes == 0
+    offload.close()
+
+
+async def test_a_caller_that_goes_meanwhile_leaves_nothing_behind() -> None:
+    caller, offload = Caller(), Offload()
+    caller.call._offload = offload
+    caller.answer(LONG)
+    caller.answer(LONG)
+    caller.call.gone()
+    await asyncio.sleep(0)  # for the cancelled task
+    await asyncio.sleep(0)
+    assert (caller.sent, caller.ledger.total_bytes) == ([], 0)
+    assert not offload._tasks
+    offload.close()
+
+
+async def test_what_can_not_be_written_is_an_error_in_its_place() -> None:
+    class Refusing:
+        def start(self, *_: Any) -> Any:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(invalid("not as JSON"))
+            return future
+
+    caller = Caller()
+    caller.call._offload = Refusing()  # type: ignore[assignment]
+    caller.answer(LONG)
+    caller.answer(1, is_final=True)
+    await ended(caller)
+    assert [headers["weir-outcome"] for headers, _, _ in caller.sent] == ["failed", "succeeded"]
+    assert b"not as JSON" in caller.sent[0][1]
