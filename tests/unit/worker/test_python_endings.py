@@ -53,6 +53,35 @@ def test_a_task_that_a_coroutine_leaves_behind_runs_on(models: Models) -> None:
     assert sink.texts(2) == ["late"]
 
 
+def test_tasks_and_timers_that_are_left_behind_run_between_batches(models: Models) -> None:
+    source = asynchronous(
+        body("""
+        import asyncio, threading
+
+        if requests[0].request_id() == "ask":
+            return [texts(*self.done)]
+        loop = asyncio.get_running_loop()
+        self.done = []
+        sender = requests[0].get_response_sender()
+
+        async def last():
+            self.done.append("from a thread")
+            sender.send(texts("late"))
+
+        def in_thread():
+            asyncio.run_coroutine_threadsafe(last(), loop)
+
+        loop.call_later(0.01, lambda: (self.done.append("timer"), threading.Thread(target=in_thread).start()))
+    """)
+    )
+    with models.running(source) as process:
+        _, sink = run(process, "")
+        until(lambda: sink.over)
+        (response,), _ = run(process, "ask")
+    assert response is not None
+    assert response.outputs[0].to_numpy().tolist() == [b"timer", b"from a thread"]
+
+
 def test_a_coroutine_that_stops_its_loop_does_not_stop_the_next_one(models: Models) -> None:
     source = asynchronous(
         body("""
