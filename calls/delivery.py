@@ -9,9 +9,11 @@ from calls.in_flight import InFlight
 from calls.pending import Line, Pending
 from calls.tracing import Tracing
 from runtime.containment import contained
-from schemas.errors import WeirError, overloaded
+from schemas.errors import WeirError, internal, overloaded
 from schemas.messages import Moments
 from schemas.requests import InferResponse
+
+UNEXPECTED = "an unexpected error occurred while the response was handled; the server's log has the details"
 
 _TOO_MANY_HELD = "too many responses wait for those of earlier requests"
 
@@ -77,11 +79,15 @@ class Delivery:
     def _giving_failed(
         self, _error: Exception, pending: Pending, _outcome: Outcome, is_final: bool, *_: object
     ) -> None:
-        """`on_answer` has raised. Nobody knows how much of the response its caller has seen, so the request has ended."""
+        """Ends a request whose response could not be delivered: `on_answer` is called once more, with an internal error.
+
+        The frontends end a call once and ignore what comes after, so a response that was delivered in part stays so.
+        """
         pending.has_ended = True
         self._give_up(pending)
         if pending.line is not None and not is_final:
             self.leave(pending)
+        pending.on_answer(internal(UNEXPECTED), True)
 
     def _put_in_order(
         self, line: Line, pending: Pending, outcome: Outcome, is_final: bool, moments: Moments | None

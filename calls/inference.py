@@ -5,8 +5,8 @@ is back without its memory stream, it sends again what has no answer yet. Whatev
 at most once, and once for a request that was not abandoned. Answers before the last come from decoupled models only.
 
 A message brings the responses of a whole batch. What fails while one of them is decoded, completed or delivered ends that
-request with an internal error (`runtime.containment`), and none of the others. An `on_answer` that raises is not called
-again: its request has ended.
+request with an internal error (`runtime.containment`), and none of the others. An `on_answer` that raises is called
+once more, with that error, and never again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bus.payload_fetcher import PayloadFetcher
 from bus.payloads import Slot
 from calls.answer_payloads import AnswerPayloads
 from calls.catalog import Catalog, ServedModel
-from calls.delivery import Delivery
+from calls.delivery import UNEXPECTED, Delivery
 from calls.frame_counters import FrameCounters
 from calls.in_flight import InFlight
 from calls.live_stream_watch import LiveStreamWatch
@@ -61,8 +61,6 @@ BROKER_PATIENCE_S = 30.0
 _LOST_STREAM = "the rest of the response was lost; the request may be sent again"
 
 _LOST_PAYLOAD = "content was lost between two hosts; the request may be sent again"
-
-_UNEXPECTED = "an unexpected error occurred while the response was handled; the server's log has the details"
 
 _UNDECODABLE = "the response of the worker could not be decoded"
 
@@ -301,7 +299,7 @@ class Inference:
         self._delivery.deliver(pending, response, True)
 
     def _cache_failed(self, _error: Exception, pending: Pending) -> None:
-        self._end(pending, internal(_UNEXPECTED))
+        self._end(pending, internal(UNEXPECTED))
 
     def _queue(self, pending: Pending) -> None:
         pending.is_queued = True
@@ -364,7 +362,7 @@ class Inference:
     def _response_failed(self, _error: Exception, pending: Pending, *response: int | Answer) -> None:
         answer = response[-1]
         assert isinstance(answer, Answer)  # noqa: S101 - each of the functions that may fail has it last
-        self._end(pending, internal(_UNEXPECTED), is_running=not answer.is_final)
+        self._end(pending, internal(UNEXPECTED), is_running=not answer.is_final)
 
     @contained()
     def _end(self, pending: Pending, error: WeirError, is_running: bool = False) -> None:

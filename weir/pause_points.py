@@ -5,6 +5,8 @@ those steps are replaced when the role starts; without it nothing of this module
 A role then takes orders on the datagram socket `<folder>/<process id>`, one a message: `point action passages delay_ms`,
 where `action` is `kill` (SIGKILL), `stop` (SIGSTOP) or `tell`, done at the last of so many passages, so long after it;
 `none` takes an order back. Before it acts, it tells `<folder>/driver` in one message: `role process-id point`.
+With action `raise`, `point` is the name of a contained site (`runtime.containment.SITES`), which then raises
+`InjectedFailure` once, in the role that has it; with 0 passages the order is taken back.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from runtime.containment import SITES, Site
 
 VARIABLE = "WEIR_PAUSE_POINTS"
 """Names the folder; unset, there are no pause points."""
@@ -61,6 +65,10 @@ before the caller is told; `published` and `durable.recorded` are when the strea
 """
 
 
+class InjectedFailure(Exception):
+    """Raised at a contained site on order of a test."""
+
+
 class _Order:
     def __init__(self, action: str, passages: int, delay_s: float) -> None:
         self.action = action
@@ -83,10 +91,36 @@ class _Armed:
     def _listen(self) -> None:
         while True:
             point, action, passages, delay_ms = self._socket.recv(200).decode().split()
+            if action == "raise":
+                if point in SITES:
+                    self._raise_once(SITES[point], int(passages))
+                continue
             with self._lock:
                 self._orders.clear()
                 if action != "none":
                     self._orders[point] = _Order(action, int(passages), float(delay_ms) / 1000)
+
+    def _raise_once(self, site: Site, passages: int) -> None:
+        """Has the site raise at the last of so many passages, or never with 0 of them."""
+        site.function = function = getattr(site.function, "injected_into", site.function)
+        left = [None] * passages
+        if not left:
+            return
+
+        @wraps(function)
+        def raising(*arguments: Any, **named: Any) -> Any:
+            try:
+                left.pop()
+            except IndexError:  # another thread was first
+                return function(*arguments, **named)
+            if left:
+                return function(*arguments, **named)
+            site.function = function
+            self._socket.sendto(f"{self._role} {os.getpid()} {site.name}".encode(), self._driver)
+            raise InjectedFailure(site.name)
+
+        raising.injected_into = function  # type: ignore[attr-defined]
+        site.function = raising
 
     def passed(self, point: str) -> None:
         """Does what was ordered for a point that this process has come to."""

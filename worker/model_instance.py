@@ -204,10 +204,15 @@ class ModelInstance:
         except queue.Empty:
             return None
 
-    @contained()
+    @contained(on_error="_telling_failed")
     def _tell(self, finished: FinishedBatch | None) -> None:
         if finished is not None:
             self._on_finished(finished)
+
+    def _telling_failed(self, _error: Exception, finished: FinishedBatch | None) -> None:
+        """Has a batch run again whose end could not be handed over: its scheduler would wait for it for ever."""
+        if finished is not None and finished.done is not None:
+            self._on_finished(_not_answered(finished.scheduler, finished.done.batch_id))
 
     def _created_instance(self) -> Instance:
         """The instance, warm. Raises WeirError when it can't be made, or its warm-up fails."""
@@ -314,4 +319,8 @@ class ModelInstance:
 
 
 def _unanswered(batch: RunningBatch) -> FinishedBatch:
-    return FinishedBatch(batch.message.scheduler, Done(batch.message.batch_id, BatchOutcome.UNANSWERED, 0), [])
+    return _not_answered(batch.message.scheduler, batch.message.batch_id)
+
+
+def _not_answered(scheduler: str, batch_id: int) -> FinishedBatch:
+    return FinishedBatch(scheduler, Done(batch_id, BatchOutcome.UNANSWERED, 0), [])

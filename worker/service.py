@@ -23,7 +23,7 @@ from bus.payload_server import PayloadServer
 from bus.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from bus.reserved_subjects import may_answer
 from bus.streams import ensure_streams
-from bus.thread_publisher import ThreadPublisher
+from bus.thread_publisher import Outgoing, ThreadPublisher
 from runtime.containment import contained
 from runtime.health import process_health
 from schemas.abandoned import unpack_abandoned
@@ -218,19 +218,30 @@ class WorkerService:
             ids, part = self._series, batch.done.batch_id
             (ids[part] if is_released else ids.pop(part)).ended(batch)
             return
-        # Answers before the end of the batch: a scheduler that hears of the end forgets the requests. And both before
-        # the batch leaves the heartbeats: a scheduler takes one that is in neither for lost.
+        self._publisher.publish(self._messages_of(batch))
+
+    def _messages_of(self, batch: FinishedBatch) -> list[Outgoing]:
+        """The answers come before the end of the batch: a scheduler that hears of the end forgets the requests. And both
+        come before the batch leaves the heartbeats: a scheduler takes one that is in neither for lost.
+        """
         messages = [*batch.first]
         messages += [(subjects.reply(gateway), answers) for gateway, answers in batch.answers if gateway != NOBODY]
         if batch.done is not None:
             messages.append((subjects.done(batch.scheduler), pack_done(self.worker_id, [batch.done])))
             messages += [(ack, _ACK) for ack in batch.acks]
-        self._publisher.publish(messages)
+        return messages
 
     def _publishing_failed(self, _error: Exception, batch: FinishedBatch) -> None:
-        """The answers can't be sent: the scheduler has the batch run again, and answers with an error in the end."""
-        if batch.done is not None and batch.done.batch_id >= 0:
-            done = Done(batch.done.batch_id, BatchOutcome.UNANSWERED, batch.done.busy_us)
+        """The scheduler has the batch run again, and answers with an error in the end. What goes on is tried once more."""
+        if batch.done is None or batch.done.outcome == BatchOutcome.RELEASED:
+            self._publisher.publish(self._messages_of(batch))
+            return
+        done = Done(batch.done.batch_id, BatchOutcome.UNANSWERED, batch.done.busy_us)
+        if done.batch_id < 0:
+            series = self._series.pop(done.batch_id, None)
+            if series is not None:
+                series.ended(FinishedBatch(batch.scheduler, done, []))
+        else:
             self._publisher.publish([(subjects.done(batch.scheduler), pack_done(self.worker_id, [done]))])
 
     def device_lost(self, reason: str, batch: FinishedBatch | None) -> None:

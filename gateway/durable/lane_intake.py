@@ -464,9 +464,16 @@ class LaneIntake:
         if request.stage in (Stage.ENDING, Stage.ENDED):
             return  # the recorder sees to its end
         self._leave(request)
+        if not request.terms.id:  # it was not read yet, and the producer looks for the record under it
+            self._read_id(request)
         if request.terms.id:
             request.name("")
         self._parts.recorder.bury(request, internal(UNEXPECTED))
+
+    @contained()
+    def _read_id(self, request: DurableRequest) -> None:
+        if request.message.header_block:
+            request.terms, _ = self._headers.read(request.message.header_block)
 
     @contained(on_error="_end_held")
     def _on_ended(self, request: DurableRequest) -> None:

@@ -56,6 +56,7 @@ _LAST_WORDS_S = 5.0
 _OPEN_TIMEOUT_S = 10.0
 _OPEN_AGAIN_S = 0.5
 _POLL_S = 0.05
+_LOOK_AGAIN_S = 1.0
 
 
 class JobService:
@@ -272,7 +273,7 @@ class JobService:
 
     # Which jobs are run here
 
-    @contained()
+    @contained(on_error="_look_again")
     def _on_change(self, id: str) -> None:
         run, job = self._runs.get(id), self._store.find(id)
         if run is not None:
@@ -288,6 +289,11 @@ class JobService:
             self._turns[id] = turn
         if self._is_open:
             self._choose()
+
+    def _look_again(self, _error: Exception, id: str) -> None:
+        """A change that could not be handled is handled later: a job that should run would stand still otherwise."""
+        if not self._is_stopping:
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self._on_change, id)
 
     def _choose(self) -> None:
         """Wants the leases of the jobs whose turn it is, and no others; none any more at the end."""
@@ -313,7 +319,7 @@ class JobService:
             self._wanted_leases.add(id)
             self._leases.want(_lease(id), partial(self._begin, id), partial(self._lose, id))
 
-    @contained()
+    @contained(on_error="_begin_failed")
     def _begin(self, id: str) -> None:
         """The lease is ours: the job runs here, once a run before has ended."""
         job = self._store.find(id)
@@ -324,6 +330,15 @@ class JobService:
         logger.info("job %s runs here", id)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._tasks[id] = self._background.create_task(self._run(id, run))
+
+    def _begin_failed(self, _error: Exception, id: str) -> None:
+        """Ends a job that could not be begun."""
+        job = self._store.find(id)
+        if job is not None and id not in self._tasks:
+            progress = replace(job.progress, round=job.entry.round)
+            self._store.write_progress(
+                id, progress.ended(JobState.FAILED, "internal error: the gateway's log tells more")
+            )
 
     @contained()
     def _lose(self, id: str) -> None:

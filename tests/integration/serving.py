@@ -55,7 +55,14 @@ def clean_environment(folder: Path) -> dict[str, str]:
 class Server(Endpoints):
     """A running `weir serve` on free ports. `folder` is its own: log, data and temporary files lie there."""
 
-    def __init__(self, folder: Path, repository: Path, *options: str, start_timeout_s: float = 40.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        repository: Path,
+        *options: str,
+        start_timeout_s: float = 40.0,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self._log = folder / "stderr"
         self._out = folder / "stdout"
@@ -63,7 +70,7 @@ class Server(Endpoints):
         with self._log.open("wb") as errors, self._out.open("wb") as out:
             self.process = run_weir(
                 ["serve", f"--model-repository={repository}", *ports, *options],
-                clean_environment(folder),
+                {**clean_environment(folder), **(environment or {})},
                 out.fileno(),
                 errors.fileno(),
             )

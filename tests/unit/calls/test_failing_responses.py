@@ -56,7 +56,8 @@ async def test_an_exception_of_one_caller_costs_the_others_of_the_message_nothin
     others = [bench.submit(name, model) for name in "23456"]
     first.slots = (slot := Slot(),)
     deliver(bench, *(response(pending.key) for pending in (first, *others)))
-    assert bench.names() == ["1", "2", "3", "4", "5", "6"]
+    assert bench.told[1] == ("1", "error")
+    assert bench.names() == ["1", "1", "2", "3", "4", "5", "6"]
     assert slot.freed == 1
     assert bench.inference.in_flight == 0
 
@@ -65,11 +66,12 @@ async def test_an_exception_of_one_caller_costs_the_others_of_the_message_nothin
 async def test_a_stream_whose_caller_raises_has_ended_and_is_cancelled(bench: Bench, model: str) -> None:
     first, second = bench.submit("1", model, then=raising(ValueError)), bench.submit("2", model)
     deliver(bench, response(first.key, False, ("r", 0)), response(second.key, True, ("q", 0)))
-    assert bench.names() == ["1", "2"]
+    assert bench.names() == ["1", "1", "2"]
+    assert bench.told[1] == ("1", "error")
     assert bench.inference.in_flight == 0
     deliver(bench, pack_end(first.key, None, ("r", 1)))
     await asyncio.sleep(0)
-    assert (bench.names(), bench.cancels) == (["1", "2"], 1)
+    assert (bench.names(), bench.cancels) == (["1", "1", "2"], 1)
 
 
 @pytest.mark.parametrize(
@@ -254,10 +256,10 @@ async def test_a_fetched_response_that_cannot_be_completed_ends_its_request_alon
     deliver(bench, remote(first.key), remote(second.key))
     fetcher.end(b"a")
     fetcher.end(b"b")
-    assert bench.told == [("1", b"a"), ("2", b"b")]
+    assert bench.told == [("1", b"a"), ("1", "error"), ("2", b"b")]
     third = bench.submit("3", "plain")
     deliver(bench, remote(third.key))
     monkeypatch.setattr(bench.inference._answers, "outcome", raising())
     fetcher.end(b"c")
-    assert bench.told[2:] == [("3", "error")]
+    assert bench.told[3:] == [("3", "error")]
     assert bench.inference.in_flight == 0
