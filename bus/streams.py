@@ -22,7 +22,7 @@ from bus import subjects
 from bus.connection import Bus
 from bus.consumer_renewal import make_anew
 from bus.live_queues import LiveQueue
-from schemas.errors import WeirError, unavailable
+from schemas.errors import Reason, WeirError, unavailable
 
 logger = logging.getLogger("weir.bus")
 
@@ -131,7 +131,7 @@ async def ensure_states_bucket(bus: Bus) -> None:
 
 
 def _no_room(what: str, error: ServerError) -> WeirError:
-    return unavailable(f"the message broker has no room for {what}: {error.description}")
+    return unavailable(f"the message broker has no room for {what}: {error.description}", Reason.BROKER_FULL)
 
 
 async def ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_bytes: int | None = None) -> None:

@@ -17,7 +17,7 @@ from calls.acquaintance import Acquaintance
 from calls.partition_choice import destination_of
 from calls.prepared import PreparedRequests
 from runtime.containment import contained
-from schemas.errors import WeirError, invalid, not_found, overloaded, unavailable
+from schemas.errors import Reason, WeirError, invalid, not_found, overloaded, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import namespace_of, plain_name
 from schemas.normalizer import RequestNormalizer
@@ -108,7 +108,9 @@ class Catalog:
         """How who asks for this model, which nobody tells of, is put off (UNAVAILABLE) where that may yet change."""
         if self._is_acquainted():
             return None
-        return overloaded(f"Request for unknown model: '{name}' is not found yet, the server is not ready")
+        return overloaded(
+            f"Request for unknown model: '{name}' is not found yet, the server is not ready", reason=Reason.NOT_READY
+        )
 
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model, if requests for this version of it ("" for the latest) are accepted.
@@ -316,12 +318,14 @@ class Catalog:
         if not_yet is not None:
             return not_yet
         if not records and not (version and name in self._away):
-            return not_found(f"Request for unknown model: '{name}' is not found")
+            return not_found(f"Request for unknown model: '{name}' is not found", Reason.UNKNOWN_MODEL)
         if not version:
-            return not_found(f"Request for unknown model: '{name}' has no available versions")
+            return not_found(f"Request for unknown model: '{name}' has no available versions", Reason.NOT_READY)
         if any(int(version) in record.versions for record in records):
-            return unavailable(f"Request for unknown model: '{name}' version {version} is not at ready state")
-        return not_found(f"Request for unknown model: '{name}' version {version} is not found")
+            return unavailable(
+                f"Request for unknown model: '{name}' version {version} is not at ready state", Reason.NOT_READY
+            )
+        return not_found(f"Request for unknown model: '{name}' version {version} is not found", Reason.UNKNOWN_MODEL)
 
 
 def check_version(version: str) -> None:

@@ -43,7 +43,7 @@ from calls.tracing import Tracing
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
 from schemas.bodies import pack_body
-from schemas.errors import WeirError, internal, invalid, overloaded, unavailable
+from schemas.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
 from schemas.lost_attempts import unpack_lost_attempts
 from schemas.messages import Answer, Part, unpack_answers
 from schemas.request_errors import is_given_up
@@ -156,7 +156,7 @@ class Inference:
         for pending in self._in_flight:
             if pending.is_queued:
                 self._outbox.cancel(pending.queue, pending.key)
-        self._fail(self._in_flight.keys(), overloaded("the server is stopping"))
+        self._fail(self._in_flight.keys(), overloaded("the server is stopping", reason=Reason.STOPPING))
         self._outbox.flush()
 
     @property
@@ -445,4 +445,6 @@ class Inference:
         elif self._away_since is None:
             self._away_since = now
         elif now - self._away_since > BROKER_PATIENCE_S:
-            self._fail(self._in_flight.keys(), overloaded("the message broker is not available"))
+            self._fail(
+                self._in_flight.keys(), overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)
+            )

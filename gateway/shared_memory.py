@@ -26,7 +26,7 @@ from bus.identity import host, shares_memory
 from bus.registry import RegistryView
 from bus.streams import ensure_regions_bucket
 from gateway.cuda_questions import CudaQuestions
-from schemas.errors import ErrorCode, WeirError, internal, invalid, not_found, overloaded, unavailable
+from schemas.errors import ErrorCode, Reason, WeirError, internal, invalid, not_found, overloaded, unavailable
 from schemas.regions import (
     CUDA,
     CUDA_HANDLE_BYTES,
@@ -293,4 +293,4 @@ def _already_there(name: str) -> WeirError:
 
 
 def _broker_away() -> WeirError:
-    return overloaded("the message broker is not available")
+    return overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)

@@ -30,7 +30,7 @@ from scheduler.version_scheduler import (
     VersionScheduler,
     joined,
 )
-from schemas.errors import WeirError, not_found, overloaded, unavailable
+from schemas.errors import Reason, WeirError, not_found, overloaded, unavailable
 from schemas.messages import BatchOutcome
 from schemas.model_config import ModelConfig
 
@@ -317,7 +317,7 @@ class ModelScheduler:
             failures += [Failure(request, self._refusal(request, self._is_given_up)) for request in lost]
             self._unrouted = {request: None for request in self._unrouted if request.enqueued_us > lost_us}
         late = [request for request in self._unrouted if 0 < request.terms.deadline_us <= now_us]
-        failures += [Failure(request, overloaded(TIMEOUT_EXPIRED)) for request in late]
+        failures += [Failure(request, overloaded(TIMEOUT_EXPIRED, reason=Reason.TIMED_OUT)) for request in late]
         for request in late:
             del self._unrouted[request]
         for version in self._all:
@@ -334,10 +334,13 @@ class ModelScheduler:
     def _refusal(self, request: QueuedRequest, is_given_up: bool) -> WeirError:
         nothing = f"Request for unknown model: '{self.name}' has no available versions"
         if not is_given_up:
-            return overloaded(nothing)
+            return overloaded(nothing, reason=Reason.NOT_READY)
         if request.version == LATEST:
-            return not_found(nothing)
-        return unavailable(f"Request for unknown model: '{self.name}' version {request.version} is not at ready state")
+            return not_found(nothing, Reason.NOT_READY)
+        return unavailable(
+            f"Request for unknown model: '{self.name}' version {request.version} is not at ready state",
+            Reason.NOT_READY,
+        )
 
     def _served(self) -> list[AnyVersion]:
         return [version for version in self._versions.values() if version.instance_count]
@@ -346,7 +349,9 @@ class ModelScheduler:
         """The version's scheduler; None while nobody serves any. Raises NOT_FOUND for one that others are served of."""
         version = self._latest if wanted == LATEST else self._versions.get(wanted)
         if version is None and self._served():
-            raise not_found(f"Request for unknown model: '{self.name}' version {wanted} is not found")
+            raise not_found(
+                f"Request for unknown model: '{self.name}' version {wanted} is not found", Reason.UNKNOWN_MODEL
+            )
         return version
 
     def _best_latest(self) -> AnyVersion | None:

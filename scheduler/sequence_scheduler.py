@@ -33,7 +33,7 @@ from scheduler.version_scheduler import (
     Ended,
     Failure,
 )
-from schemas.errors import WeirError, internal, overloaded
+from schemas.errors import Reason, WeirError, internal, overloaded
 from schemas.messages import NOBODY, BatchOutcome
 from schemas.model_config import ModelConfig
 from schemas.requests import SEQUENCE_END, SEQUENCE_START
@@ -358,7 +358,7 @@ class SequenceScheduler:
 
     def _loss(self, request: QueuedRequest) -> WeirError:
         if self._retry.is_given_up(request):
-            return internal(GIVEN_UP.format(request.attempts))
+            return internal(GIVEN_UP.format(request.attempts), Reason.KILLED_WORKERS)
         return state_lost(request, self._model)
 
     def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:

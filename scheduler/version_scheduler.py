@@ -22,7 +22,7 @@ from scheduler.placement import Instance, Placement
 from scheduler.queued_request import QueuedRequest
 from scheduler.retry import RetryPolicy
 from scheduler.series import SeriesBatcher
-from schemas.errors import WeirError, internal, overloaded, unavailable
+from schemas.errors import Reason, WeirError, internal, overloaded, unavailable
 from schemas.messages import BatchOutcome
 from schemas.requests import SEQUENCE_START
 
@@ -288,7 +288,7 @@ class VersionScheduler:
         if not expired:
             return []
         self.failures["REJECTED"] += len(expired)
-        error = overloaded(TIMEOUT_EXPIRED, self._expected_wait_us())
+        error = overloaded(TIMEOUT_EXPIRED, self._expected_wait_us(), reason=Reason.TIMED_OUT)
         return [Failure(request, error) for request in expired]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
@@ -344,8 +344,13 @@ class VersionScheduler:
         for request in again:
             request.place = self
         self._lanes.put_back(again)
-        failures = [Failure(request, internal(GIVEN_UP.format(request.attempts))) for request in given_up]
-        failures += [Failure(request, unavailable(LOST_STEPS.format(request.correlation_id))) for request in uncertain]
+        failures = [
+            Failure(request, internal(GIVEN_UP.format(request.attempts), Reason.KILLED_WORKERS)) for request in given_up
+        ]
+        failures += [
+            Failure(request, unavailable(LOST_STEPS.format(request.correlation_id), Reason.SEQUENCE_LOST))
+            for request in uncertain
+        ]
         return self._cancelled(requests), failures
 
     def _cancelled(self, lost: list[QueuedRequest]) -> list[QueuedRequest]:

@@ -7,7 +7,7 @@ front ends). RFC 9110 for the meaning of the HTTP statuses, RFC 6585 for 429. Th
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 from math import ceil
 
 QUEUE_FULL = "Exceeds maximum queue size"
@@ -53,21 +53,65 @@ class ErrorCode(Enum):
 _BY_NUMBER = {code.number: code for code in ErrorCode}
 
 
+class Reason(IntEnum):
+    """Why a request failed, for who decides what becomes of it: texts are for people. Travels as its number.
+
+    Errors that models answer with have none, whatever their texts say.
+    """
+
+    NONE = 0
+    QUEUE_FULL = 1
+    """There is too much to do already."""
+    NOT_READY = 2
+    """The server, the model or its version is not ready, or the model has no version: that may change."""
+    STOPPING = 3
+    """The server is stopping."""
+    BROKER_AWAY = 4
+    BROKER_FULL = 5
+    UNKNOWN_MODEL = 6
+    """No worker has told of the model, or of this version of it."""
+    TIMED_OUT = 7
+    KILLED_WORKERS = 8
+    """Its worker or process died each time that it ran."""
+    SEQUENCE_LOST = 9
+    """The state of its sequence is lost, or the sequence has ended."""
+    NOT_REPEATABLE = 10
+    """It has run, or what it was made of is gone: it can't run again."""
+    GIVEN_UP = 11
+    """Its caller has gone, or its content can't be read any more: nobody should hear of it."""
+
+    @classmethod
+    def from_number(cls, number: int) -> Reason:
+        """The reason that travels as `number`; NONE for a number of a newer peer."""
+        return _REASONS.get(number, cls.NONE)
+
+
+_REASONS = {reason.value: reason for reason in Reason}
+
+
 class WeirError(Exception):
     """An error that ends a request or a load, told to the caller as it stands.
 
     `message` is shown to clients: it never holds paths, addresses or names of internal objects. `retry_after_s` tells, in
     whole seconds, when the same request may have better luck, for there is too much to do, or nobody to do it; 0 says
     nothing about it (RFC 9110's Retry-After). `shut_us` is told to callers of models alone, not to clients: for so many
-    microseconds others like it would be refused as well.
+    microseconds others like it would be refused as well. `reason` is told to them, too.
     """
 
-    def __init__(self, code: ErrorCode, message: str, retry_after_s: int = 0, shut_us: int = 0) -> None:
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        retry_after_s: int = 0,
+        shut_us: int = 0,
+        reason: Reason = Reason.NONE,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
         self.shut_us = shut_us
+        self.reason = reason
 
     def __repr__(self) -> str:
         return f"WeirError({self.code.name}, {self.message!r})"
@@ -93,28 +137,30 @@ def invalid(message: str) -> WeirError:
     return WeirError(ErrorCode.INVALID_ARG, message)
 
 
-def internal(message: str) -> WeirError:
+def internal(message: str, reason: Reason = Reason.NONE) -> WeirError:
     """An INTERNAL error (HTTP 500)."""
-    return WeirError(ErrorCode.INTERNAL, message)
+    return WeirError(ErrorCode.INTERNAL, message, reason=reason)
 
 
-def not_found(message: str) -> WeirError:
+def not_found(message: str, reason: Reason = Reason.NONE) -> WeirError:
     """A NOT_FOUND error (HTTP 404)."""
-    return WeirError(ErrorCode.NOT_FOUND, message)
+    return WeirError(ErrorCode.NOT_FOUND, message, reason=reason)
 
 
-def unavailable(message: str) -> WeirError:
+def unavailable(message: str, reason: Reason = Reason.NONE) -> WeirError:
     """An UNAVAILABLE error (HTTP 503), which the caller may retry."""
-    return WeirError(ErrorCode.UNAVAILABLE, message)
+    return WeirError(ErrorCode.UNAVAILABLE, message, reason=reason)
 
 
-def overloaded(message: str = QUEUE_FULL, wait_us: float = 0, shut_us: int = 0) -> WeirError:
+def overloaded(
+    message: str = QUEUE_FULL, wait_us: float = 0, shut_us: int = 0, reason: Reason = Reason.QUEUE_FULL
+) -> WeirError:
     """An UNAVAILABLE error (HTTP 503) because there is too much to do, or nobody to do it.
 
     What waits is expected to be gone after `wait_us`; so long, at least one second and at most a minute, the caller is
     told to wait. `shut_us` is as in `WeirError`.
     """
-    return WeirError(ErrorCode.UNAVAILABLE, message, retry_after_s(wait_us), shut_us)
+    return WeirError(ErrorCode.UNAVAILABLE, message, retry_after_s(wait_us), shut_us, reason)
 
 
 def retry_after_s(wait_us: float) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from schemas.errors import MAX_RETRY_AFTER_S, MAX_SHUT_US, ErrorCode, WeirError
+from schemas.errors import MAX_RETRY_AFTER_S, MAX_SHUT_US, ErrorCode, Reason, WeirError
 from schemas.lanes import Lane
 from schemas.ownership import MAX_EPOCH
 from schemas.requests import SEQUENCE_END, SEQUENCE_START, Parameters
@@ -268,7 +268,9 @@ def pack_error(
 ) -> tuple[Any, ...]:
     """An answer that is an error, to be sent by `pack_answers`."""
     detail: Any = (error.message, error.retry_after_s) if error.retry_after_s else error.message
-    if error.shut_us:
+    if error.reason:
+        detail = (error.message, error.retry_after_s, error.shut_us, error.reason.value)
+    elif error.shut_us:
         detail = (error.message, error.retry_after_s, error.shut_us)
     return _with_ending((key, error.code.number, detail), is_final, moments, run)
 
@@ -325,12 +327,14 @@ def unpack_answers(
     return version, answers
 
 
-def _unpack_error(code: int, message: Any, retry_after_s: Any = 0, shut_us: Any = 0) -> WeirError:
+def _unpack_error(code: int, message: Any, retry_after_s: Any = 0, shut_us: Any = 0, reason: Any = 0) -> WeirError:
     if type(retry_after_s) is not int or not 0 <= retry_after_s <= MAX_RETRY_AFTER_S:
         raise TypeError("not a time to come again")
     if type(shut_us) is not int or not 0 <= shut_us <= MAX_SHUT_US:
         raise TypeError("not a time for which a queue is shut")
-    return WeirError(ErrorCode.from_number(code), text(message), retry_after_s, shut_us)
+    if type(reason) is not int:
+        raise TypeError("not a reason")
+    return WeirError(ErrorCode.from_number(code), text(message), retry_after_s, shut_us, Reason.from_number(reason))
 
 
 def pack_done(worker: str, dones: Sequence[Done]) -> bytes:

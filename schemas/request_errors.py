@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.errors import ErrorCode, WeirError, invalid
+from schemas.errors import ErrorCode, Reason, WeirError, invalid
 from schemas.request_limits import RequestLimits
 
 
@@ -29,6 +29,11 @@ GIVEN_UP = "the request was given up"
 """The answer to a request that is cancelled, or whose content can't be read any more: nobody should hear it."""
 
 
+def given_up() -> WeirError:
+    """The CANCELLED error that a worker answers such a request with."""
+    return WeirError(ErrorCode.CANCELLED, GIVEN_UP, reason=Reason.GIVEN_UP)
+
+
 def is_given_up(error: WeirError) -> bool:
     """Whether a worker says that nobody waits for the answer, as far as it knows."""
-    return error.code is ErrorCode.CANCELLED and error.message == GIVEN_UP
+    return error.reason is Reason.GIVEN_UP

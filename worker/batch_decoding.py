@@ -8,9 +8,9 @@ from bus.fetch_plan import Loss, Outcome
 from bus.payloads import PayloadReader, StalePayload
 from runtime.containment import contained
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, overloaded
+from schemas.errors import Reason, WeirError, internal, overloaded
 from schemas.messages import BatchEntry
-from schemas.request_errors import GIVEN_UP
+from schemas.request_errors import given_up
 from schemas.requests import InferRequest
 from schemas.string_content import MAX_WALKED_BYTES, check_strings
 from schemas.tensors import PayloadRef, element_count
@@ -65,7 +65,7 @@ class _Decoder:
                 raise StalePayload("the caller has gone")
             if running.has_deadlines and running.is_late(position):
                 self._statistics.record_failures(1, "REJECTED", entry.queued_us * 1000)
-                return Result(error=overloaded("Request timeout expired"))
+                return Result(error=overloaded("Request timeout expired", reason=Reason.TIMED_OUT))
             ref = body_ref(entry.body)
             body = entry.body if ref is None else content_of(ref, running, self._reader)
             request = unpack_body(body, batch.model, batch.version)
@@ -81,7 +81,7 @@ class _Decoder:
             return request
         except StalePayload:
             self._statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
-            return Result(error=WeirError(ErrorCode.CANCELLED, GIVEN_UP))
+            return Result(error=given_up())
         except WeirError as error:
             return Result(error=error)
         except ValueError as error:  # MalformedMessage among them

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bus import subjects
 from bus.sequence_states import SequenceStates, Wanted
 from bus.thread_publisher import Outgoing
-from schemas.errors import WeirError, internal, unavailable
+from schemas.errors import Reason, WeirError, internal, unavailable
 from schemas.messages import NOBODY, BatchEntry, BatchMessage, SequencePlace
 from schemas.requests import SEQUENCE_END, InferRequest
 from schemas.sequence_states import pack_state, unpack_state
@@ -171,7 +171,8 @@ class ImplicitStates:
     def _lost(self, request: InferRequest) -> WeirError:
         return unavailable(
             f"the state of sequence {request.correlation_id} of model '{self._declared.model}' was lost with its "
-            "instance: start the sequence again"
+            "instance: start the sequence again",
+            Reason.SEQUENCE_LOST,
         )
 
 

@@ -33,7 +33,7 @@ from calls.readiness import Readiness
 from calls.response_cache import ResponseCache
 from calls.tracing import PassedTraces
 from runtime.containment import contained
-from schemas.errors import WeirError, overloaded
+from schemas.errors import Reason, WeirError, overloaded
 from schemas.requests import InferRequest
 from schemas.tensors import PayloadRef
 
@@ -208,4 +208,4 @@ async def _persist(start: Callable[[], Awaitable[None]]) -> None:
 
 
 def _unreachable() -> WeirError:
-    return overloaded("the message broker is not available")
+    return overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from itertools import compress
 
-from schemas.errors import unavailable
+from schemas.errors import Reason, unavailable
 from schemas.messages import NOBODY, BatchEntry, BatchMessage
 from schemas.requests import InferRequest
 from worker.backend import Result
@@ -36,7 +36,7 @@ def take_place(request: InferRequest, entry: BatchEntry, is_reference: bool) -> 
     request.correlation_id = request.correlation_id or place.run
     if entry.gateway == NOBODY and (is_reference or any(isinstance(tensor.data, tuple) for tensor in request.inputs)):
         # Its caller has its answer: what lies in shared memory may be anything by now.
-        raise unavailable("a request whose content lay in shared memory can't run again")
+        raise unavailable("a request whose content lay in shared memory can't run again", Reason.NOT_REPEATABLE)
 
 
 def accepted(

@@ -27,7 +27,7 @@ from bus.thread_publisher import Outgoing, ThreadPublisher
 from runtime.containment import contained
 from runtime.health import process_health
 from schemas.abandoned import unpack_abandoned
-from schemas.errors import unavailable
+from schemas.errors import Reason, unavailable
 from schemas.messages import (
     NOBODY,
     BatchMessage,
@@ -345,7 +345,10 @@ class WorkerService:
 
     def _refuse(self, batch: BatchMessage) -> None:
         by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
-        error = unavailable(f"Request for unknown model: '{batch.model}' version {batch.version} is not at ready state")
+        error = unavailable(
+            f"Request for unknown model: '{batch.model}' version {batch.version} is not at ready state",
+            Reason.NOT_READY,
+        )
         for entry in batch.entries:
             if entry.gateway != NOBODY:
                 by_gateway[entry.gateway].append(pack_error(entry.key, error))

@@ -38,7 +38,7 @@ from gateway.durable.stalled_requests import StalledRequests
 from gateway.durable.waiting_limits import WaitingLimits
 from runtime.containment import contained
 from runtime.offload import OFF_LOOP_BYTES
-from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.errors import ErrorCode, Reason, WeirError, internal, invalid, unavailable
 from schemas.lanes import Lane
 from schemas.queue_bounds import queue_bounds
 from schemas.requests import SEQUENCE_START
@@ -415,7 +415,9 @@ class LaneIntake:
             starts = asked is not None and bool(asked.sequence_flags & SEQUENCE_START)
             # Of one that was begun by us and failed in passing the scheduler knows; that is as with any caller.
             if not self._lines.may_go(request.sequence, starts, request.maybe_begun):
-                self._parts.recorder.fail(request, Outcome.FAILED, unavailable(SEQUENCE_LOST.format(request.sequence)))
+                self._parts.recorder.fail(
+                    request, Outcome.FAILED, unavailable(SEQUENCE_LOST.format(request.sequence), Reason.SEQUENCE_LOST)
+                )
                 return
         self.runner.begin(request, served)
 

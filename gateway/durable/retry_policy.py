@@ -4,7 +4,7 @@
 |---|---|---|
 | an answer | | succeeded |
 | anything, after its deadline, or when it is older than its queue keeps requests | LATE | expired |
-| `Request timeout expired`, and the request itself named a timeout | LATE | expired |
+| TIMED_OUT, and the request itself named a timeout | LATE | expired |
 | CANCELLED | CANCELLED | cancelled |
 | the queue or a gateway is full; no version is there, or ready; the server stops; the broker is away or full | NOBODYS | \
 tried again, for ever, and doesn't count |
@@ -16,8 +16,8 @@ then dead-lettered |
 at most `max_attempts` times in all; then dead-lettered |
 | any other error | FINAL | failed |
 
-Errors travel as a code and a text, so some are told by their texts. Between two tries lie 0.1 s, doubling up to 30 s,
-with a jitter that follows from the request's id alone: what decides here are the arguments, so it can be replayed.
+Errors are told by their `Reason`; errors of models have none, whatever they say. Between two tries lie 0.1 s, doubling up
+to 30 s, with a jitter that follows from the request's id alone: what decides here are the arguments, so it can be replayed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from schemas.errors import QUEUE_FULL, ErrorCode, WeirError
+from schemas.errors import ErrorCode, Reason, WeirError
 from schemas.terminal import Attempt, Outcome
 
 FIRST_DELAY_MS = 100
@@ -56,30 +56,13 @@ class ErrorClass(Enum):
 
 TIMEOUT_EXPIRED = "Request timeout expired"
 
-NOBODYS_TEXTS = (
-    QUEUE_FULL,
-    "has no available versions",
-    "is not at ready state",
-    "the server is not ready",
-    "the server is stopping",
-    "the message broker is not available",
-    "the message broker has no room for",
-    "too many responses wait for those of earlier requests",
+NOBODYS_REASONS = frozenset(
+    {Reason.QUEUE_FULL, Reason.NOT_READY, Reason.STOPPING, Reason.BROKER_AWAY, Reason.BROKER_FULL}
 )
-"""Parts of the texts of errors that say nothing of the request: of UNAVAILABLE, but for the second (NOT_FOUND as well)."""
+"""Reasons that say nothing of the request."""
 
-UNKNOWN_TEXT = "Request for unknown model: "
-
-POISON_TEXTS = (" times while running this request",)
-
-FINAL_TEXTS = (
-    "start the sequence again",
-    "the answer to a request of sequence ",
-    "timeout of the corresponding sequence has been expired",
-    " has ended: the timeout of another of its requests expired",
-    "a request whose content lay in shared memory can't run again",
-)
-"""Parts of the texts of UNAVAILABLE errors that the same request would get again."""
+FINAL_REASONS = frozenset({Reason.SEQUENCE_LOST, Reason.NOT_REPEATABLE})
+"""Reasons for which the same request would fail again."""
 
 
 @dataclass(slots=True)
@@ -183,17 +166,15 @@ def classify_error(now_ms: int, error: WeirError, trials: Trials) -> ErrorClass:
     """The class of `error`, which a request got at `now_ms`."""
     if error.code is ErrorCode.CANCELLED:
         return ErrorClass.CANCELLED
-    message = error.message
-    if any(text in message for text in POISON_TEXTS):
+    if error.reason is Reason.KILLED_WORKERS:
         return ErrorClass.POISON
-    if error.code is ErrorCode.NOT_FOUND and message.startswith(UNKNOWN_TEXT):
-        is_known = any(text in message for text in NOBODYS_TEXTS)
-        kind = ErrorClass.NOBODYS if is_known else ErrorClass.UNKNOWN
-    elif not error.retryable or any(text in message for text in FINAL_TEXTS):
-        return ErrorClass.FINAL
-    elif any(text in message for text in NOBODYS_TEXTS):
+    if error.reason in NOBODYS_REASONS:
         kind = ErrorClass.NOBODYS
-    elif message == TIMEOUT_EXPIRED and trials.names_timeout:
+    elif error.reason is Reason.UNKNOWN_MODEL:
+        kind = ErrorClass.UNKNOWN
+    elif not error.retryable or error.reason in FINAL_REASONS:
+        return ErrorClass.FINAL
+    elif error.reason is Reason.TIMED_OUT and trials.names_timeout:
         return ErrorClass.LATE
     else:
         kind = ErrorClass.PASSING

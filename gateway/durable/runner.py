@@ -28,7 +28,7 @@ from gateway.durable.intake_parts import IntakeParts
 from gateway.durable.request_terms import check_id
 from gateway.durable.run_window import RunWindow
 from runtime.containment import contained
-from schemas.errors import WeirError, internal
+from schemas.errors import Reason, WeirError, internal
 from schemas.kserve_response import LongOutputs
 from schemas.lanes import Lane
 from schemas.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
@@ -39,8 +39,6 @@ from schemas.terminal import Outcome
 logger = logging.getLogger("weir.gateway")
 
 _NEAR_MS = 60_000  # nothing is expected to wait longer in the scheduler: deadlines cost something there
-
-STOPPING = "the server is stopping"
 
 
 class Runner:
@@ -299,7 +297,7 @@ class Runner:
 
     def failed(self, request: DurableRequest, error: WeirError) -> None:
         """An attempt ended with an error: the request is begun again later, or ends."""
-        if self.is_stopping and error.message == STOPPING:
+        if self.is_stopping and error.reason is Reason.STOPPING:
             return  # whoever comes after us does it
         now_ms = time.time_ns() // 1_000_000
         decision = self._parts.policy.after(now_ms, error, request.trials)

@@ -29,7 +29,7 @@ from gateway.nats_door.window import window_of
 from gateway.request_headers import read_headers
 from gateway.server_info import server_version
 from runtime.containment import contained
-from schemas.errors import WeirError, internal, overloaded
+from schemas.errors import Reason, WeirError, internal, overloaded
 from schemas.requests import InferRequest
 
 logger = logging.getLogger("weir.gateway")
@@ -85,10 +85,10 @@ class NatsDoor:
         while self._calls and (now_s := time.monotonic()) < began_s + timeout_s:
             for call in list(self._calls.values()):
                 if now_s > max(began_s, call.heard_s) + nats_call.STOPPING_PATIENCE_S:
-                    call.refuse(overloaded("the server is stopping"))
+                    call.refuse(overloaded("the server is stopping", reason=Reason.STOPPING))
             await asyncio.sleep(_DRAIN_POLL_S)
         for call in list(self._calls.values()):
-            call.refuse(overloaded("the server is stopping"))
+            call.refuse(overloaded("the server is stopping", reason=Reason.STOPPING))
 
     def _on_request(self, endpoint: Endpoint, message: Message) -> None:
         if not message.reply:

@@ -15,7 +15,7 @@ from typing import Any
 from bus.payloads import PayloadReader, StalePayload
 from runtime.containment import contained
 from schemas.bodies import body_ref, unpack_body
-from schemas.errors import ErrorCode, WeirError, internal, overloaded
+from schemas.errors import Reason, WeirError, internal, overloaded
 from schemas.lanes import Lane
 from schemas.messages import (
     BatchEntry,
@@ -27,7 +27,7 @@ from schemas.messages import (
     pack_end,
     pack_error,
 )
-from schemas.request_errors import GIVEN_UP
+from schemas.request_errors import given_up
 from schemas.requests import InferRequest, Parameters
 from schemas.tensors import PayloadRef, Tensor
 from telemetry.request_log import log_request, logs_requests
@@ -220,10 +220,10 @@ class _OpenRequest:
     def begin(self) -> None:
         instance, message = self._instance, self._batch.running.message
         if self._position in self._batch.running.cancelled:
-            self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
+            self._refuse(given_up(), "CANCELED")
             return
         if self._batch.running.is_late(self._position):
-            self._refuse(overloaded("Request timeout expired"), "REJECTED")
+            self._refuse(overloaded("Request timeout expired", reason=Reason.TIMED_OUT), "REJECTED")
             return
         try:
             ref = body_ref(self._entry.body)
@@ -233,7 +233,7 @@ class _OpenRequest:
             request.deadline_ms, request.lane = self._entry.deadline_ms, Lane(self._entry.lane)
             instance.client_memory.check_outputs(request, self._entry.gateway)  # inputs are the steps' to read
         except StalePayload:
-            self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
+            self._refuse(given_up(), "CANCELED")
             return
         except WeirError as error:
             self._refuse(error, "OTHER")
@@ -257,7 +257,7 @@ class _OpenRequest:
     def give_up(self) -> None:
         """Its caller has gone."""
         self.cancel()
-        self._refuse(WeirError(ErrorCode.CANCELLED, GIVEN_UP), "CANCELED")
+        self._refuse(given_up(), "CANCELED")
 
     def cancel(self) -> None:
         """Ends its steps."""

@@ -16,7 +16,7 @@ from bus.identity import lies_elsewhere
 from bus.payloads import PayloadReader, StalePayload
 from calls.pending import Pending
 from runtime.containment import report
-from schemas.errors import WeirError, internal, invalid, unavailable
+from schemas.errors import Reason, WeirError, internal, invalid, unavailable
 from schemas.messages import Moments
 from schemas.model_config import ModelConfig
 from schemas.request_errors import is_given_up
@@ -219,7 +219,9 @@ class EnsembleRequest:
         """Tensors that the step was to read have gone with the worker that had made them: all of it runs again."""
         if self._own.correlation_id:
             # A step that has run may have taken the request into its sequence's state.
-            self._fail(call, unavailable("tensors between its steps were lost: start the sequence again"))
+            self._fail(
+                call, unavailable("tensors between its steps were lost: start the sequence again", Reason.SEQUENCE_LOST)
+            )
             return
         if self._has_responded or self._runs >= MAX_RUNS:
             self._fail(call, unavailable("tensors between its steps were lost; the request may be sent again"))
@@ -302,7 +304,8 @@ class EnsembleRequest:
         self._caller.responded(outputs, _told(sequence))
 
     def _named(self, error: WeirError) -> WeirError:
-        return WeirError(error.code, f"in ensemble '{self._config.name}', {error.message}", error.retry_after_s)
+        message = f"in ensemble '{self._config.name}', {error.message}"
+        return WeirError(error.code, message, error.retry_after_s, reason=error.reason)
 
 
 def _fitting(shape: list[int], name: str, config: ModelConfig) -> list[int]:

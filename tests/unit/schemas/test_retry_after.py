@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.errors import MAX_RETRY_AFTER_S, ErrorCode, WeirError, invalid, overloaded, queue_full
+from schemas.errors import MAX_RETRY_AFTER_S, ErrorCode, Reason, WeirError, invalid, overloaded, queue_full, unavailable
 from schemas.messages import pack_answers, pack_error, unpack_answers
 from schemas.wire import MalformedMessage
 
@@ -30,7 +30,8 @@ def test_it_travels_with_the_error() -> None:
         ["text", 1.5],
         ["text", 1, -1],
         ["text", 1, 1_000_001],
-        ["text", 1, 1, 1],
+        ["text", 1, 1, "1"],
+        ["text", 1, 1, 1, 1],
         [],
         [1, 1],
     ],
@@ -45,6 +46,20 @@ def test_for_how_long_a_queue_is_shut_travels_too() -> None:
     told = unpack_answers(pack_answers(0, rows))[1][0].error
     assert told is not None
     assert (told.retry_after_s, told.shut_us) == (7, 20_000)
+
+
+def test_the_reason_travels_too() -> None:
+    errors = [unavailable("", reason) for reason in Reason]
+    rows = [pack_error(key, error) for key, error in enumerate(errors)]
+    told = [answer.error for answer in unpack_answers(pack_answers(0, rows))[1]]
+    assert [error.reason for error in told if error] == list(Reason)
+
+
+def test_a_reason_of_a_newer_peer_is_none_that_is_known() -> None:
+    rows = [(1, ErrorCode.UNAVAILABLE.number, ["text", 0, 0, 12345])]
+    told = unpack_answers(pack_answers(0, rows))[1][0].error
+    assert told is not None
+    assert (told.message, told.reason) == ("text", Reason.NONE)
 
 
 def test_other_errors_say_nothing_about_it() -> None:

@@ -12,7 +12,7 @@ from bus.payloads import PayloadArena, PayloadReader
 from schemas.bodies import body_template, pack_body, unpack_body
 from schemas.errors import ErrorCode, WeirError
 from schemas.model_config import ModelConfig
-from schemas.request_errors import GIVEN_UP
+from schemas.request_errors import given_up
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
 from worker.ensembles.checks import ComposingModel, check_ensemble_models
@@ -20,7 +20,7 @@ from worker.ensembles.plan import EnsemblePlan
 from worker.ensembles.request import MAX_RUNS, EnsembleRequest
 from worker.ensembles.step_gates import StepGates
 
-LOST = WeirError(ErrorCode.CANCELLED, GIVEN_UP)
+LOST = given_up()
 
 
 def model(name, batch=0, dims=(-1,), **fields):
