@@ -47,18 +47,20 @@ def build_infer_response(
     default = RequestedOutput("", request.binary_default)
     rows: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = [b""]
-    texts: dict[int, bytes | memoryview] = {}  # by the position of the row: JSON that is there already
+    texts: dict[int, bytes | memoryview] = {}  # by the position of its row: JSON that is there already
     for tensor in response.outputs:
         wish = default if requested is None else requested.get(tensor.name)
         if wish is None:
             continue
-        is_long = (wish.class_count or not wish.binary) and tensor.size_bytes > MAX_WRITTEN_BYTES
-        if is_long and wish.region is None:
-            if written is None:
+        is_written = False
+        if wish.class_count:
+            is_written = tensor.size_bytes > MAX_WRITTEN_BYTES
+            if not is_written:
+                tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+            elif written is None:
                 raise LongOutputs
-            tensor = written[tensor.name]
-        elif wish.class_count:
-            tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+            else:
+                tensor = written[tensor.name]
         row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         rows.append(row)
         if wish.region is not None:
@@ -70,8 +72,12 @@ def build_infer_response(
             row["parameters"] = {"binary_data_size": len(data)}
             if data:
                 chunks.append(data)
-        elif is_long:
+        elif is_written:
             texts[len(rows) - 1] = data
+        elif len(data) > MAX_WRITTEN_BYTES:
+            if written is None:
+                raise LongOutputs
+            texts[len(rows) - 1] = written[tensor.name].data  # type: ignore[assignment]  # it is no reference
         else:
             row["data"] = json_data(tensor.name, tensor.datatype, tensor.shape, data)
     if texts:

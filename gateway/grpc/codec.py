@@ -79,8 +79,7 @@ class Split(NamedTuple):
 
 def split_request(data: bytes | memoryview) -> Split:
     """The message without its raw contents, and these. Raises WeirError (INVALID_ARG) for far too many fields."""
-    split = _split_raw_contents(data)
-    return Split(data, None) if split is None else Split(*split)
+    return _split_raw_contents(data) or Split(data, None)
 
 
 def decode_split(split: Split) -> tuple[Any, Sequence[bytes | memoryview]]:
@@ -156,7 +155,7 @@ def encode_response(
     return _join_raw_contents(message.SerializeToString(), raw_contents)
 
 
-def _split_raw_contents(data: bytes | memoryview) -> tuple[bytes, list[memoryview]] | None:
+def _split_raw_contents(data: bytes | memoryview) -> Split | None:
     """(the message without its raw contents, their views); None for what isn't a plain run of its known fields.
 
     Every field of ModelInferRequest is length-delimited and has a one-byte tag. Whatever else is found, unknown fields
@@ -189,7 +188,7 @@ def _split_raw_contents(data: bytes | memoryview) -> tuple[bytes, list[memoryvie
     except IndexError:
         return None
     kept.append(view[kept_from:end])
-    return b"".join(kept), raw_contents
+    return Split(b"".join(kept), raw_contents)
 
 
 def _read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
