@@ -120,10 +120,10 @@ class NatsCall:
     def answer(self, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
         """An answer of the model, an error, or the bare end of the answers (None)."""
         if self._writing is not None:
-            self._later.append((outcome, is_final))
-            size_bytes = _size_bytes(outcome)
-            has_room = self._add_unsent(size_bytes)
-            if not has_room or (self._unsent_bytes > MAX_UNREAD_BYTES and len(self._later) > 1):
+            # It is not the caller that is slow: what waits here is bounded by the memory ledger alone.
+            if self._account.charge(_KIND, _size_bytes(outcome)):
+                self._later.append((outcome, is_final))
+            else:
                 self._give_up(_FALLEN_BEHIND)
             return
         try:
@@ -178,8 +178,7 @@ class NatsCall:
             self._answer(error, is_final)
         while self._later and self._writing is None:
             outcome, is_final = self._later.popleft()
-            size_bytes = _size_bytes(outcome)
-            self._remove_unsent(size_bytes)
+            self._account.release(_KIND, _size_bytes(outcome))
             self.answer(outcome, is_final)
 
     def _fail(self, _error: Exception, *_others: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from test_nats_call import Caller
 
+from gateway.nats_door.call import MAX_UNREAD_BYTES
 from runtime.offload import Offload
 from schemas.errors import invalid
 from schemas.kserve_response import MAX_WRITTEN_BYTES
@@ -33,6 +34,17 @@ async def test_answers_come_in_order(window: int) -> None:
     assert [b'"shape":[%d]' % size in body for size, (_, body, _) in zip(sizes, caller.sent, strict=True)] == [True] * 6
     assert [headers["weir-final"] for headers, _, _ in caller.sent] == ["false"] * 5 + ["true"]
     assert caller.ledger.total_bytes == 0
+    offload.close()
+
+
+async def test_a_model_that_is_faster_than_the_helper_is_not_the_caller_s_fault() -> None:
+    caller, offload = Caller(), Offload()
+    caller.call._offload = offload
+    count = MAX_UNREAD_BYTES // LONG + 2
+    for number in range(count):
+        caller.answer(LONG, is_final=number == count - 1)
+    await ended(caller)
+    assert (len(caller.sent), caller.error) == (count, "")
     offload.close()
 
 
