@@ -77,6 +77,7 @@ class SharedMemoryRegions:
         self._uses: Counter[str] = Counter()
         self._leaving: set[str] = set()  # unregistered while in use
         self._background: asyncio.TaskGroup | None = None
+        self._stream: tuple[object, int] = None, 0
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Learns what is registered, and follows it."""
@@ -87,6 +88,7 @@ class SharedMemoryRegions:
         await self._cuda.start()
         await self._bus.subscribe(subjects.region_writes(host()), self._on_write)
         await self._bus.flush()
+        self._stream = await self._stream_state()
         await self._read_all()
         self._bus.on_reconnect(self._restore)
 
@@ -241,7 +243,7 @@ class SharedMemoryRegions:
         if message.data:
             self._apply(message.data)
         else:
-            self._forget("" if token == "=" else subjects.untoken(token))  # noqa: S105 - a subject's token
+            self._forget(_name_of(token))
 
     def _apply(self, data: bytes) -> None:
         try:
@@ -255,12 +257,18 @@ class SharedMemoryRegions:
         self._regions.pop(name, None)
         self._leaving.discard(name)
 
-    async def _read_all(self) -> None:
+    async def _stream_state(self) -> tuple[object, int]:
+        """When the bucket's stream was created, and the sequence of its last message: both tell a lost one from this."""
+        info = await self._bus.jetstream.stream_info(subjects.REGIONS_STREAM)
+        return info.created, info.state.last_seq
+
+    async def _read_all(self) -> set[str]:
+        """Applies what the bucket holds of this host; returns the names of its regions."""
         bucket = await self._bus.jetstream.key_value(subjects.REGIONS_BUCKET)
         try:
             keys = await bucket.keys()
         except (NoKeysError, NotFoundError):
-            return
+            keys = []
         for key in keys:
             if key.startswith(f"{host()}."):
                 try:
@@ -269,10 +277,21 @@ class SharedMemoryRegions:
                     continue
                 if entry.value:
                     self._apply(entry.value)
+        return {_name_of(key.partition(".")[2]) for key in keys if key.startswith(f"{host()}.")}
 
     async def _restore(self) -> None:
-        """The broker came back, perhaps without its memory: what is known here is written again where it is missing."""
+        """The broker came back: what another gateway has unregistered meanwhile is forgotten.
+
+        If the broker has lost its memory, what is known here is written again where it is missing.
+        """
         await ensure_regions_bucket(self._bus)
+        (created, last_sequence), known = self._stream, set(self._regions)
+        found = await self._stream_state()
+        if found[0] == created and found[1] >= last_sequence:
+            for name in known - await self._read_all():
+                self._forget(name)
+            self._stream = found
+            return
         bucket = await self._bus.jetstream.key_value(subjects.REGIONS_BUCKET)
         for region in list(self._regions.values()):
             try:
@@ -280,6 +299,11 @@ class SharedMemoryRegions:
             except KeyWrongLastSequenceError:
                 continue
         await self._read_all()
+        self._stream = found  # not before all is written: if that fails, it is tried again
+
+
+def _name_of(token: str) -> str:
+    return "" if token == "=" else subjects.untoken(token)  # noqa: S105 - a subject's token
 
 
 def _row(region: Region) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def _report(
         metrics=places.get("metrics"),
         nats_url=without_user(embedded.url) if embedded else nats_url or "",
         data_dir=str(embedded.data_dir) if embedded else None,
-        nats_url_file=str(embedded.url_file) if embedded else "",
+        nats_url_file=str(embedded.url_file.absolute()) if embedded else "",
         models=announced.get("models", []),
         durability=announced.get("durability", {}),
     )

@@ -235,6 +235,24 @@ async def test_a_broker_without_memory_is_told_again(tmp_path: Path, key: str) -
         nats.stop()
 
 
+async def test_what_another_gateway_has_unregistered_meanwhile_does_not_come_back(nats: EmbeddedNats, key: str) -> None:
+    async with house(nats) as made:
+        first, second = await made.gateway(), await made.gateway()
+        for name in ("stays", "goes"):
+            await first.register_system(name, key, 0, 90)
+        await wait_until(lambda: len(names(second)) == 2)
+        bus = second._bus
+        callbacks = dict(bus._callbacks)
+        bus._callbacks.clear()  # as while the broker is away
+        await first.unregister(SYSTEM, "goes")
+        await first.register_system("comes", key, 0, 90)
+        await bus.flush()
+        bus._callbacks.update(callbacks)
+        bus.doubt("test")
+        await asyncio.gather(*bus._recoveries.values())
+        assert names(second) == names(first) == ["comes", "stays"]
+
+
 async def test_gpu_memory_is_opened_by_a_worker_that_can(nats: EmbeddedNats) -> None:
     async with house(nats) as made:
         able, unable = Gpu(), Gpu(b"other" * 13)
