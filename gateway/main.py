@@ -39,6 +39,7 @@ from gateway.listeners import Listeners
 from gateway.live_settings import LiveSettings
 from gateway.memory_limits import arriving_slots_ledger, request_ledger
 from gateway.metrics.endpoint import MetricsEndpoint
+from gateway.metrics.protocol import MetricsProtocol
 from gateway.nats_door.door import NatsDoor
 from gateway.own_counters import OwnCounters
 from gateway.parsed_settings import parse_settings
@@ -191,7 +192,7 @@ async def _open_doors(
             fetcher,
             payload_server,
         )
-        listeners.serve("metrics", endpoint.app(), "httptools", background)
+        listeners.serve("metrics", endpoint.app(), MetricsProtocol, background)
     intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
     await intake.start(background)
     await inference.on_lost_attempts(intake.lost)

@@ -198,7 +198,7 @@ def main() -> int:
                 for process in (attacks, honest):
                     process.kill()
                     process.wait()
-            watch.end()
+                watch.end()
     return 0 if report(alone, beside, outcomes, watch) else 1
 
 

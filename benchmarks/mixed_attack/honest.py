@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 import grpc
 import nats
@@ -227,7 +227,7 @@ def main() -> None:
     places = json.loads(sys.argv[1])
     clients = Clients(places, float(places["seconds"]), int(places["seed"]))
     asyncio.run(clients.run())
-    print(json.dumps({kind: asdict(ledger) for kind, ledger in clients.ledgers.items()}))
+    print(json.dumps({kind: vars(ledger) for kind, ledger in clients.ledgers.items()}))
 
 
 if __name__ == "__main__":
