@@ -1,5 +1,6 @@
 """Calls charge what has arrived of their messages and what is not read of their responses; those that stall end."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -30,10 +31,10 @@ def head(path: str = "ModelInfer") -> list[tuple[bytes, bytes]]:
     return [path_field if name == b":path" else (name, value) for name, value in REQUEST]
 
 
-def ask(wire: Wire, stream_id: int, message: bytes) -> None:
+def ask(wire: Wire, stream_id: int, message: bytes, method: str = "ModelInfer") -> None:
     framed = b"\0" + len(message).to_bytes(4, "big") + message
     parts = [framed[at : at + 16384] for at in range(0, len(framed), 16384)]
-    wire.send(headers(stream_id, head()), *(data(stream_id, part, part is parts[-1]) for part in parts))
+    wire.send(headers(stream_id, head(method)), *(data(stream_id, part, part is parts[-1]) for part in parts))
 
 
 def check_progress(door: Door, *times_s: float) -> None:
@@ -75,3 +76,24 @@ def test_a_message_that_stops_arriving_ends_its_call_alone(door: Door) -> None:
         assert door.server.ledger.total_bytes == 0
         wire.send(data(3, b"", end=True))
         assert wire.response(3)[0][b"grpc-status"] != b"4"
+
+
+def test_a_message_is_charged_while_its_answer_takes_its_time(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = asyncio.Event()
+
+    async def is_server_ready() -> bool:
+        await gate.wait()
+        return True
+
+    monkeypatch.setattr(door.doors.readiness, "is_server_ready", is_server_ready)
+    unknown_field = b"\xa2\x06" + b"\xc0\x84\x3d" + bytes(1_000_000)  # number 100, which nobody knows
+    ledger = door.server.ledger
+    with Wire(door.port) as wire:
+        ask(wire, 1, unknown_field, "ServerReady")
+        wait_until(lambda: ledger.total_bytes == len(unknown_field))
+        ask(wire, 3, b"", "ServerLive")
+        assert wire.response(3)[0][b"grpc-status"] == b"0"
+        assert ledger.total_bytes == len(unknown_field)
+        door.loop.call(gate.set)
+        assert wire.response(1)[0][b"grpc-status"] == b"0"
+        wait_until(lambda: not ledger.total_bytes)
