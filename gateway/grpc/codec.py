@@ -36,6 +36,8 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 MAX_FIELDS = 2048
 """Fields of a ModelInferRequest: inputs and their contents, outputs, parameters. More exceed `RequestLimits` anyway."""
 
+_JOINED_BYTES = 256 * 1024
+
 _RAW_INPUT_TAG = 0x3A  # ModelInferRequest.raw_input_contents: field 7, length-delimited
 _RAW_OUTPUT_TAG = b"\x32"  # ModelInferResponse.raw_output_contents: field 6, length-delimited
 
@@ -122,6 +124,20 @@ def encode_response(
 ) -> bytes:
     """The serialized ModelInferResponse with the outputs that `request` asks for, all in `raw_output_contents`.
 
+    See `response_pieces`.
+    """
+    return b"".join(response_pieces(request, response, labels, batching, written))
+
+
+def response_pieces(
+    request: InferRequest,
+    response: InferResponse,
+    labels: Mapping[str, Sequence[str]],
+    batching: bool,
+    written: Mapping[str, Tensor] | None = None,
+) -> tuple[bytes, ...]:
+    """`encode_response` in pieces: large contents are not copied.
+
     `labels` (by output) and `batching` (whether the first dimension is the batch) matter to classification. Raises
     WeirError (INVALID_ARG) when an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`; LongOutputs
     where a helper process is to classify some: `written` are those (see `schemas.offloaded`).
@@ -152,7 +168,7 @@ def encode_response(
             raw_contents.append(b"")
         else:
             raw_contents.append(tensor.data)
-    return _join_raw_contents(message.SerializeToString(), raw_contents)
+    return _with_raw_contents(message.SerializeToString(), raw_contents)
 
 
 def _split_raw_contents(data: bytes | memoryview) -> Split | None:
@@ -214,14 +230,14 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _join_raw_contents(head: bytes, raw_contents: Sequence[bytes | memoryview]) -> bytes:
-    pieces: list[bytes | memoryview] = [head]
+def _with_raw_contents(head: bytes, raw_contents: Sequence[Any]) -> tuple[bytes, ...]:
+    pieces: list[bytes] = [head]
     for content in raw_contents:
         pieces += (_RAW_OUTPUT_TAG, varint(len(content)), content)
     size = sum(map(len, pieces))
     if size > MAX_MESSAGE_BYTES:
         raise invalid(f"Response has byte size {size} which exceeds gRPC's byte size limit {MAX_MESSAGE_BYTES}.")
-    return b"".join(pieces)
+    return (b"".join(pieces),) if size <= _JOINED_BYTES else tuple(pieces)
 
 
 def _check_names(message: Any) -> None:

@@ -106,10 +106,10 @@ class _ModelInfer:
         else:
             call.on_cancel = partial(_cancel, writing)
 
-    def _send(self, call: UnaryCall, message: bytes) -> None:
+    def _send(self, call: UnaryCall, message: tuple[bytes, ...]) -> None:
         if self._compression_level:
             call.compress(self._compression_level)
-        call.send(message, is_last=True)
+        call.send(*message, is_last=True)
 
 
 def _cancel(task: asyncio.Task[list[memoryview]]) -> None:

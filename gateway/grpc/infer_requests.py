@@ -12,7 +12,7 @@ from calls.catalog import ServedModel
 from calls.pending import Pending
 from gateway.access import add_parameters
 from gateway.doors import Doors
-from gateway.grpc.codec import decode_request, decode_split, encode_response, request_from_message, split_request
+from gateway.grpc.codec import decode_request, decode_split, request_from_message, response_pieces, split_request
 from gateway.grpc.head import CallHead
 from gateway.grpc.messages import Message
 from gateway.grpc.offloaded import READ_REQUEST, is_long, read_result, request_job
@@ -61,7 +61,7 @@ class InferRequests:
         served: ServedModel,
         request: InferRequest,
         response: InferResponse,
-        then: Callable[[bytes], None],
+        then: Callable[[tuple[bytes, ...]], None],
         on_error: OnError,
     ) -> asyncio.Task[list[memoryview]]:
         """Calls `then` with the message of a response for which `encoded` has raised LongOutputs, later."""
@@ -71,7 +71,7 @@ class InferRequests:
 
         def encode(parts: list[memoryview]) -> None:
             written = written_outputs(wishes, parts)
-            then(encode_response(request, response, served.labels, batching, written))
+            then(response_pieces(request, response, served.labels, batching, written))
 
         writing.add_done_callback(lambda done: _finish(done, encode, on_error))
         return writing
@@ -153,6 +153,6 @@ def _finish(
         on_error(internal("internal server error"))
 
 
-def encoded(served: ServedModel, request: InferRequest, response: InferResponse) -> bytes:
-    """The serialized ModelInferResponse. Raises WeirError where there can be none, LongOutputs as `encode_response`."""
-    return encode_response(request, response, served.labels, served.config.max_batch_size > 0)
+def encoded(served: ServedModel, request: InferRequest, response: InferResponse) -> tuple[bytes, ...]:
+    """The serialized ModelInferResponse in pieces. Raises WeirError where there can be none, and LongOutputs."""
+    return response_pieces(request, response, served.labels, served.config.max_batch_size > 0)

@@ -6,6 +6,8 @@ errors included, but not on refusals at the door, which name nothing but their r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc.codec import varint
@@ -20,21 +22,21 @@ _ENDINGS = [
 """The parameter as a piece of a ModelInferResponse: by the wire format it may follow all else."""
 
 
-def streamed(response: bytes, is_final: bool) -> tuple[bytes, ...]:
-    """The pieces of the message that carries `response`, a serialized ModelInferResponse."""
+def streamed(response: Sequence[bytes], is_final: bool) -> tuple[bytes, ...]:
+    """The pieces of the message that carries `response`, a serialized ModelInferResponse in pieces."""
     ending = _ENDINGS[is_final]
-    return _RESPONSE_TAG + varint(len(response) + len(ending)), response, ending
+    return _RESPONSE_TAG + varint(sum(map(len, response)) + len(ending)), *response, ending
 
 
 def streamed_end(request: InferRequest) -> tuple[bytes, ...]:
     """The end of the answers to `request`, where no response comes with it."""
-    return streamed(_name(request), True)
+    return streamed((_name(request),), True)
 
 
 def streamed_error(message: str, request: InferRequest, is_final: bool) -> tuple[bytes, ...]:
     """An error in the place of an answer to `request`."""
     return service_pb2.ModelStreamInferResponse(error_message=message).SerializeToString(), *streamed(
-        _name(request), is_final
+        (_name(request),), is_final
     )
 
 

@@ -205,7 +205,7 @@ class _InferStream:
         """Has a helper process classify outputs that take long; answers that come meanwhile wait."""
         assert isinstance(answer, InferResponse)  # noqa: S101 - only that has outputs
 
-        def go_on(message: bytes) -> None:
+        def go_on(message: tuple[bytes, ...]) -> None:
             put(streamed(message, is_final))
 
         def put(pieces: tuple[bytes, ...]) -> None:

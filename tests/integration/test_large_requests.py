@@ -139,6 +139,11 @@ def valid_bytes_over_http(server: Server) -> None:
     assert _post(server, "identity_BYTES", *_binary("BYTES", 2 * MIB, content, outputs=wish))[0] == 200
 
 
+def floats_over_http(server: Server) -> None:
+    content, wish = bytes(HTTP_BYTES), [{"name": "OUT", "parameters": {"binary_data": True}}]
+    assert _post(server, "identity_FP32", *_binary("FP32", HTTP_BYTES // 4, content, outputs=wish))[0] == 200
+
+
 def json_ints(server: Server) -> None:
     assert _post(server, "identity_INT32", _json("INT32", JSON_VALUES))[0] == 200
 
@@ -235,6 +240,12 @@ def bytes_over_grpc(server: Server) -> None:
     assert _call(server, request) is grpc.StatusCode.INVALID_ARGUMENT
 
 
+def floats_over_grpc(server: Server) -> None:
+    request = _message("FP32", GRPC_BYTES // 4)
+    request.raw_input_contents.append(bytes(GRPC_BYTES))
+    assert _call(server, request) in (grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
 def typed_ints_over_grpc(server: Server) -> None:
     request = _message("INT32", 15 * MIB)
     request.inputs[0].contents.int_contents.extend(np.ones(15 * MIB, np.int32).tolist())
@@ -319,6 +330,8 @@ SLOW: list[Attack] = [
     most_json_floats,
     most_parameters,
     valid_bytes_over_http,
+    floats_over_http,
+    floats_over_grpc,
     json_ints,
     json_strings,
     nested_json,
