@@ -23,7 +23,7 @@ from bus.registry import RegistryView
 from repository.dependencies import left_over
 from repository.paths import check_model_name
 from runtime.containment import contained
-from schemas.desired import MAX_FILES, DesiredModel, WantedModel
+from schemas.desired import MAX_CONFIG_LENGTH, MAX_FILES, DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
 from schemas.model_config import ModelConfig
 from schemas.model_identity import plain_name
@@ -84,6 +84,8 @@ class ModelOperations:
         self._check_mode()
         if len(files) > MAX_FILES:
             raise invalid(f"a load request may bring {MAX_FILES} files, got {len(files)}")
+        if config is not None and len(config) > MAX_CONFIG_LENGTH:
+            raise invalid(f"a configuration may have {MAX_CONFIG_LENGTH} characters, got {len(config)}")
         # Triton appends a path to that of the model's folder, so one that begins with a slash lies in it, too.
         files = {path.lstrip("/"): content for path, content in files.items()}
         await self._run(name, self._load(name, config, files))

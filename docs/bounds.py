@@ -184,6 +184,7 @@ BOUNDS = [
     ),
     ("worker.cuda.graphs", "MAX_GRAPHS", "CUDA graphs of each of an instance's two sets of buffers", "it runs without"),
     ("schemas.desired", "MAX_FILES", "files of one load request", "400"),
+    ("schemas.desired", "MAX_CONFIG_LENGTH", "characters of its configuration", "400"),
     (
         "worker.model_control",
         "MAX_WAITING_OPERATIONS",

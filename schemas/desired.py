@@ -17,6 +17,9 @@ MAX_REVISION = 1 << 62
 MAX_FILES = 4096
 """Files that one load request may bring."""
 
+MAX_CONFIG_LENGTH = 1 << 20
+"""Characters of the configuration that a load request brings."""
+
 
 @dataclass(frozen=True, slots=True)
 class WantedModel:

@@ -12,7 +12,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from calls import model_operations
 from calls.model_operations import ModelOperations
-from schemas.desired import DesiredModel, WantedModel
+from schemas.desired import MAX_CONFIG_LENGTH, DesiredModel, WantedModel
 from schemas.errors import ErrorCode, WeirError
 from schemas.registry import ModelRecord, ModelState, VersionRecord
 
@@ -113,6 +113,13 @@ async def test_what_did_not_work_is_wanted_no_longer_though_others_have_nothing_
     with pytest.raises(WeirError, match="no"):
         await operations.load("m", "{}", {})
     assert [entry.wanted.config for entry in broker.entries] == [None, "{}", None]
+
+
+async def test_a_configuration_that_is_far_too_long_is_refused() -> None:
+    operations, broker = a_cluster(holder=lambda revision: told(revision))
+    with pytest.raises(WeirError, match="a configuration may have 1048576 characters, got 1048577"):
+        await operations.load("m", " " * (MAX_CONFIG_LENGTH + 1), {})
+    assert broker.entries == []
 
 
 async def test_what_worked_somewhere_stays_wanted() -> None:
