@@ -19,7 +19,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bus.connection import Bus
 from bus.dialing import dial_from_thread
@@ -41,6 +41,9 @@ _BUSY_WAIT_S = 0.01
 Outgoing = tuple[str, bytes]
 """A message to publish: (subject, data)."""
 
+OnSent = Callable[[], None]
+"""Must not raise, and must not publish."""
+
 
 class ThreadPublisher:
     """See the module. `publish` may be called from any thread; everything else belongs to the event loop."""
@@ -52,7 +55,7 @@ class ThreadPublisher:
         self._lock = threading.Lock()
         self._socket: socket.socket | TlsSocket | None = None
         self._loop_thread = threading.get_ident()
-        self._handed: deque[Sequence[Outgoing]] = deque()  # by the loop, for whoever has the lock next
+        self._handed: deque[tuple[Sequence[Outgoing], OnSent]] = deque()  # by the loop, for whoever has the lock next
         self._is_handed = threading.Event()
         self._owes_pong = False
         self._writer: threading.Thread | None = None
@@ -65,15 +68,19 @@ class ThreadPublisher:
         """Connects, and connects again whenever the connection is lost, in a task of `background`."""
         self._keeper = background.create_task(self._keep())
 
-    def publish(self, messages: Iterable[Outgoing]) -> None:
-        """Sends the messages, in order, in one write."""
+    def publish(self, messages: Iterable[Outgoing], on_sent: OnSent = lambda: None) -> None:
+        """Sends the messages, in order, in one write; calls `on_sent` after that, in whatever thread has written them."""
         messages = list(messages)
         if threading.get_ident() != self._loop_thread:
             with self._lock:
                 self._write_handed()
                 self._write(messages)
-        elif not self._written_at_once(messages):
-            self._hand_over(messages)
+            on_sent()
+        elif self._written_at_once(messages):
+            on_sent()
+        else:
+            self._handed.append((messages, on_sent))
+            self._wake_writer()
 
     async def close(self) -> None:
         """Closes the connection; what is published from now on goes through the bus."""
@@ -108,10 +115,6 @@ class ThreadPublisher:
         poller.register(self._socket.fileno(), select.POLLOUT)
         return bool(poller.poll(0))
 
-    def _hand_over(self, messages: Sequence[Outgoing]) -> None:
-        self._handed.append(messages)
-        self._wake_writer()
-
     def _wake_writer(self) -> None:
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_what_is_handed, name="publisher", daemon=True)
@@ -131,7 +134,9 @@ class ThreadPublisher:
             self._owes_pong = False
             self._sent(b"PONG\r\n")
         while self._handed:
-            self._write(self._handed.popleft())
+            messages, on_sent = self._handed.popleft()
+            self._write(messages)
+            on_sent()
 
     def _write(self, messages: Sequence[Outgoing]) -> None:
         """Called with the lock held."""

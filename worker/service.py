@@ -205,11 +205,6 @@ class WorkerService:
     def finished(self, batch: FinishedBatch) -> None:
         """An instance has ended a batch, or something of it is to leave at once; called in any thread."""
         self._publish(batch)
-        if batch.done is None or batch.done.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
-            return
-        self._held.pop((batch.scheduler, batch.done.batch_id), None)
-        if self._draining and not self._held:
-            self._loop.call_soon_threadsafe(self._idle.set)
 
     @contained(on_error="_publishing_failed")
     def _publish(self, batch: FinishedBatch) -> None:
@@ -218,7 +213,7 @@ class WorkerService:
             ids, part = self._series, batch.done.batch_id
             (ids[part] if is_released else ids.pop(part)).ended(batch)
             return
-        self._publisher.publish(self._messages_of(batch))
+        self._publisher.publish(self._messages_of(batch), partial(self._left, batch))
 
     def _messages_of(self, batch: FinishedBatch) -> list[Outgoing]:
         """The answers come before the end of the batch: a scheduler that hears of the end forgets the requests. And both
@@ -234,7 +229,7 @@ class WorkerService:
     def _publishing_failed(self, _error: Exception, batch: FinishedBatch) -> None:
         """The scheduler has the batch run again, and answers with an error in the end. What goes on is tried once more."""
         if batch.done is None or batch.done.outcome == BatchOutcome.RELEASED:
-            self._publisher.publish(self._messages_of(batch))
+            self._publisher.publish(self._messages_of(batch), partial(self._left, batch))
             return
         done = Done(batch.done.batch_id, BatchOutcome.UNANSWERED, batch.done.busy_us)
         if done.batch_id < 0:
@@ -242,7 +237,16 @@ class WorkerService:
             if series is not None:
                 series.ended(FinishedBatch(batch.scheduler, done, []))
         else:
-            self._publisher.publish([(subjects.done(batch.scheduler), pack_done(self.worker_id, [done]))])
+            message = subjects.done(batch.scheduler), pack_done(self.worker_id, [done])
+            self._publisher.publish([message], partial(self._left, batch))
+
+    def _left(self, batch: FinishedBatch) -> None:
+        """What there was to say of the batch has been sent."""
+        if batch.done is None or batch.done.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
+            return
+        self._held.pop((batch.scheduler, batch.done.batch_id), None)
+        if self._draining and not self._held:
+            self._loop.call_soon_threadsafe(self._idle.set)
 
     def device_lost(self, reason: str, batch: FinishedBatch | None) -> None:
         """Nothing runs on this process's GPUs any more, which is about to end; `batch` is the one lost. For any thread.

@@ -57,14 +57,18 @@ async def stalled() -> AsyncIterator[Stalled]:
 async def test_the_event_loop_does_not_wait_for_a_thread_that_writes(stalled: Stalled) -> None:
     writing = await stalled.writing()
     begun_s = time.monotonic()
-    stalled.publisher.publish([("small", b"1")])
-    stalled.publisher.publish([("small", b"2")])
+    sent: list[int] = []
+    stalled.publisher.publish([("small", b"1")], lambda: sent.append(1))
+    stalled.publisher.publish([("small", b"2")], lambda: sent.append(2))
     stalled.end.sendall(b"PING\r\n")
     assert time.monotonic() - begun_s < 5
+    assert sent == [], "who publishes is told when it is so"
     large = b"PUB large %d\r\n%s\r\n" % (len(LARGE), LARGE)
     tail = b"PUB small 1\r\n1\r\nPUB small 1\r\n2\r\n"
     data = await asyncio.to_thread(stalled.received, len(large) + len(tail) + len(b"PONG\r\n"))
     await writing
+    while sent != [1, 2]:
+        await asyncio.sleep(0.001)
     assert data.startswith(large)
     assert data[len(large) :].replace(b"PONG\r\n", b"") == tail, "in the order in which they were published"
 

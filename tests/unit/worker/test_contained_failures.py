@@ -225,7 +225,7 @@ class Shell:
     def __init__(self) -> None:
         self.bus = ReconnectingBus()
         self.published: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-        publisher = SimpleNamespace(publish=lambda messages: [self.published.put(message) for message in messages])
+        publisher = SimpleNamespace(publish=self.publish)
         self.service = WorkerService(self.bus, publisher, "w")  # type: ignore[arg-type]
         self.instance = FakeInstance()
         served = SimpleNamespace(
@@ -236,6 +236,11 @@ class Shell:
         )
         self.service.models["m"] = SimpleNamespace(served={1: served, 2: served}, config=None)  # type: ignore[assignment]
         self.service._arenas["arena"] = self.instance  # type: ignore[assignment]
+
+    def publish(self, messages: list[tuple[str, bytes]], on_sent: Callable[[], None]) -> None:
+        for message in messages:
+            self.published.put(message)
+        on_sent()
 
     def send(self, batch_id: int) -> None:
         entries = [BatchEntry("gateway", batch_id, 0, b"")]
