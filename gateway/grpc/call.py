@@ -129,8 +129,8 @@ class GrpcCall:
             self._deadline.cancel()
         if self._deflater is not None:
             self._deflater.close()
-        self.release(self._buffered_bytes)
-        self.release_expanded()
+        if self._buffered_bytes or self._expanded_bytes:
+            self._release_all()
         if self.on_cancel is not None:
             on_cancel, self.on_cancel = self.on_cancel, None
             on_cancel()
@@ -140,7 +140,7 @@ class GrpcCall:
     def compress(self, level: int) -> None:
         """Has the messages to come compressed with zlib's `level`, where the client accepts that."""
         if self.head.accepted_encoding:
-            self._deflater = Deflater(self.head.accepted_encoding, level, self._put_out)
+            self._deflater = Deflater(self.head.accepted_encoding, level, self._put_out, self.account)
 
     def send(self, *pieces: bytes, is_last: bool = False) -> None:
         """Sends a message, which is in one piece or several; the last one ends the call, with the status OK."""
@@ -148,8 +148,8 @@ class GrpcCall:
             self.on_cancel = None
         if self._deflater is None:
             self._put_out(0, pieces, is_last)
-        else:
-            self._deflater.put(pieces, is_last)
+        elif not self._deflater.put(pieces, is_last):
+            self.exhaust()
 
     def exhaust(self) -> None:
         """Ends the call: its client leaves too much unread."""
@@ -219,6 +219,10 @@ class GrpcCall:
         self._expanded_bytes += size
         return True
 
+    def _release_all(self) -> None:
+        self.release(self._buffered_bytes)
+        self.release_expanded()
+
     def release_expanded(self) -> None:
         """The expanded message is done with."""
         self.account.release(_DECOMPRESSED, self._expanded_bytes)
@@ -269,9 +273,8 @@ class UnaryCall(GrpcCall):
 
     def _serve_and_release(self, message: Message) -> None:
         self._serve(self, message)
-        if not self.keeps_received:
-            self.release(self._buffered_bytes)
-            self.release_expanded()
+        if (self._buffered_bytes or self._expanded_bytes) and not self.keeps_received:
+            self._release_all()
 
     def closed(self) -> None:
         """See GrpcCall."""

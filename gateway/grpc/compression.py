@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from gateway.grpc.status import CallError, Status
+from runtime.memory_ledger import Account
 
 MAX_EXPANDED_BYTES = 256 * 1024 * 1024
 """The largest message that a compressed one may become: a thousandth of it can be asked to become so."""
@@ -23,6 +24,7 @@ ENCODINGS = frozenset(["identity", *_WINDOW_BITS])
 _INLINE_BYTES = 32 * 1024
 _INLINE_EXPANDED_BYTES = 512 * 1024  # a millisecond, or two
 _SLICE_BYTES = 64 * 1024
+_UNSENT = "unsent"
 _STEP_BYTES = 4 * 1024 * 1024
 
 
@@ -97,12 +99,16 @@ class Inflation:
 class Deflater:
     """Compresses the messages of one call. `send` takes each in its turn: its flag, its pieces, and whether it is the last.
 
-    `waiting_bytes` is what has not been given to `send` yet; `on_idle`, if set, is called each time it has.
+    `waiting_bytes` is what has not been given to `send` yet, and is charged to `account`; `on_idle`, if set, is called each
+    time it has.
     """
 
-    __slots__ = ("_level", "_send", "_waiting", "_window_bits", "on_idle", "waiting_bytes")
+    __slots__ = ("_account", "_level", "_send", "_waiting", "_window_bits", "on_idle", "waiting_bytes")
 
-    def __init__(self, encoding: str, level: int, send: Callable[[int, Sequence[bytes], bool], None]) -> None:
+    def __init__(
+        self, encoding: str, level: int, send: Callable[[int, Sequence[bytes], bool], None], account: Account
+    ) -> None:
+        self._account = account
         self._level = level
         self._send = send
         self._waiting: deque[tuple[Sequence[bytes], bool]] = deque()
@@ -115,20 +121,24 @@ class Deflater:
         """Whether something has not been given to `send` yet."""
         return bool(self._waiting)
 
-    def put(self, pieces: Sequence[bytes], is_last: bool) -> None:
-        """The next message."""
+    def put(self, pieces: Sequence[bytes], is_last: bool) -> bool:
+        """The next message. False where there is no room for it to wait: it is dropped."""
         size = sum(map(len, pieces))
         if not self._waiting and size <= _INLINE_BYTES:
             self._send(*self._compress(pieces), is_last)
-            return
+            return True
+        if not self._account.charge(_UNSENT, size):
+            return False
         self._waiting.append((pieces, is_last))
         self.waiting_bytes += size
         if len(self._waiting) == 1:
             self._start()
+        return True
 
     def close(self) -> None:
         """Nothing is to be sent any more."""
         self._waiting.clear()
+        self._account.release(_UNSENT, self.waiting_bytes)
         self.waiting_bytes = 0
 
     def _start(self) -> None:
@@ -140,7 +150,9 @@ class Deflater:
         if not self._waiting or self._waiting[0] is not waiting or job.cancelled():
             return
         self._waiting.popleft()
-        self.waiting_bytes -= sum(map(len, waiting[0]))
+        size = sum(map(len, waiting[0]))
+        self.waiting_bytes -= size
+        self._account.release(_UNSENT, size)
         self._send(*job.result(), waiting[1])
         if self._waiting:
             self._start()

@@ -195,3 +195,16 @@ def test_what_is_no_whole_stream_is_refused(damage: Callable[[bytes], bytes]) ->
     inflation = Inflation(damage(gzip.compress(bytes(9_000_000))), "gzip", 2**31)
     with pytest.raises(CallError, match="can't be decompressed"):
         next(message for message in iter(inflation.run_step, b"never") if message is not None)
+
+
+def test_answers_that_wait_to_be_compressed_are_bounded(compressing: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = compressing.server.ledger
+    monkeypatch.setattr(ledger, "limit_bytes", 20_000_000)
+    ledger.peak_bytes = ledger.recent_peak_bytes = 0
+    request = repeat_request(100, END_WITH_LAST, 1_000_000, id="r")
+    call = compressing.stub.ModelStreamInfer(iter([request]), timeout=TIMEOUT_S, compression=grpc.Compression.Gzip)
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert 5_000_000 < ledger.peak_bytes <= ledger.account_share_bytes
+    wait_until(lambda: not ledger.total_bytes)
