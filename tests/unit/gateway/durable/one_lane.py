@@ -91,6 +91,8 @@ class Broker:
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         if data == b"+ACK":
             self.acked.add(int(subject.split(".")[5]))
+        elif subject.startswith("result."):  # one of a batch, but for the last
+            self._store(subject, data, header_block)
         elif ".MSG.NEXT." in subject:
             self.pulls += 1
         elif not subject.startswith("$JS."):
@@ -99,24 +101,27 @@ class Broker:
     def defer(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
-    # AckedPublisher; a batch comes one by one
+    # AckedPublisher
 
     def __len__(self) -> int:
         return 0
 
     def store_later(self, subject: str, data: bytes, block: bytes, on_stored: Callable[[StoreAck], None]) -> None:
-        headers = parse_headers(block)
-        ack = StoreAck(len(self.results) + 1)
-        if subject.startswith("dead."):
-            self.dead.append((headers.get("weir-dead-id", ""), data))
-        elif subject in self.results:
-            ack = StoreAck(error_code=WRONG_LAST_SEQUENCE[0])
-        else:
-            self.results[subject] = StoredMessage(subject, ack.sequence, 0, headers, block, data)
+        ack = self._store(subject, data, block)
         if self.held_acks is None:
             asyncio.get_running_loop().call_soon(on_stored, ack)
         else:
             self.held_acks.append(lambda: on_stored(ack))
+
+    def _store(self, subject: str, data: bytes, block: bytes) -> StoreAck:
+        headers = parse_headers(block)
+        if subject.startswith("dead."):
+            self.dead.append((headers.get("weir-dead-id", ""), data))
+        elif subject in self.results:
+            return StoreAck(error_code=WRONG_LAST_SEQUENCE[0])
+        else:
+            self.results[subject] = StoredMessage(subject, len(self.results) + 1, 0, headers, block, data)
+        return StoreAck(len(self.results) + 1)
 
     # JetStreamApi
 
@@ -160,6 +165,7 @@ class Model:
         return False
 
     def submit(self, request: InferRequest, on_answer: OnAnswer) -> Any:
+        SERVED.normalizer.normalize(request)
         self._keys += 1
         key = self._keys
         self.open[key] = on_answer
@@ -237,12 +243,16 @@ class OneLane:
 
     def deliver(self, body: bytes, subject: str = "event.m", sequence: int = 0, **headers: str) -> int:
         """A message is delivered; returns its sequence. `headers` have `_` for `-`."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.deliver_raw(body, subject, pack_headers(named) if named else b"", sequence)
+
+    def deliver_raw(self, body: bytes, subject: str, header_block: bytes, sequence: int = 0) -> int:
+        """The same with headers as they lie in the message."""
         if not sequence:
             self._sequence += 1
             sequence = self._sequence
         reply = f"$JS.ACK.QUEUE.c.1.{sequence}.{sequence}.{time.time_ns()}.0"
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.intake.receive(Message(subject, reply, body, "", pack_headers(named) if named else b""))
+        self.intake.receive(Message(subject, reply, body, "", header_block))
         return sequence
 
     def outcome(self, id: str) -> str:

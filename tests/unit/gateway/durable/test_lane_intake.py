@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from one_lane import OneLane, answer_with_input, body_of, one_lane
 
 from bus.stored_messages import StoredMessage
 from gateway.durable.durable_request import DurableRequest
-from runtime.containment import SITES, Site
+from runtime.containment import SITES, Site, failures
 from schemas.errors import unavailable
 from schemas.requests import InferResponse
 
@@ -215,3 +216,49 @@ async def test_nothing_is_asked_for_while_the_ledger_is_full() -> None:
         others[0].close()
         lane.intake.tick(time.monotonic())
         assert lane.broker.pulls == asked + 1
+
+
+HEADER_NAMES = (
+    "Weir-Tenant", "Weir-Deadline-Ms", "Weir-Priority", "Weir-Reply-To", "Weir-Sequence-Id", "Weir-Sequence-Start",
+    "Weir-Result-Ttl-Secs", "Weir-Object", "Content-Type", "Inference-Header-Content-Length", "traceparent", "Weir-Id",
+)  # fmt: skip
+VALUES = (
+    b"", b"0", b"7", "²".encode(), b"9" * 5000, b"-1", b"1e9", b"\xff\xfe", b"a b", b"$JS.API.STREAM.PURGE.QUEUE", b"x.*",
+    b"application/msgpack", b"true", b"object", b"00-" + b"1" * 32 + b"-" + b"2" * 16 + b"-01", b"\x00", "é".encode() * 300,
+)  # fmt: skip
+BODIES = (
+    body_of(1), b"", b"{", b"[" * 5000, b"\x93" * 100, b'{"inputs":7}', b'{"id":"\\ud800","inputs":[]}', b"\xff" * 50,
+    b'{"inputs":[{"name":"IN","datatype":"INT64","shape":[1],"parameters":{"binary_data_size":99}}]}',
+    b'{"id":"%s","inputs":[]}' % (b"x" * 300),
+    b'{"inputs":[{"name":"IN","datatype":"BYTES","shape":[9223372036854775807]}]}',
+)  # fmt: skip
+SUBJECTS = (
+    "event.m",
+    "event.m.v1",
+    "event.m.v",
+    "event.m.v²",
+    "event.m.job.x",
+    "event.m.job.x.v1",
+    "event.m.v9" + "9" * 40,
+)
+
+
+async def test_whatever_a_message_contains_it_ends_with_a_record() -> None:
+    chance, before = random.Random(3), failures()
+    async with one_lane() as lane:
+        lane.broker.objects["object"] = body_of(1)
+        sent: dict[int, str] = {}
+        for number in range(600):
+            lines = [b"%s: %s" % (name.encode(), chance.choice(VALUES)) for name in chance.sample(HEADER_NAMES, 2)]
+            lines.append(b"Nats-Msg-Id: m%d" % number)
+            block = b"NATS/1.0\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
+            sequence = lane.deliver_raw(chance.choice(BODIES), chance.choice(SUBJECTS), block)
+            sent[sequence] = f"m{number}"
+        await lane.until(lambda: not len(lane.intake))
+        lane.intake.acks.flush()
+        await lane.until(lambda: lane.broker.acked >= set(sent))
+        ends = {subject: record.headers["weir-outcome"] for subject, record in lane.broker.results.items()}
+        assert len(ends) >= len(sent) * 0.8  # the rest came under ids that others had, or that were none
+        assert set(ends.values()) == {"succeeded", "failed", "dead-lettered", "expired"}
+        assert lane.ledger.total_bytes == 0
+        assert failures() == before
