@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 
 from schemas.datatypes import BY_CONFIG_NAME
-from schemas.errors import invalid
 from schemas.model_config import ModelConfig, ModelInput
-from schemas.request_errors import refused
+from schemas.request_errors import raw_too_large, refused
 from schemas.request_limits import DEFAULT_LIMITS, RequestLimits
 from schemas.requests import InferRequest
 from schemas.tensors import Tensor, element_count, pack_bytes
@@ -30,10 +29,7 @@ def parse_raw_request(
     """
     data = memoryview(body)
     if len(data) > limits.input_size:
-        raise invalid(
-            f"Raw input has a byte_size ({len(data)} bytes) that exceeds the maximum allowed value of "
-            f"{limits.input_size} bytes. Use --http-max-input-size to increase the limit."
-        )
+        raise raw_too_large(len(data), limits.input_size)
     if len(config.input) != 1:
         raise refused(
             "",

@@ -14,6 +14,14 @@ def too_large(what: str, size_bytes: int, limit_bytes: int) -> WeirError:
     )
 
 
+def raw_too_large(size_bytes: int, limit_bytes: int) -> WeirError:
+    """The INVALID_ARG error for a request whose whole body is its input, beyond `--http-max-input-size`."""
+    return invalid(
+        f"Raw input has a byte_size ({size_bytes} bytes) that exceeds the maximum allowed value of {limit_bytes} bytes. "
+        "Use --http-max-input-size to increase the limit."
+    )
+
+
 def long_correlation_id(limits: RequestLimits) -> WeirError:
     """The error for a correlation id in text that is too long; UNSUPPORTED, as in Triton."""
     limit = limits.correlation_id_length

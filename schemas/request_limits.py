@@ -13,7 +13,7 @@ class RequestLimits(NamedTuple):
     """
 
     input_size: int = 64 << 20
-    json_values: int = 5_000_000
+    json_values: int = 32_000_000
     tensors: int = 256
     dims: int = 16
     parameters: int = 64

@@ -48,7 +48,7 @@ from schemas.offloaded import (
     write_job,
     written_outputs,
 )
-from schemas.request_errors import too_large
+from schemas.request_errors import raw_too_large, too_large
 from schemas.requests import InferRequest, InferResponse
 from schemas.tensors import Tensor
 
@@ -248,6 +248,9 @@ class InferExchange:
 
     def _refuse_size(self, length: int) -> None:
         limit = self._doors.limits.input_size
+        if self.header_length == "0" and not self.encoding:
+            self.refuse(raw_too_large(length, limit))
+            return
         kind = "request JSON size" if self.header_length is None and not self.encoding else "request size"
         self.refuse(too_large(kind, length, limit))
 

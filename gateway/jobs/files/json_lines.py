@@ -30,7 +30,7 @@ CHUNK_BYTES = 1 << 20
 MAX_NOTED_LINES = 1 << 16
 """Lines of one file whose places are noted; beyond it every other one is forgotten, and the rest is noted as seldom."""
 
-_LIMITS = RequestLimits(input_size=MAX_ITEM_BYTES)
+_LIMITS = RequestLimits(input_size=MAX_ITEM_BYTES, json_values=5_000_000)  # read in this process
 _NOTHING = memoryview(b"")
 _MAX_SHOWN = 100
 _BLANK = b" \t\r"

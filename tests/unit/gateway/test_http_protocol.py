@@ -256,6 +256,18 @@ def test_urls_that_no_client_repeats_are_not_remembered() -> None:
 
 
 @pytest.mark.usefixtures("one_answer")
+def test_a_raw_input_beyond_the_limit_has_a_text_of_its_own() -> None:
+    async def scenario(door: Door) -> None:
+        reader, writer = await door.open()
+        writer.write(infer("Inference-Header-Content-Length: 0", body=b" " * 2000))
+        text = "Raw input has a byte_size (2000 bytes) that exceeds the maximum allowed value of 1000 bytes. "
+        assert await read_error(reader) == (400, text + "Use --http-max-input-size to increase the limit.")
+        writer.close()
+
+    run(scenario, input_size=1000)
+
+
+@pytest.mark.usefixtures("one_answer")
 def test_open_connections_are_served_once_more_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LINGER_S", 0.3)
 

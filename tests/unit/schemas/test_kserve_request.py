@@ -309,7 +309,7 @@ def test_header_lengths_that_are_no_number(value: str) -> None:
     with pytest.raises(WeirError) as caught:
         parse_header_length(value)
     assert caught.value.code is INVALID_ARG
-    assert caught.value.message == f"Unable to parse Inference-Header-Content-Length, got: {value}"
+    assert caught.value.message == f"Unable to parse Inference-Header-Content-Length, got: {value[:200]}"
 
 
 def test_checks_come_in_order() -> None:
