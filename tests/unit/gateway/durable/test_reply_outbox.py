@@ -83,7 +83,7 @@ async def test_an_answer_has_left_when_it_was_passed_on(nats_url: str) -> None:
         for number in range(50):
             to.send(f"orders.{number}", b"%d" % number)
         await to.until(lambda: len(to.left) == 50)
-        await to.until(lambda: len(to.came) == 50)
+        await to.until(lambda: len(set(to.came)) == 50)  # again where the broker was slow
         assert len(to.outbox) == 0
 
 
