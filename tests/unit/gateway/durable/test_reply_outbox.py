@@ -55,7 +55,7 @@ class Setting:
         protocol.abort()
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):  # a server that has just started may answer its first questions late
             while not condition():
                 await asyncio.sleep(0.005)
 
