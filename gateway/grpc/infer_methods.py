@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,11 +13,10 @@ from gateway.grpc.infer_requests import InferRequests, OnAnswer, encoded
 from gateway.grpc.messages import Message
 from gateway.grpc.rpc import Handler, Methods
 from gateway.grpc.status import CallError, Status
+from runtime.containment import report
 from schemas.errors import ErrorCode, WeirError, internal
 from schemas.kserve_response import LongOutputs
 from schemas.requests import InferRequest, InferResponse
-
-logger = logging.getLogger("weir.gateway")
 
 
 def infer_methods(requests: InferRequests, compression_level: int = 0, later: Handler | None = None) -> Methods:
@@ -91,8 +89,8 @@ class _ModelInfer:
         except LongOutputs:
             assert isinstance(answer, InferResponse)  # noqa: S101 - only that has outputs
             self._write(call, served, request, answer)
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a gRPC call could not be answered")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.grpc.infer_methods: answering a call", error)
             call.fail(CallError(Status.INTERNAL, "internal server error"))
         else:
             self._send(call, message)

@@ -6,7 +6,6 @@ The response has no outputs, but the parameters `job_id` and `job_status`. The j
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +26,9 @@ from gateway.grpc.offloaded import READ_REQUEST, is_long, read_result, request_j
 from gateway.grpc.parameters import write_parameters
 from gateway.grpc.status import CallError, Status
 from gateway.grpc.versions import read_version
+from runtime.containment import report
 from schemas.errors import ErrorCode, WeirError
 from schemas.kserve_request_text import build_infer_request
-
-logger = logging.getLogger("weir.gateway")
 
 
 class LaterCalls:
@@ -58,8 +56,8 @@ class LaterCalls:
         except WeirError as error:
             call.on_cancel = None
             call.fail(CallError.of(error))
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a gRPC call could not be answered")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.grpc.later_calls: answering a call", error)
             call.on_cancel = None
             call.fail(CallError(Status.INTERNAL, "internal server error"))
 
@@ -101,8 +99,8 @@ class LaterCalls:
             call.on_cancel = None
             call.fail(CallError.of(no_broker()))
             return
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a gRPC call could not be answered")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.grpc.later_calls: answering a call", error)
             call.on_cancel = None
             call.fail(CallError(Status.INTERNAL, "internal server error"))
             return

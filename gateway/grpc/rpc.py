@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,8 @@ from gateway.grpc.codec import parse_message
 from gateway.grpc.messages import Message
 from gateway.grpc.status import CallError, Status
 from gateway.grpc.stream_call import Conversation, StreamCall
+from runtime.containment import report
 from schemas.errors import WeirError
-
-logger = logging.getLogger("weir.gateway")
 
 Handler = Callable[[UnaryCall, Message], None]
 """Serves one call whose request is this message. Raises WeirError for what is refused."""
@@ -61,8 +59,8 @@ async def _answer(call: UnaryCall, answering: Awaitable[Any]) -> None:
     except WeirError as error:
         call.on_cancel = None
         call.fail(CallError.of(error))
-    except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-        logger.exception("a gRPC call failed")
+    except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+        report("gateway.grpc.rpc: handling a call", error)
         call.on_cancel = None
         call.fail(CallError(Status.INTERNAL, "internal server error"))
     else:

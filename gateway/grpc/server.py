@@ -38,6 +38,7 @@ from gateway.http2.headers import RequestHead
 from gateway.http2.lifetime import GREETING_TIME_S
 from gateway.http2.protocol import Http2Protocol
 from gateway.http2.stream import Stream
+from runtime.containment import report
 from schemas.errors import WeirError
 
 logger = logging.getLogger("weir.gateway")
@@ -141,8 +142,8 @@ class GrpcServer:
             handler(call, message)
         except WeirError as error:
             call.fail(CallError.of(error))
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a gRPC call failed")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.grpc.server: handling a call", error)
             call.fail(CallError(Status.INTERNAL, "internal server error"))
 
     def _make_handlers(self, doors: Doors, compression_level: int) -> dict[bytes, Handler | Streaming]:

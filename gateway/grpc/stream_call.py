@@ -7,7 +7,6 @@ waits unread.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -19,9 +18,8 @@ from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_
 from gateway.grpc.status import OK_TRAILERS, CallError, Status
 from gateway.http2.faults import FaultCode
 from gateway.http2.stream import Stream
+from runtime.containment import report
 from schemas.errors import WeirError
-
-logger = logging.getLogger("weir.gateway")
 
 
 class Conversation(Protocol):
@@ -283,6 +281,6 @@ class StreamCall(GrpcCall):
             self.fail(error)
         except WeirError as error:
             self.fail(CallError.of(error))
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a gRPC call failed")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.grpc.stream_call: handling a call", error)
             self.fail(CallError(Status.INTERNAL, "internal server error"))

@@ -7,7 +7,6 @@ Source of semantics: Triton's gRPC front end, observed on 2.51.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -21,11 +20,10 @@ from gateway.grpc.rpc import Methods, Streaming
 from gateway.grpc.status import CallError, shutting_down
 from gateway.grpc.stream_call import StreamCall
 from gateway.grpc.stream_messages import streamed, streamed_end, streamed_error, streamed_refusal
+from runtime.containment import report
 from schemas.errors import WeirError, internal
 from schemas.kserve_response import LongOutputs
 from schemas.requests import InferRequest, InferResponse
-
-logger = logging.getLogger("weir.gateway")
 
 MAX_STREAM_REQUESTS = 4096
 """Requests of one stream that may be without an answer before the next one is read."""
@@ -188,8 +186,8 @@ class _InferStream:
                 self._call.fail(CallError.of(error))
                 return
             pieces = streamed_error(error.message, request, is_final)
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a gRPC call could not be answered")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.grpc.stream_methods: answering a call", error)
             pieces = streamed_error("internal server error", request, is_final)
         self._put(asked, pieces, is_final)
         self._take_stock()

@@ -19,6 +19,7 @@ from gateway.http2.options import Http2Options
 from gateway.http2.output import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, Output
 from gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
 from gateway.progress import Progress
+from runtime.containment import report
 
 MAX_STREAMS = 1000
 MAX_HEADER_BLOCK_BYTES = 64 * 1024
@@ -95,6 +96,9 @@ class Connection:
                     return
         except ConnectionFault as fault:
             self.close(fault.code, fault.reason)
+        except Exception as error:  # noqa: BLE001 - reported; what follows can't be framed, or decoded, any more
+            report("gateway.http2.connection: reading a frame", error)
+            self.close(FaultCode.INTERNAL_ERROR, "internal server error")
 
     def ping(self, payload: bytes) -> None:
         """Asks the peer for a sign of life; `payload` has eight bytes."""
@@ -240,9 +244,8 @@ class Connection:
         if len(self.streams) >= MAX_STREAMS:
             raise StreamFault(FaultCode.REFUSED_STREAM)
         stream = self.streams[stream_id] = Stream(self, stream_id, self._stream_window)
-        exchange = stream.exchange = self._application.open(stream, meaning)
-        exchange.begin()
-        if flags & _END_STREAM:
+        stream.begin(self._application, meaning)
+        if flags & _END_STREAM and not stream.is_closed:
             stream.end()
 
     def _on_trailers(self, stream_id: int, block: bytes, flags: int) -> None:

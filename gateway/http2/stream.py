@@ -10,6 +10,7 @@ from gateway.http2.faults import FaultCode, StreamFault
 from gateway.http2.frames import MAX_WINDOW, Flag, FrameType, frame_head, rst_stream, window_update
 from gateway.http2.headers import RequestHead
 from gateway.progress import Progress
+from runtime.containment import contained
 
 if TYPE_CHECKING:
     from gateway.http2.connection import Connection
@@ -25,7 +26,7 @@ _LAST = int(Flag.END_HEADERS | Flag.END_STREAM)
 
 
 class Exchange(Protocol):
-    """What happens on one stream. Nothing it is told may raise; it may send from within any of these calls."""
+    """What happens on one stream; it may send from within any of these calls. An exception in one ends the stream."""
 
     def begin(self) -> None:
         """The stream is open."""
@@ -109,7 +110,7 @@ class Stream:
         if self._grant_left < 0:
             raise StreamFault(FaultCode.FLOW_CONTROL_ERROR)
         if data:
-            self.exchange.receive(data)
+            self._pass_on(data)
         if is_last:
             self.end()
         elif self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._is_on_hold:
@@ -121,7 +122,25 @@ class Stream:
             raise StreamFault(FaultCode.STREAM_CLOSED)
         self._request_complete = True
         if not self.is_closed:
-            self.exchange.end()
+            self._pass_on_end()
+
+    @contained(on_error="_reset_after", passes=(StreamFault,))
+    def begin(self, application: Application, meaning: Any) -> None:
+        """Opens the exchange of this stream, whose request begins with `meaning`. Raises StreamFault."""
+        self.exchange = application.open(self, meaning)
+        self.exchange.begin()
+
+    @contained(on_error="_reset_after", passes=(StreamFault,))
+    def _pass_on(self, data: bytes | memoryview) -> None:
+        self.exchange.receive(data)
+
+    @contained(on_error="_reset_after", passes=(StreamFault,))
+    def _pass_on_end(self) -> None:
+        self.exchange.end()
+
+    def _reset_after(self, _error: Exception, *_arguments: object) -> None:
+        """An exchange has raised what no code foresaw: its stream ends, the others of the connection go on."""
+        self.reset(FaultCode.INTERNAL_ERROR)
 
     def widen(self, increment: int) -> None:
         """The peer takes `increment` more bytes. Raises StreamFault where that is more than there can be (6.9.1)."""
@@ -176,6 +195,7 @@ class Stream:
             self._finish()
         return True
 
+    @contained(on_error="_reset_after")
     def check_progress(self, now_s: float, unread_period_s: float) -> None:
         """Ends the stream if its client reads too little of the response in `unread_period_s`, or its request stalled."""
         if not self.unsent_bytes:
@@ -218,9 +238,13 @@ class Stream:
                 self.connection.respond(frame_head(len(self._trailers), _HEADERS, _LAST, self.id), self._trailers)
                 self._finish()
             else:
-                self.exchange.drained()
+                self._drained()
         self.connection.grant()
         return size
+
+    @contained(on_error="_reset_after")
+    def _drained(self) -> None:
+        self.exchange.drained()
 
     def _grant(self) -> None:
         if not self.is_closed:
@@ -257,4 +281,9 @@ class Stream:
     def _close(self) -> None:
         self.is_closed = True
         self.connection.forget(self)
-        self.exchange.closed()
+        self._exchange_closed()
+
+    @contained()
+    def _exchange_closed(self) -> None:
+        if hasattr(self, "exchange"):  # else the application has failed to open one
+            self.exchange.closed()

@@ -28,7 +28,7 @@ from gateway.nats_door.discovery import Endpoint, MicroService
 from gateway.nats_door.window import window_of
 from gateway.request_headers import read_headers
 from gateway.server_info import server_version
-from runtime.containment import contained
+from runtime.containment import contained, report
 from schemas.errors import Reason, WeirError, internal, overloaded
 from schemas.requests import InferRequest
 
@@ -113,8 +113,8 @@ class NatsDoor:
             self._submit(call, message, number)
         except WeirError as error:
             call.refuse(error)
-        except Exception:  # a bug of ours: the log gets the traceback, the client no internals
-            logger.exception("a NATS request could not be taken")
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.nats_door.door: handling a call", error)
             call.refuse(internal("internal server error"))
 
     def _submit(self, call: NatsCall, message: Message, number: int) -> None:

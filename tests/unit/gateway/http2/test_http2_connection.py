@@ -1,7 +1,7 @@
 """A connection's rules: what is answered, what ends a stream, what ends the connection (RFC 9113, sections 3 to 6)."""
 
 import pytest
-from http2_peer import GREETING, REQUEST, Peer, data, frame, headers, settings_frame, window_update, word
+from http2_peer import GREETING, REQUEST, Echo, Peer, data, frame, headers, settings_frame, window_update, word
 
 from gateway.http2.connection import MAX_HEADER_BLOCK_BYTES, MAX_STREAMS
 from gateway.http2.faults import FaultCode
@@ -112,6 +112,32 @@ def test_a_lost_connection_ends_all_exchanges_once() -> None:
     peer.connection.lose()
     assert [exchange.closings for exchange in peer.application.exchanges] == [1, 1, 1]
     assert peer.tell(headers(7)) == []
+
+
+@pytest.mark.parametrize("method", ["begin", "receive", "end", "closed"])
+def test_an_exchange_that_raises_ends_its_stream_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    peer = Peer()
+    peer.tell(headers(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(Echo, method, raises)
+        answer = peer.tell(headers(3), data(3, b"x", end=True))
+    reset = (FrameType.RST_STREAM, 0, 3, word(FaultCode.INTERNAL_ERROR))
+    assert (reset in answer) == (method != "closed")
+    assert not peer.connection.is_closed
+    assert peer.tell(data(1, b"hello", end=True))[1][3] == b"hello"
+    assert not peer.connection.streams
+
+
+def test_an_application_that_raises_ends_the_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Peer()
+    peer.tell(headers(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(peer.application, "open", None)  # not callable
+        assert peer.tell(headers(3)) == [(FrameType.RST_STREAM, 0, 3, word(FaultCode.INTERNAL_ERROR))]
+    assert peer.tell(data(1, b"hello", end=True))[1][3] == b"hello"
 
 
 STREAM_FAULTS = {
