@@ -23,7 +23,7 @@ _PATIENCE_S = 10.0
 
 
 class ClusterSecret:
-    """See the module. `value` is there after `start`."""
+    """The secret of a cluster's gateways; the first one draws and stores it. `value` is set by `start`."""
 
     def __init__(self, bus: Bus, publisher: AckedPublisher) -> None:
         self._bus = bus

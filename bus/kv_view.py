@@ -23,7 +23,7 @@ READ_PATIENCE_S = 10.0
 
 
 class KvView:
-    """See the module. `on_value(key, data)` and `on_removal(key)` are called in the event loop, for live writes and reads.
+    """Follows one key-value bucket. `on_value(key, data)` and `on_removal(key)` are called in the event loop.
 
     They may be called again for what is known already. One that raises costs the other keys nothing.
     """

@@ -33,7 +33,7 @@ _GONE = ("consumer deleted", "consumer not found", "consumer is push based", "pr
 
 
 class MessagePull:
-    """See the module. `has_room` says whether the process has memory for so many bytes; nothing is asked for meanwhile.
+    """A standing pull of durable messages. While `has_room(size_bytes)` returns False it requests no messages.
 
     The owner passes every message of its inbox to `receive`. Times are monotonic.
 

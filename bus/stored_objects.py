@@ -33,7 +33,7 @@ class DamagedObject(ValueError):
 
 
 class StoredObject:
-    """See the module. `size_bytes` is what its description announces."""
+    """One stored object, read in chunks. `size_bytes` is the size that its description announces, and the most it reads."""
 
     def __init__(self, messages: StoredMessages, store: str, id: str, size_bytes: int, digest: bytes) -> None:
         self._messages = messages

@@ -49,7 +49,9 @@ SlotRow = tuple[str, int, int]
 
 
 class Outbox:
-    """See the module. `on_refused(keys, error)` is called with requests that the stream refused, or that can't be sent.
+    """Publishes requests in frames.
+
+    `on_refused(keys, error)` is called with requests that the stream refused, or that can't be sent.
 
     `refused` counts those that the stream refused.
     """

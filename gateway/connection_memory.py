@@ -44,7 +44,7 @@ class RequestMemory:
         self._held: dict[str, int] = {}
 
     def charge(self, kind: str, size_bytes: int) -> bool:
-        """See `Account.charge`."""
+        """Charges `size_bytes` of `kind` to the connection's account. Returns False, and charges nothing, without room."""
         if not self._account.charge(kind, size_bytes):
             return False
         self._held[kind] = self._held.get(kind, 0) + size_bytes

@@ -40,7 +40,7 @@ RUN_LIMIT_S = 60.0
 
 
 class Offload:
-    """See the module. Everything is called in one event loop; `close` ends the processes."""
+    """Runs operations in helper processes. All methods are called in one event loop; `close` ends the processes."""
 
     def __init__(self, processes: int = PROCESSES, run_limit_s: float = RUN_LIMIT_S) -> None:
         self._run_limit_s = run_limit_s

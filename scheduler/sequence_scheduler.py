@@ -259,7 +259,7 @@ class SequenceScheduler:
         return running[0], [*running[1], *waiting]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
-        """See `VersionScheduler`. Idle sequences end, which nothing else may look at: they would keep their worker."""
+        """Expires what has waited too long, and ends idle sequences, which would keep their worker for ever."""
         self._table.forget_idle(now_us)
         if not self._is_deserted(now_us):
             return []

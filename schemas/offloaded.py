@@ -86,7 +86,7 @@ def outlined_request(model: str, version: str, parts: Sequence[memoryview]) -> I
 
 
 def read_json(parts: Sequence[memoryview]) -> list[Part]:
-    """See `outline_document`. Raises WeirError, as `parse_infer_request`."""
+    """Checks a JSON request and returns its outline for `outline_document`. Raises WeirError, as `parse_infer_request`."""
     model, version, content_bytes, limits = _unpack(parts[0])
     limits = RequestLimits(*limits)
     check_json_size(parts[1], limits)
@@ -94,14 +94,14 @@ def read_json(parts: Sequence[memoryview]) -> list[Part]:
 
 
 def read_msgpack(parts: Sequence[memoryview]) -> list[Part]:
-    """See `outline_document`. Raises WeirError, as `parse_msgpack_request`."""
+    """The same of a msgpack request. Raises WeirError, as `parse_msgpack_request`."""
     model, version, content_bytes, limits = _unpack(parts[0])
     limits = RequestLimits(*limits)
     return _outline(msgpack_document(parts[1], limits), model, version, content_bytes, limits)
 
 
 def read_generate(parts: Sequence[memoryview]) -> list[Part]:
-    """See `outlined_request`. Raises WeirError, as `parse_generate_request`."""
+    """Checks a generate request and returns its outline for `outlined_request`. Raises WeirError."""
     model, version, max_batch_size, inputs, limits = _unpack(parts[0])
     limits = RequestLimits(*limits)
     check_json_size(parts[1], limits)
@@ -242,7 +242,7 @@ def written_outputs(wishes: Sequence[OutputWish], parts: Sequence[memoryview]) -
 
 
 def write_outputs(parts: Sequence[memoryview]) -> list[Part | Iterable[Part]]:
-    """See `written_outputs`. Raises WeirError for an output that can't be written as wanted."""
+    """Writes outputs as JSON or classes, for `written_outputs`. Raises WeirError for one that can't be written."""
     rows: list[Any] = []
     contents: list[Part | Iterable[Part]] = []
     for (name, datatype, shape, binary, class_count, batching, labels), data in zip(

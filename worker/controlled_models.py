@@ -10,7 +10,7 @@ from worker.controlled_model import ControlledModel
 
 
 class ControlledModels:
-    """See the module. Models there is nothing to remember of are forgotten.
+    """The models of a worker by name. A model without state to remember is removed.
 
     `on_failure(model)` is awaited in the model's turn after an operation on it raised something unexpected.
     """

@@ -18,7 +18,7 @@ ID_DIGITS = NONCE_DIGITS + CODE_DIGITS
 
 
 class JobIds:
-    """See the module. `secret` returns the cluster's secret, the same at every gateway."""
+    """Makes and checks ids of jobs. `secret` returns the cluster's secret, which is the same at every gateway."""
 
     def __init__(self, secret: Callable[[], bytes]) -> None:
         self._secret = secret

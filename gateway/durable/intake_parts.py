@@ -22,7 +22,7 @@ from schemas.request_limits import RequestLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntakeParts:
-    """See the module. `account` is charged with messages.
+    """The objects that the intakes of all lanes share. `account` is charged with the bytes of messages.
 
     `bounds` hold for models that don't say otherwise; `weights` and `tenant_limits` are by tenant.
     """

@@ -65,7 +65,7 @@ Work = Callable[[], Awaitable[None]]
 
 
 class ObjectBodies:
-    """See the module. `max_bytes` is the largest body that is read; `messages` must be started."""
+    """Reads and writes bodies in object stores. `max_bytes` is the largest body it reads; `messages` must be started."""
 
     def __init__(self, bus: Bus, messages: StoredMessages, max_bytes: int, ledger: MemoryLedger) -> None:
         self._bus = bus

@@ -63,7 +63,7 @@ class _Answer:
 
 
 class ReplyOutbox:
-    """See the module. `inbox` is a subject of this gateway's own, below which acknowledgements come."""
+    """Sends answers to reply subjects until they have left. Acknowledgements arrive below `inbox`, this gateway's own."""
 
     def __init__(self, bus: Bus, api: JetStreamApi, inbox: str) -> None:
         self._bus = bus

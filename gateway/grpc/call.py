@@ -109,7 +109,7 @@ class GrpcCall:
         """See Exchange."""
 
     def check_progress(self, now_s: float) -> None:
-        """See Exchange."""
+        """Fails the call with DEADLINE_EXCEEDED if a message of its request has stalled."""
         if not self._is_receiving or self._reader is None or self._reader.is_between_messages:
             self._arrival = None
             return

@@ -45,7 +45,7 @@ def read_result(split: Split, parts: Sequence[memoryview]) -> tuple[Any, Sequenc
 
 
 def read_request(parts: Sequence[memoryview]) -> list[Part]:
-    """See `read_result`. Raises WeirError as `decode_request` and `request_from_message`."""
+    """Parses and checks a request in the helper; `read_result` reads what it returns. Raises WeirError."""
     sizes = msgpack.unpackb(parts[0])
     if sizes is None:
         split = split_request(parts[1])

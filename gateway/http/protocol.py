@@ -280,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def connection_made(self, transport: Any) -> None:
-        """See asyncio."""
+        """Opens the accounts of the connection in the memory ledger."""
         super().connection_made(transport)
         address = self.client[0] if self.client else None
         self.memory = ConnectionMemory(self._doors.ledger, self._doors.arriving_slots, address)

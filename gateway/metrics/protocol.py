@@ -14,7 +14,7 @@ class MetricsProtocol(HttpToolsProtocol):
     _request_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
+        """Parses what arrived; a request of more than `MAX_REQUEST_BYTES` ends its connection."""
         self._request_bytes += len(data)
         if self._request_bytes > MAX_REQUEST_BYTES:
             self.transport.abort()
@@ -22,6 +22,6 @@ class MetricsProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_complete(self) -> None:
-        """See uvicorn's protocol."""
+        """The next request is counted anew."""
         self._request_bytes = 0
         super().on_message_complete()

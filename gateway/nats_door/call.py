@@ -48,7 +48,7 @@ _IS_FINAL = {False: ("Weir-Final", "false"), True: ("Weir-Final", "true")}
 
 
 class NatsCall:
-    """See the module. `flow` is the subject for acknowledgements; `on_end` is called when all is sent.
+    """One request of a NATS client. `flow` is the subject for acknowledgements; `on_end` is called when all is sent.
 
     The request's body and the answers that wait for acknowledgements are charged to `account`, which ends with the call.
     """
