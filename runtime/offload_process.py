@@ -98,11 +98,19 @@ def main() -> None:
         if not message:
             return
         status, answer_fd = _done(message.decode(), fds[0])
-        retires = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > RETIRE_BYTES
+        retires = _peak_resident_bytes() > RETIRE_BYTES
         socket.send_fds(connection, [ANSWER.pack(status, retires)], [answer_fd])
         os.close(answer_fd)
         if retires:
             return
+
+
+def _peak_resident_bytes() -> int:
+    """The most that this program has held. getrusage(2) also counts the program that has started it, before execve(2)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _done(operation: str, fd: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import pytest
 
 from runtime.containment import failures
 from runtime.offload import LARGE_BYTES, MAX_WAITING, Offload
+from runtime.offload_process import RETIRE_BYTES
 from schemas.errors import ErrorCode, WeirError, not_found
 
 HERE = "test_offload"
@@ -105,6 +106,16 @@ async def test_results_and_refusals(offload: Offload) -> None:
     assert failures()[f"runtime.offload: {HERE}:failing"] == 1
     assert (await code_of(offload, "hungry"))[0] is ErrorCode.INVALID_ARG
     assert offload.pids == [first]
+
+
+async def test_what_the_parent_holds_does_not_count_as_the_helpers(offload: Offload) -> None:
+    """A large gateway would start a helper for each job: a child inherits the peak of the process that started it."""
+    ballast = b"x" * (RETIRE_BYTES + (64 << 20))
+    await offload.run(f"{HERE}:joined", [b"a"])
+    (first,) = offload.pids
+    await offload.run(f"{HERE}:joined", [b"a"])
+    assert offload.pids == [first]
+    assert ballast
 
 
 async def test_a_process_that_dies_fails_its_job_alone(offload: Offload) -> None:

@@ -105,7 +105,7 @@ async def test_a_body_that_breaks_its_parser_goes_to_dead(monkeypatch: pytest.Mo
 
 def held_requests() -> int:
     gc.collect()
-    return sum(isinstance(found, DurableRequest) for found in gc.get_objects())
+    return sum(type(found) is DurableRequest for found in gc.get_objects())
 
 
 async def test_nothing_is_kept_of_a_request_with_a_deadline_once_it_has_ended() -> None:
