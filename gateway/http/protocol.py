@@ -23,7 +23,6 @@ from gateway.http.exchange import InferExchange
 from gateway.progress import PERIOD_S, UNREAD_PERIOD_S, Progress, StalledRequest
 from runtime.containment import report
 from schemas.errors import WeirError, internal, invalid
-from schemas.kserve_response import error_body
 from schemas.request_errors import too_large
 
 logger = logging.getLogger("weir.gateway")
@@ -67,13 +66,13 @@ class _FramingError:
     response_complete = False
     disconnected = False
 
-    def __init__(self, protocol: HttpProtocol, message: str) -> None:
+    def __init__(self, protocol: HttpProtocol, error: WeirError) -> None:
         self._protocol = protocol
-        self._message = message
+        self._error = error
 
     def start(self) -> None:
-        """Answers with 400 and closes the connection."""
-        self._protocol.write_framing_error(self._message)
+        """Answers with the error and closes the connection."""
+        self._protocol.write_and_close(self._error)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -300,7 +299,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._is_in_head:
             if self._arrival.is_stalled(now_s, self, self._arrived_head_bytes):
                 self._is_refused = True
-                self._write_and_close(StalledRequest())
+                self.write_and_close(StalledRequest())
         elif cycle is not None and not cycle.response_complete and cycle.more_body:
             is_infer = type(cycle) is InferExchange
             received_bytes = cycle.received_bytes if is_infer else self._body_bytes
@@ -309,7 +308,10 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._arrival.reset()
 
-    def _write_and_close(self, error: WeirError) -> None:
+    def write_and_close(self, error: WeirError) -> None:
+        """Writes the response to what could not be read, and closes the connection."""
+        if self.transport.is_closing():
+            return
         head, body = error_response(error)
         self.transport.write(b"%bConnection: close\r\n\r\n%b" % (head, body))
         self.transport.close()
@@ -329,14 +331,17 @@ class HttpProtocol(HttpToolsProtocol):
             return  # the connection is closing, and what follows can't be framed
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse_framing("the protocol can't be switched")
+        except httptools.HttpParserUpgrade as upgrade:
+            # A request to switch protocols, as of clients that would rather have HTTP/2, is served as it is. The parser
+            # takes a body of it for what follows it, so one with a body is refused.
+            if rest := data[upgrade.args[0] :]:
+                self.data_received(rest)
         except httptools.HttpParserError as error:
             if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, HeadTooLarge):
                 report("gateway.http.protocol: parsing a request", error)
-                self._refuse(internal("internal server error"))
-                return
-            self._refuse_framing(str(error.__context__ or error))
+                self._refuse_framing("", internal("internal server error"))
+            else:
+                self._refuse_framing(str(error.__context__ or error))
         else:
             if self._is_in_head:
                 self._charge_head(len(data))
@@ -355,31 +360,23 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_charged_bytes += size
         else:
             self._is_refused = True
-            self._write_and_close(no_memory())
+            self.write_and_close(no_memory())
 
-    def _refuse_framing(self, reason: str) -> None:
-        """Answers with 400, once the requests before are answered, and ends the connection."""
-        message = f"malformed HTTP request: {reason}"
+    def _refuse_framing(self, reason: str, error: WeirError | None = None) -> None:
+        """Answers what can't be parsed, once the requests before are answered, and ends the connection.
+
+        The error is INVALID_ARG with `reason`, unless `error` is given.
+        """
+        error = error or invalid(f"malformed HTTP request: {reason}")
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.more_body and not self.pipeline:
-                self._refuse(invalid(message))  # its body can't be read to the end
+                self._refuse(error)  # its body can't be read to the end
                 return
-            self.pipeline.appendleft((_FramingError(self, message), self.app))  # type: ignore[arg-type]
+            self.pipeline.appendleft((_FramingError(self, error), self.app))  # type: ignore[arg-type]
         else:
-            self.write_framing_error(message)
+            self.write_and_close(error)
         self._is_refused = True
-
-    def write_framing_error(self, message: str) -> None:
-        """Writes the response to what could not be parsed, and closes the connection."""
-        if self.transport.is_closing():
-            return
-        body = error_body(message)
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
-            b"Connection: close\r\n\r\n%b" % (len(body), body)
-        )
-        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the requests of this connection that have no response yet."""

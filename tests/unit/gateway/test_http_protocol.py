@@ -244,6 +244,44 @@ def test_a_malformed_request_alone_is_answered_in_json() -> None:
     run(scenario)
 
 
+@pytest.mark.usefixtures("one_answer")
+def test_a_request_to_switch_protocols_is_served_as_it_is() -> None:
+    """Such as clients send that would rather have HTTP/2. The parser knows no body of these."""
+
+    async def scenario(door: Door) -> None:
+        reader, writer = await door.open()
+        upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"
+        writer.write(f"GET /nothing HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n\r\n".encode() + infer())
+        assert (await read_answer(reader))[0] == 404
+        (await door.asked())[1](internal("behind it"), True)
+        assert await read_answer(reader) == (500, {"error": "behind it"})
+        writer.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("one_answer")
+@pytest.mark.parametrize("before", [0, 1])
+def test_an_exception_while_a_head_is_read_is_answered_with_500(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Raises:
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("injected")
+
+    async def scenario(door: Door) -> None:
+        reader, writer = await door.open()
+        for _ in range(before):
+            writer.write(infer())
+            (await door.asked())[1](internal("before"), True)
+            assert await read_answer(reader) == (500, {"error": "before"})
+        monkeypatch.setattr(protocol, "InferExchange", Raises)
+        writer.write(infer())
+        assert await read_error(reader) == (500, "internal server error")
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario)
+
+
 def test_urls_that_no_client_repeats_are_not_remembered() -> None:
     routes: dict[bytes, tuple[str, str] | None] = {}
     for number in range(3 * MAX_CACHED_ROUTES):
