@@ -46,14 +46,16 @@ class RepositoryReport:
                 self._looking = True
                 self._background.create_task(self._answer())
 
-    @contained()
+    @contained(on_error="_answering_failed")
     async def _answer(self) -> None:
-        try:
-            while self._asked:
-                asked, self._asked = self._asked, set()
-                snapshot = await asyncio.to_thread(self._repository.look)
-                problems = self._unfetched() | {name: model.problem for name, model in snapshot.models.items()}
-                for subject in asked:
-                    self._bus.publish(subject, pack_repository_view(RepositoryView(self._worker, problems)))
-        finally:
-            self._looking = False
+        while self._asked:
+            asked, self._asked = self._asked, set()
+            snapshot = await asyncio.to_thread(self._repository.look)
+            problems = self._unfetched() | {name: model.problem for name, model in snapshot.models.items()}
+            for subject in asked:
+                self._bus.publish(subject, pack_repository_view(RepositoryView(self._worker, problems)))
+        self._looking = False
+
+    def _answering_failed(self, _error: Exception) -> None:
+        """The next query is answered again; whoever has sent this one goes on without this worker."""
+        self._looking = False

@@ -283,7 +283,11 @@ class Stream:
         self.connection.forget(self)
         self._exchange_closed()
 
-    @contained()
+    @contained(on_error="_close_exchange_again")
     def _exchange_closed(self) -> None:
         if hasattr(self, "exchange"):  # else the application has failed to open one
             self.exchange.closed()
+
+    def _close_exchange_again(self, _error: Exception) -> None:
+        """Tries once more: an exchange that is not closed keeps its memory, and the server from stopping."""
+        self.exchange.closed()

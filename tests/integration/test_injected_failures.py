@@ -267,7 +267,8 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, R
     try:
         yield server, asking, injector
         asking.close()
-        assert server.stop() == 0
+        assert server.in_flight() == 0
+        assert server.stop(timeout_s=20) == 0
     finally:
         server.close()
         injector.close()
