@@ -72,10 +72,13 @@ class CrossSiteCheck:
                 site = value.decode("latin-1").strip().lower()
         if origin is not None and (self._allows_any_origin or _normalized_origin(origin) in self._origins):
             return ""
-        if site not in (None, "same-origin", "none"):
-            return f"a request from another site ('{origin or site}') is refused; --allowed-origins admits web origins"
-        if origin is not None and host is not None and _host_and_port(origin) != _with_port(host, origin):
-            return f"a request from another site ('{origin[:200]}') is refused; --allowed-origins admits web origins"
+        is_foreign_site = site not in (None, "same-origin", "none")
+        is_foreign_origin = (
+            origin is not None and host is not None and _host_and_port(origin) != _with_port(host, origin)
+        )
+        if is_foreign_site or is_foreign_origin:
+            page = (origin or site or "")[:200]
+            return f"a request from another site ('{page}') is refused; --allowed-origins admits web origins"
         if host and (origin is not None or site is not None or self._checks_programs) and not self._is_own(host):
             return f"the host '{host[:200]}' is not a name of this server; --allowed-hosts admits further names"
         return ""
@@ -112,7 +115,7 @@ def _host_and_port(origin: str) -> str | None:
 
 def _with_port(host: str, origin: str) -> str:
     """`host` with the port that it stands for in a request to `origin`'s scheme, as `_host_and_port` writes it."""
-    has_port = re.search(r"(\]|^[^:]*):([0-9]+)$", host)
+    has_port = re.search(r"(\]|^[^:]*):([0-9]{1,5})$", host)
     port = has_port[2] if has_port else "443" if origin.lower().startswith("https:") else "80"
     return f"{_without_port(host)}:{int(port)}"
 

@@ -330,12 +330,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_refused:
             return  # the connection is closing, and what follows can't be framed
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # A request to switch protocols, as of clients that would rather have HTTP/2, is served as it is. The parser
-            # takes a body of it for what follows it, so one with a body is refused.
-            if rest := data[upgrade.args[0] :]:
-                self.data_received(rest)
+            self._feed(data)
         except httptools.HttpParserError as error:
             if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(error.__context__, HeadTooLarge):
                 report("gateway.http.protocol: parsing a request", error)
@@ -345,6 +340,20 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             if self._is_in_head:
                 self._charge_head(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        """Has the parser read all of `data`. Raises HttpParserError.
+
+        A request to switch protocols, as of clients that would rather have HTTP/2, is served as it is. The parser takes a
+        body of it for what follows it, so one with a body is refused.
+        """
+        rest: bytes | memoryview = data
+        while rest and not self._is_refused:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
 
     def _charge_head(self, size: int) -> None:
         """Charges what has arrived of a head that is not complete. `size` is that of the last piece.

@@ -39,6 +39,18 @@ def test_a_foreign_origin_is_refused(origin: str) -> None:
     assert refuses(host="localhost:8000", origin=origin)
 
 
+@pytest.mark.parametrize("port", ["9" * 5000, "²", "65536000", "", "-1"])
+def test_a_port_that_is_no_port_is_refused_without_an_exception(port: str) -> None:
+    assert refuses(host=f"localhost:{port}", origin="http://localhost:8000")
+    assert refuses(host="localhost:8000", origin=f"http://localhost:{port or 'x'}")
+
+
+def test_a_refusal_repeats_only_the_beginning_of_what_was_sent() -> None:
+    long = "http://evil.example/" + "a" * 60_000
+    for more in ({}, {"sec_fetch_site": "cross-site"}):
+        assert len(CrossSiteCheck().refusal("POST", LOAD, headers(host="x", origin=long, **more))) < 400
+
+
 def test_a_page_of_the_server_itself_is_not_refused() -> None:
     assert not refuses(host="localhost:8000", origin="http://localhost:8000", sec_fetch_site="same-origin")
     assert not refuses(host="[::1]:8000", origin="http://[::1]:8000")

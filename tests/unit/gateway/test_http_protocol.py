@@ -261,6 +261,22 @@ def test_a_request_to_switch_protocols_is_served_as_it_is() -> None:
 
 
 @pytest.mark.usefixtures("one_answer")
+def test_thousands_of_requests_to_switch_protocols_do_not_run_inside_each_other() -> None:
+    count = 3000
+
+    async def scenario(door: Door) -> None:
+        reader, writer = await door.open()
+        writer.write(b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n" * count + infer())
+        for _ in range(count):
+            assert (await read_answer(reader))[0] == 404
+        (await door.asked())[1](internal("behind them"), True)
+        assert await read_answer(reader) == (500, {"error": "behind them"})
+        writer.close()
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("one_answer")
 @pytest.mark.parametrize("before", [0, 1])
 def test_an_exception_while_a_head_is_read_is_answered_with_500(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Raises:
