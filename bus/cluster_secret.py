@@ -1,4 +1,4 @@
-"""`ClusterSecret`: random bytes that all gateways of a cluster share, and that nobody else may read.
+"""`ClusterSecret`: random bytes that all gateways of a cluster share and no other user may read.
 
 The first gateway draws them and stores them on disk, once; all others read what is stored, so that the secret is the same
 everywhere and survives restarts. Only the gateways' user may read the bucket (`bus.permissions`).

@@ -68,7 +68,7 @@ class Bus:
         self.servers = ServerPool(urls)
         self.access = access
         self._name = name
-        self.inbox_prefix = subjects.role_inbox(role)  # of subjects on which answers come, and of nobody else's
+        self.inbox_prefix = subjects.role_inbox(role)  # this role alone may subscribe below it
         self._protocol: NatsProtocol | None = None
         self._callbacks: dict[bytes, Callback] = {}
         self._subjects: dict[bytes, tuple[str, str]] = {}  # and queue groups

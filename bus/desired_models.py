@@ -1,6 +1,6 @@
 """The desired state: which models the repository API has asked for (bucket `models`).
 
-Gateways write it, workers follow it (`bus.kv_view`). The bucket lies in memory: when it is gone, whoever knows an entry
+Gateways write it, workers follow it (`bus.kv_view`). The bucket lies in memory: when it is gone, a role that knows an entry
 writes it again.
 """
 

@@ -307,7 +307,7 @@ def _password_in(url_file: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Writes a file that nobody else can read, in place of the one there is."""
+    """Replaces a file with one of mode 0600 that holds the given content."""
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

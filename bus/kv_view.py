@@ -3,7 +3,7 @@
 A write of a NATS key-value bucket is a publish on `$KV.<bucket>.<key>`; a removal is one without content. The view listens
 to those subjects, and reads the bucket when it starts and whenever the broker has come back: then it may have missed
 some. A removed key leaves a marker in the bucket, by which a missed removal is found. A key without a value and without a
-marker says nothing: the bucket lay in memory and was lost with the broker, and whoever owns the key writes it again.
+marker says nothing: the bucket lay in memory and was lost with the broker, and the owner of the key writes it again.
 Source: NATS ADR-8 (key-value buckets: `KV-Operation: DEL`, `PURGE`).
 """
 

@@ -81,7 +81,7 @@ class SharedSettings:
                 try:
                     await bucket.create(key, value)
                 except KeyWrongLastSequenceError:
-                    continue  # somebody was quicker
+                    continue  # another gateway has written the key first
 
     def _take(self, key: str, value: bytes) -> None:
         kind, model = subjects.parse_settings_key(key)

@@ -55,7 +55,7 @@ class ThreadPublisher:
         self._lock = threading.Lock()
         self._socket: socket.socket | TlsSocket | None = None
         self._loop_thread = threading.get_ident()
-        self._handed: deque[tuple[Sequence[Outgoing], OnSent]] = deque()  # by the loop, for whoever has the lock next
+        self._handed: deque[tuple[Sequence[Outgoing], OnSent]] = deque()  # by the loop, for the thread that locks next
         self._is_handed = threading.Event()
         self._owes_pong = False
         self._writer: threading.Thread | None = None

@@ -1,9 +1,9 @@
-"""Event-loop lag: for how long a role's event loop served nobody.
+"""Event-loop lag: how long a role's event loop was blocked.
 
-All clients of a role share its event loop. A callback that computes for a second delays everybody by a second, and nothing
-else shows it: the processor may be idle on average. So a timer wakes ten times a second and compares when it should have
-been called with when it was. The difference is the lag; the metric `weir_loop_lag_seconds` is the greatest of the last
-10 s.
+All clients of a role share its event loop. A callback that computes for a second delays all of them by a second, and
+nothing else shows it: the processor may be idle on average. So a timer wakes ten times a second and compares when it
+should have been called with when it was. The difference is the lag; the metric `weir_loop_lag_seconds` is the greatest of
+the last 10 s.
 
 A stall is seen when it is over, and up to `INTERVAL_S` too short: the timer was due some time after the stall began.
 """

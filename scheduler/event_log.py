@@ -135,7 +135,7 @@ class ModelLog:
         self._size_bytes = 0
         # The head does not count: it may be larger than a file should be, and each file must have room for events.
         self._unwritten += header(self._queue.model, self._options, self._number + 1, time.time_ns() // 1000, state)
-        self._write()  # a file without its head can't be read, also not by somebody who looks on
+        self._write()  # a file without its head can't be read, neither live nor after a kill
 
     def _add(self, row: bytes) -> None:
         self._unwritten += row

@@ -310,7 +310,7 @@ class QueueKeeper:
     async def _live_once(self, now_s: float) -> None:
         was_paused, self._signed_s = now_s - self._signed_s > _PAUSE_S, now_s
         if was_paused or not self._bus.is_connected:
-            self._view.hear_all()  # nobody could be heard meanwhile
+            self._view.hear_all()  # this process was paused or the broker away: no heartbeat arrived meanwhile
         if not self._bus.is_connected:
             return
         if now_s > self._alone_until_s:

@@ -18,7 +18,7 @@ class StartupFacts:
     """What is known at the start: addresses as `host:port`, None where there is no listener; models as the gateway
     announces them.
 
-    `data_dir` is None when the bus is somebody else's. `nats_url_file` holds the URL of the bus with its password, "" where
+    `data_dir` is None with a broker of the user's own. `nats_url_file` holds the URL of the bus with its password, "" where
     there is none. `durability` is what the gateway found out of it, as it announces
     it: `ack_is_fsync` (None: nobody knows) and the `reason`.
     """

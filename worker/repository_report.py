@@ -57,5 +57,5 @@ class RepositoryReport:
         self._looking = False
 
     def _answering_failed(self, _error: Exception) -> None:
-        """The next query is answered again; whoever has sent this one goes on without this worker."""
+        """The next query is answered again. The sender of this one times out and lists the other workers."""
         self._looking = False

@@ -1,6 +1,6 @@
 """`JobIds`: ids of requests that are answered later. Whoever knows such an id may read the answer, and delete it.
 
-An id is 128 bits that nobody can guess and a code that only gateways can compute (HMAC with the cluster's secret): so no id
+An id is 128 random bits and a code that only gateways can compute (HMAC with the cluster's secret): so no id
 can be derived from an idempotency key, and an id that a NATS producer has chosen for a request of its own is none of these.
 """
 

@@ -7,7 +7,7 @@
 ```
 
 What is held here is bounded by the pull; all else waits in the stream. Several requests come, begin, expire or end in one
-callback: an exception that nobody foresaw, in the part of one of them, sends that one to DEAD.
+callback: an unexpected exception in the part of one of them sends that one to DEAD.
 """
 
 from __future__ import annotations
@@ -462,7 +462,7 @@ class LaneIntake:
         self.runner.give_up(request)
 
     def _end_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
-        """Sends a request to DEAD whose handling raised what nobody foresaw."""
+        """Sends a request to DEAD whose handling raised an unexpected exception."""
         if request.stage in (Stage.ENDING, Stage.ENDED):
             return  # the recorder sees to its end
         self._leave(request)

@@ -143,7 +143,7 @@ class Recorder:
         self._lookup_tasks.add(task)
         task.add_done_callback(self._lookup_tasks.discard)
 
-    # What becomes of a request where one of these raised what nobody foresaw
+    # How a request ends when one of these raises an unexpected exception
 
     def _fail_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
         self.fail(request, Outcome.FAILED, internal("the response could not be recorded"))

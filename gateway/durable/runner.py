@@ -257,7 +257,7 @@ class Runner:
                 return
 
     def _answer_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
-        """Ends a request whose answer could not be taken, for a reason that nobody foresaw."""
+        """Ends a request whose response could not be handled because of an unexpected exception."""
         self.give_up(request)
         if request.stage not in (Stage.ENDING, Stage.ENDED):
             self._parts.recorder.fail(request, Outcome.FAILED, internal("the response could not be recorded"))

@@ -425,7 +425,7 @@ class InferExchange:
             if job.cancelled():
                 return
             if self.disconnected:
-                job.exception()  # nobody is there to be told
+                job.exception()  # the client has disconnected
                 return
             self._on_job_done(job, then)
 

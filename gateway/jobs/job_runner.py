@@ -187,7 +187,7 @@ class JobRunner:
         return 0
 
     def _settle_broken(self, _error: Exception, number: int, *_others: object) -> None:
-        """Fails one item whose handling raised what nobody foresaw."""
+        """Fails one item whose handling raised an unexpected exception."""
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._inference.abandon(pending)
