@@ -1,1 +1,1 @@
-"""What is said between clients, roles and models: floor 0, imported by every other floor and importing none."""
+"""Data that clients, roles and models exchange: layer 0, imported by every other layer and importing none."""

@@ -1,0 +1,1 @@
+"""Model configuration (`config.pbtxt`) and the normalization of requests against it."""

@@ -1,0 +1,1 @@
+"""Tensors, datatypes, requests, errors."""

@@ -1,0 +1,128 @@
+"""The encoding of messages between roles: MessagePack, with the wire version as the first element of each message.
+
+Two shapes cover nearly all messages. A `Message` is an array: the wire version, then the fields in order. A `Record` is the
+wire version and a map of the fields by name. `msgspec` generates encoders and decoders from the annotations, so the
+annotations are the checks: a message that does not match them raises `MalformedMessage`. A field may be added at the end of
+a message, or to a record, if it has a default: older releases ignore it.
+
+Every message is untrusted input. A length that a message claims never allocates more memory than the message has bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import Meta
+
+from schemas.core.tensors import CudaRegionRef, DatatypeName, PayloadRef, Reference, RegionRef, Tensor
+
+WIRE_VERSION = 1
+
+MAX_ERROR_LENGTH = 200
+
+
+_PLAIN: dict[type, Callable[[Any], object]] = {
+    float: float.__float__,
+    str: str.__str__,
+    int: int.__int__,
+    bytes: bytes.__bytes__,
+}
+
+
+def _plain(value: object) -> object:
+    """`value` as the built-in type that it extends, as numpy's float64 extends float. Raises TypeError for any other."""
+    for kind, plain in _PLAIN.items():
+        if isinstance(value, kind):
+            return plain(value)
+    raise TypeError(f"objects of type {type(value).__name__} can't be encoded")
+
+
+encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+"""The MessagePack form of a value. The content of tensors is copied once.
+
+Models and callers may set a value of a type that extends a built-in one. Raises TypeError for values of other types.
+"""
+
+NonNegative = Annotated[int, Meta(ge=0)]
+
+
+class MalformedMessage(ValueError):
+    """Bytes on a subject that are not the message the subject carries."""
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, tag=WIRE_VERSION):
+    """Base of messages that travel as an array: the wire version, then the fields in order."""
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        return encode(self)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Self:
+        """The message in `data`. Raises MalformedMessage."""
+        message: Self = decode(data, cls, cls.__name__)
+        return message
+
+
+class Record(msgspec.Struct, frozen=True):
+    """Base of messages that travel as the wire version and a map of their fields."""
+
+    def pack(self) -> bytes:
+        """The message as bytes."""
+        return encode((WIRE_VERSION, self))
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> Self:
+        """The message in `data`. Raises MalformedMessage."""
+        message = decode(data, _versioned(cls), cls.__name__)
+        record: Self = message[1]
+        return record
+
+
+def decode(data: bytes | memoryview, kind: Any, name: str) -> Any:
+    """The value of type `kind` in `data`. Raises MalformedMessage, whose text has the `name`."""
+    try:
+        return _decoder(kind).decode(data)
+    except (ValueError, RecursionError) as error:
+        raise MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}") from error
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind)
+
+
+@cache
+def _versioned(record: type) -> Any:
+    return tuple[Literal[1], record]  # type: ignore[valid-type]
+
+
+def bin_header(size_bytes: int) -> bytes:
+    """The bytes that precede `size_bytes` bytes of content in MessagePack's "bin" formats."""
+    if size_bytes < 1 << 8:
+        return struct.pack(">BB", 0xC4, size_bytes)
+    if size_bytes < 1 << 16:
+        return struct.pack(">BH", 0xC5, size_bytes)
+    return struct.pack(">BI", 0xC6, size_bytes)
+
+
+class WireTensor(Tensor, eq=False):
+    """A decoded tensor. Its content is in the message, or a row names the shared memory that holds it."""
+
+    datatype: DatatypeName
+    shape: list[NonNegative]
+    data: bytes | list[Any]  # type: ignore[assignment]  # `reference` makes a `Reference` of the row
+
+
+def reference(row: list[Any]) -> Reference:
+    """The reference that a row of a message is: to a payload slot, or to memory of a client. Raises ValueError."""
+    kind: type[Reference]
+    if len(row) == 5:
+        kind = PayloadRef
+    else:
+        kind = CudaRegionRef if row and type(row[0]) is bytes else RegionRef
+    return msgspec.convert(row, kind)

@@ -1,0 +1,135 @@
+"""The body of a request: the part that only its worker reads. A scheduler passes it on without decoding it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Parameters, RequestedOutput
+from schemas.core.tensors import ClientRef, PayloadRef
+from schemas.wire.codec import MalformedMessage, NonNegative, WireTensor, bin_header, decode, encode, reference
+
+_REFERENCE = b"\x95"  # the first byte of an array of five; a body is an array of seven to eleven
+
+
+class _Body(msgspec.Struct, array_like=True):
+    """The fields of `InferRequest` that its worker reads, in their order on the wire; few requests have the last four."""
+
+    id: str
+    parameters: Parameters | None
+    inputs: list[WireTensor]
+    outputs: list[str | tuple[str, list[Any]]]
+    correlation_id: NonNegative | str
+    sequence_flags: Annotated[int, Meta(ge=0, le=SEQUENCE_START | SEQUENCE_END)]
+    timeout_us: NonNegative
+    traceparent: str = ""
+    tracestate: str = ""
+    wants_timestamps: bool = False
+    priority: NonNegative = 0
+
+
+def pack_body(request: InferRequest) -> bytes:
+    """The body of `request`. Tensor content is copied once, into the returned bytes."""
+    return encode(
+        (
+            request.id,
+            request.parameters,
+            request.inputs,
+            [_output_row(output) for output in request.outputs],
+            request.correlation_id,
+            request.sequence_flags,
+            request.timeout_us,
+            *_ending(request),
+        )
+    )
+
+
+def body_template(request: InferRequest) -> list[bytes]:
+    """The pieces of the body of `request` before, between and after the content of its tensors.
+
+    Joined with the content of other tensors of the same sizes, they are the body of the request that has those tensors.
+    """
+    pieces: list[bytes] = []
+    ending = _ending(request)
+    piece = _array_header(7 + len(ending)) + encode(request.id) + encode(request.parameters)
+    piece += _array_header(len(request.inputs))
+    for tensor in request.inputs:
+        piece += _array_header(4) + encode(tensor.name) + encode(tensor.datatype) + encode(tensor.shape)
+        pieces.append(piece + bin_header(tensor.size_bytes))
+        piece = b""
+    piece += encode([_output_row(output) for output in request.outputs])
+    piece += encode(request.correlation_id) + encode(request.sequence_flags) + encode(request.timeout_us)
+    pieces.append(piece + b"".join(map(encode, ending)))
+    return pieces
+
+
+def pack_body_ref(ref: PayloadRef) -> bytes:
+    """What replaces a body that lies in a payload slot, because the bodies of its frame are too large for a message."""
+    return encode(ref)
+
+
+def is_body_ref(body: bytes) -> bool:
+    """Whether `body` is what `pack_body_ref` returns."""
+    return body[:1] == _REFERENCE
+
+
+def body_ref(body: bytes) -> PayloadRef | None:
+    """Where the body lies, None where `body` is the body itself. Raises MalformedMessage."""
+    if not is_body_ref(body):
+        return None
+    ref: PayloadRef = decode(body, PayloadRef, "reference to a request body")
+    return ref
+
+
+def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequest:
+    """The request whose body this is. Its tensors own copies of their content, or refer to it. Raises MalformedMessage."""
+    fields: _Body = decode(body, _Body, "request body")
+    request = InferRequest(model, str(version), fields.id, parameters=fields.parameters)
+    try:
+        for tensor in fields.inputs:
+            if type(tensor.data) is list:
+                tensor.data = reference(tensor.data)  # type: ignore[assignment]  # now it is a plain `Tensor`
+        request.outputs = [_requested_output(row) for row in fields.outputs]
+    except (ValueError, TypeError) as error:
+        raise MalformedMessage(f"not a request body: {error}") from error
+    request.inputs = fields.inputs  # type: ignore[assignment]  # a list is invariant
+    request.correlation_id = fields.correlation_id
+    request.sequence_flags = fields.sequence_flags
+    request.timeout_us = fields.timeout_us
+    request.traceparent, request.tracestate = fields.traceparent, fields.tracestate
+    request.wants_timestamps = fields.wants_timestamps or bool(fields.traceparent)
+    request.priority = fields.priority
+    return request
+
+
+def _ending(request: InferRequest) -> tuple[str | bool | int, ...]:
+    """The last fields of the body, without those at the end that have their default."""
+    if request.priority:
+        return (request.traceparent, request.tracestate, request.wants_timestamps, request.priority)
+    if request.wants_timestamps:
+        return (request.traceparent, request.tracestate, True)
+    if not request.traceparent:
+        return ()
+    return (request.traceparent, request.tracestate) if request.tracestate else (request.traceparent,)
+
+
+def _output_row(output: RequestedOutput) -> str | tuple[str, ClientRef]:
+    return output.name if output.region is None else (output.name, output.region)
+
+
+def _requested_output(row: str | tuple[str, list[Any]]) -> RequestedOutput:
+    if isinstance(row, str):
+        return RequestedOutput(row)
+    name, place = row
+    region = reference(place)
+    if isinstance(region, PayloadRef):
+        raise TypeError("outputs are not written to payload slots")
+    output = RequestedOutput(name)
+    output.region = region
+    return output
+
+
+def _array_header(length: int) -> bytes:
+    return bytes((0x90 | length,)) if length < 16 else b"\xdc" + length.to_bytes(2, "big")

@@ -1,0 +1,73 @@
+"""Messages about data that moves between hosts: fetches of payloads, and checkpoints of sequence states.
+
+A `PayloadFetch` requests a piece of a payload from its owner; the reply is the piece, or empty if the slot was reused. An
+`ADDRESS_REQUEST` requests the address at which the owner accepts direct connections.
+
+A checkpoint is the state of a sequence after some of its requests, from which another worker can continue. Its tensors are
+packed once and split into pieces that fit into a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from schemas.core.tensors import PayloadRef, Tensor
+from schemas.wire.codec import WIRE_VERSION, Message, WireTensor, decode, encode
+
+NOT_RESUMABLE = -1
+"""The number of a checkpoint that no worker can continue from, since a request failed that would have to run again."""
+
+
+class PayloadFetch(Message, frozen=True):
+    """A request for a piece of a payload; `offset` and `size` are those of the piece."""
+
+    piece: PayloadRef
+
+
+ADDRESS_REQUEST = encode((WIRE_VERSION, None))
+"""A request for the address at which the owner accepts direct connections."""
+
+
+class OwnerAddress(Message, frozen=True):
+    """Where an owner of payloads accepts direct connections; `port` 0: nowhere.
+
+    `secret` authenticates readers. `certificate` is the fingerprint of the owner's certificate, empty for connections
+    without TLS.
+    """
+
+    host: str = ""
+    port: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0
+    secret: bytes = b""
+    certificate: bytes = b""
+
+
+class StatePiece(Message, frozen=True):
+    """One message of a checkpoint: the state after `number` requests, in `pieces` pieces, of which this has `content`."""
+
+    number: int
+    pieces: Annotated[int, Meta(ge=1)]
+    content: bytes
+
+
+class _StateTensor(WireTensor, eq=False):
+    data: bytes
+
+
+def pack_state(tensors: Sequence[Tensor]) -> bytes:
+    """The tensors of a state as bytes."""
+    return encode(tensors)
+
+
+def unpack_state(data: bytes) -> list[Tensor]:
+    """The tensors of a state. Raises MalformedMessage."""
+    tensors: list[Tensor] = decode(data, list[_StateTensor], "sequence state")
+    return tensors
+
+
+def pack_pieces(number: int, state: bytes, piece_bytes: int) -> list[bytes]:
+    """The messages of a checkpoint, with at most `piece_bytes` bytes of the state each."""
+    contents = [state[start : start + piece_bytes] for start in range(0, len(state), piece_bytes)] or [b""]
+    return [StatePiece(number, len(contents), content).pack() for content in contents]
