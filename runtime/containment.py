@@ -57,7 +57,8 @@ class Site:
 
 
 SITES: dict[str, Site] = {}
-"""By name, which is the module and the qualified name of the function: "calls.inference:Inference._take_response"."""
+"""By name, which is the module and the qualified name of the function:
+"client.dispatch:RequestDispatcher._take_response"."""
 
 _reported: dict[str, int] = {}
 _limiter = LogLimiter(logger)
@@ -105,7 +106,7 @@ def contained(on_error: str = "", passes: tuple[type[Exception], ...] = ()) -> C
 def report(place: str, error: Exception) -> None:
     """Logs and counts an unexpected exception that was caught by hand, where `contained` does not fit.
 
-    `place` is a constant text that names the code: "bus.nats_protocol: dispatching a message".
+    `place` is a constant text that names the code: "bus.nats.protocol: dispatching a message".
     """
     _reported[place] = _reported.get(place, 0) + 1
     _log(place, error)

@@ -6,6 +6,8 @@ should have been called with when it was. The difference is the lag; the metric 
 the last 10 s.
 
 A stall is seen when it is over, and up to `INTERVAL_S` too short: the timer was due some time after the stall began.
+
+`process_health`: what a role reports about its own condition.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
+
+from runtime.containment import failures
 
 INTERVAL_S = 0.1
 WINDOW_S = 10.0
@@ -66,4 +71,9 @@ class LoopLag:
 
 
 ROLE = LoopLag()
-"""That of this process's role, which `telemetry.role_life` starts. It stands at 0 where no role runs."""
+"""That of this process's role, which `runtime.role_life` starts. It stands at 0 where no role runs."""
+
+
+def process_health() -> dict[str, Any]:
+    """The event loop's lag and the contained failures, in the form of `schemas.wire.statistics.HealthCounters`."""
+    return {"loop_lag_s": ROLE.max_s(), "contained_failures": failures()}

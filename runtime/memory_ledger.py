@@ -30,7 +30,8 @@ SCARCITY_FACTOR = 4
 
 
 class MemoryLedger:
-    """The accounts of one process. `largest_request_bytes` is what one account alone may hold (see the module).
+    """The accounts of one process. `largest_request_bytes` is the most that one account may hold, one at a time beyond
+    its share.
 
     `held_bytes` are the bytes held now, and `refused` the number of refused charges, both by kind. `total_bytes` are held
     now in all, and `peak_bytes` were the most that ever were; `recent_peak_bytes` is the same since its reader set it last.

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from runtime.containment import report
 from runtime.offload_process import ANSWER, OK, REFUSED, Part, read_parts, write_parts
-from schemas.errors import ErrorCode, WeirError, internal, overloaded, unavailable
+from schemas.core.errors import ErrorCode, WeirError, internal, overloaded, unavailable
 
 OFF_LOOP_BYTES = 512 * 1024
 """A JSON or msgpack document of more than this is read in a helper process. In the event loop one of 512 KiB takes 5 to
@@ -124,7 +124,7 @@ class Offload:
         except EOFError:
             self._drop(helper)
             raise internal("the process that read the request has died") from None
-        except BaseException:  # it was given up: its process still works on it
+        except BaseException:  # cancelled: its process still works on it
             self._drop(helper)
             raise
         if retires:
@@ -164,7 +164,7 @@ class _Helper:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._answer: asyncio.Future[tuple[int, int, bool]] | None = None
+        self._replied: asyncio.Future[tuple[int, int, bool]] | None = None
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -191,7 +191,7 @@ class _Helper:
             socket.send_fds(self._connection, [operation.encode()], [fd])
         except OSError:
             return False
-        self._answer = self._loop.create_future()
+        self._replied = self._loop.create_future()
         return True
 
     async def answer(self) -> tuple[int, int, bool]:
@@ -199,14 +199,14 @@ class _Helper:
 
         Raises EOFError where the process dies.
         """
-        assert self._answer is not None  # noqa: S101 - it has a job
+        assert self._replied is not None  # noqa: S101 - it has a job
         try:
-            return await self._answer
+            return await self._replied
         finally:
-            self._answer = None
+            self._replied = None
 
     def end(self) -> None:
-        """Kills the process. What it has left to say is not read."""
+        """Kills the process. Data that it has sent is not read."""
         if self._connection.fileno() < 0:
             return
         self._loop.remove_reader(self._connection.fileno())
@@ -222,7 +222,7 @@ class _Helper:
             return
         except OSError:
             message, fds = b"", []
-        answer = self._answer
+        answer = self._replied
         if not message:
             self._loop.remove_reader(self._connection.fileno())
             self.is_alive = False

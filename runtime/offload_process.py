@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from schemas.errors import WeirError, invalid
+from schemas.core.errors import WeirError, invalid
 
 OK, REFUSED, FAILED = 0, 1, 2
 """How a job ended: with a result, with a `WeirError` (its number and text), or with a traceback."""
