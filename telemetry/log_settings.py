@@ -1,17 +1,17 @@
-"""The rules of log settings: how they are read, merged and told. Source: Triton's logging extension, and Triton 2.51."""
+"""`LogSettings`: how log settings are read, merged and reported. Source: Triton's logging extension, Triton 2.51."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from schemas.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.core.errors import ErrorCode, WeirError, internal, invalid, unavailable
 
 DEFAULT, ISO8601, JSON = "default", "ISO8601", "json"
 FORMATS = (DEFAULT, ISO8601, JSON)
-"""The layouts of entries. JSON is ours: it can be had from the command line only, as clients know nothing of it."""
+"""The layouts of log entries. JSON is an addition to Triton's; only the command line can select it."""
 
 _SWITCHES = ("log_info", "log_warning", "log_error")
 
@@ -19,43 +19,24 @@ Changes = dict[str, Any]
 """Fields of `LogSettings` with new values."""
 
 
-class Options(Protocol):
-    """What a role is told of its log on the command line."""
+@dataclass(frozen=True, kw_only=True)
+class LogOptions:
+    """The log options of a role's command line, a base of the settings of each role.
 
-    @property
-    def log_format(self) -> str:
-        """One of `FORMATS`, or "text"."""
-        ...
+    `log_format` is one of `FORMATS` or "text", `log_file` a path or "" for standard error, `log_verbose` 0 for no details.
+    """
 
-    @property
-    def log_file(self) -> str:
-        """A path, or ""."""
-        ...
-
-    @property
-    def log_verbose(self) -> int:
-        """0 for no details."""
-        ...
-
-    @property
-    def log_info(self) -> bool:
-        """Whether news are logged."""
-        ...
-
-    @property
-    def log_warning(self) -> bool:
-        """Whether warnings are."""
-        ...
-
-    @property
-    def log_error(self) -> bool:
-        """Whether errors are."""
-        ...
+    log_format: str = DEFAULT
+    log_file: str = ""
+    log_verbose: int = 0
+    log_info: bool = True
+    log_warning: bool = True
+    log_error: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, how and where; fields have Triton's names, and are told in its order.
+    """What is logged, how and where. The fields have Triton's names and order.
 
     `log_file` is "" for standard error. Details are logged from `log_verbose_level` 1 on.
     """
@@ -68,8 +49,8 @@ class LogSettings:
     log_format: str = DEFAULT
 
     @classmethod
-    def of(cls, options: Options) -> Self:
-        """As the command line has them. Raises ValueError for a format that is none."""
+    def of(cls, options: LogOptions) -> Self:
+        """Creates the settings of the command line. Raises ValueError for an unknown format."""
         log_format = DEFAULT if options.log_format == "text" else options.log_format
         if log_format not in FORMATS:
             raise ValueError(f"log format must be {', '.join(FORMATS)} or text, not {log_format!r}")
@@ -83,47 +64,53 @@ class LogSettings:
         )
 
     def changed(self, changes: Changes) -> LogSettings:
-        """These with some changed."""
+        """Returns a copy with `changes` applied."""
         return replace(self, **changes)
 
-    def told(self) -> dict[str, str | bool | int]:
-        """As clients are told them."""
+    def to_dict(self) -> dict[str, str | bool | int]:
+        """Returns the settings as clients receive them."""
         return asdict(self)
 
 
 def changes_of_json(document: Any) -> Changes:
-    """The changes that a JSON body asks for. What is no object, is null or unknown is ignored, as by Triton.
+    """Returns the changes of a JSON body. Like Triton, it ignores a body that is not an object, nulls and unknown names.
 
     Raises WeirError with Triton's codes and texts.
     """
     if not isinstance(document, dict):
         return {}
-    asked = {name: value for name, value in document.items() if value is not None}
-    if "log_file" in asked:
+    given = {name: value for name, value in document.items() if value is not None}
+    if "log_file" in given:
         raise _file_is_fixed()
     changes: Changes = {}
     for name in _SWITCHES:
-        if name in asked:
-            if not isinstance(asked[name], bool):
+        if name in given:
+            if not isinstance(given[name], bool):
                 raise internal("attempt to access JSON non-boolean as boolean")
-            changes[name] = asked[name]
-    level = asked.get("log_verbose_level")
-    if level is not None:
-        if type(level) is not int or level < 0:
-            raise internal("attempt to access JSON non-unsigned-integer as unsigned-integer")
-        changes["log_verbose_level"] = _level(level)
-    log_format = asked.get("log_format")
-    if log_format is not None:
-        if not isinstance(log_format, str):
-            raise internal("attempt to access JSON non-string as string")
-        if log_format not in (DEFAULT, ISO8601):
-            raise unavailable(f"invalid argument for --log_format, got: {log_format}")
-        changes["log_format"] = log_format
+            changes[name] = given[name]
+    if "log_verbose_level" in given:
+        changes["log_verbose_level"] = _level_of_json(given["log_verbose_level"])
+    if "log_format" in given:
+        changes["log_format"] = _format_of_json(given["log_format"])
     return changes
 
 
+def _level_of_json(level: Any) -> int:
+    if type(level) is not int or level < 0:
+        raise internal("attempt to access JSON non-unsigned-integer as unsigned-integer")
+    return _level(level)
+
+
+def _format_of_json(log_format: Any) -> str:
+    if not isinstance(log_format, str):
+        raise internal("attempt to access JSON non-string as string")
+    if log_format not in (DEFAULT, ISO8601):
+        raise unavailable(f"invalid argument for --log_format, got: {log_format}")
+    return log_format
+
+
 def changes_of_values(settings: Mapping[str, tuple[str | None, Any]]) -> Changes:
-    """As `changes_of_json`, for gRPC's form: each setting as (which field of the message it came in, value)."""
+    """Like `changes_of_json` for gRPC, where each setting is (name of the message's field, value)."""
     if "log_file" in settings:
         raise _file_is_fixed()
     changes: Changes = {}
@@ -142,15 +129,15 @@ def changes_of_values(settings: Mapping[str, tuple[str | None, Any]]) -> Changes
 
 
 def pack_changes(changes: Changes) -> bytes:
-    """Changes as they lie in the bucket."""
+    """Returns changes as they are stored in the bucket."""
     return json.dumps(changes).encode()
 
 
 def unpack_changes(data: bytes) -> Changes:
-    """Changes from the bucket. Raises ValueError for what is none."""
+    """Returns changes from the bucket. Raises ValueError if they are malformed."""
     changes = json.loads(data)
     if not isinstance(changes, dict) or not changes.keys() <= {*_SWITCHES, "log_verbose_level", "log_format"}:
-        raise ValueError("not log settings")
+        raise ValueError("malformed log settings: unknown fields")
     level = changes.get("log_verbose_level", 0)
     if (
         any(type(changes[name]) is not bool for name in _SWITCHES if name in changes)
@@ -158,12 +145,12 @@ def unpack_changes(data: bytes) -> Changes:
         or not 0 <= level < 2**31
         or changes.get("log_format", DEFAULT) not in FORMATS
     ):
-        raise ValueError("not log settings: wrong types")
+        raise ValueError("malformed log settings: a value has the wrong type")
     return changes
 
 
 def _level(number: int) -> int:
-    # Triton keeps it as a signed 32-bit number, and takes one below 0 for 0.
+    # Triton stores it as a signed 32-bit number, and treats negative ones as 0.
     number %= 2**32
     return number if number < 2**31 else 0
 

@@ -1,7 +1,7 @@
-"""`MetricsConfig`: what `--metrics-config` asks for.
+"""`MetricsConfig`: the latency metrics that `--metrics-config` selects.
 
-Source: Triton's option, as its server reads it: a value is `<setting>=<value>`, the last one of a setting counts, and what
-is not known is passed over. It is told here, for a misspelt setting is otherwise hard to find.
+Source: Triton's option, as its server reads it: a value is `<setting>=<value>`, the last value of a setting counts,
+and unknown settings are ignored. Here they are also logged, because a misspelt setting is hard to notice otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SWITCHES = ("counter_latencies", "histogram_latencies", "summary_latencies")
 
 @dataclass(frozen=True, slots=True)
 class MetricsConfig:
-    """Which latency metrics there are. Without `counter_latencies` the other counters of models stand still too."""
+    """Which latency metrics exist. Without `counter_latencies` the other counters of models do not change either."""
 
     counter_latencies: bool = True
     histogram_latencies: bool = False
@@ -28,7 +28,7 @@ class MetricsConfig:
 
 
 def parse_metrics_config(values: Iterable[str]) -> MetricsConfig:
-    """The configuration that the option's values make together. Raises ValueError for one that is no setting."""
+    """Returns the configuration for the option's values. Raises ValueError for a malformed value."""
     settings: dict[str, str] = {}
     for value in values:
         name, separator, setting = value.partition("=")
@@ -48,7 +48,7 @@ def parse_metrics_config(values: Iterable[str]) -> MetricsConfig:
 
 
 def _quantiles(text: str) -> tuple[float, ...]:
-    """Quantiles of `<quantile>:<error>,...`; the errors are those of another algorithm and mean nothing here."""
+    """Returns the quantiles of `<quantile>:<error>,...`; the errors belong to another algorithm and are ignored."""
     quantiles: list[float] = []
     for pair in text.split(","):
         quantile, separator, _ = pair.partition(":")

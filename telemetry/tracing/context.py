@@ -1,6 +1,6 @@
-"""W3C Trace Context: the headers by which a trace is carried from one program to the next.
+"""W3C Trace Context: the headers that carry a trace from one program to the next.
 
-Source: https://www.w3.org/TR/trace-context/, version 00; later versions are read as far as they agree with it.
+Source: https://www.w3.org/TR/trace-context/, version 00; later versions are read as far as they are compatible.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ from typing import NamedTuple
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 MAX_TRACESTATE = 512
-"""What a trace state may be long, in characters; a longer one is not carried on."""
+"""The longest `tracestate`, in characters, that is forwarded."""
 
 
 class TraceContext(NamedTuple):
-    """The place in a trace from which a request comes: both ids are more than 0."""
+    """The position in a trace from which a request comes. Both ids are positive; `tracestate` is forwarded unread."""
 
     trace_id: int
     span_id: int
+    tracestate: str = ""
 
 
 def parse_traceparent(text: str) -> TraceContext | None:
-    """What a `traceparent` says; None for one that is none."""
+    """Parses a `traceparent` header; returns None if it is malformed."""
     match = _TRACEPARENT.fullmatch(text.strip())
     if match is None or match[1] == "ff" or (match[1] == "00" and match[5]):
         return None
@@ -32,12 +33,12 @@ def parse_traceparent(text: str) -> TraceContext | None:
 
 
 def format_traceparent(trace_id: int, span_id: int, is_sampled: bool) -> str:
-    """The `traceparent` that says so."""
+    """Returns a `traceparent` header."""
     return f"00-{trace_id:032x}-{span_id:016x}-{is_sampled:02x}"
 
 
 def exported_context(traceparent: str, tracestate: str) -> str:
-    """A place in a trace as JSON, as Triton gives it to Python models; "" for a trace that is exported nowhere."""
+    """Returns a position as JSON, as Triton passes it to Python models; "" for a trace that is not exported."""
     if not traceparent.endswith("-01"):
         return ""
     context = {"traceparent": traceparent} | ({"tracestate": tracestate} if tracestate else {})
@@ -45,7 +46,7 @@ def exported_context(traceparent: str, tracestate: str) -> str:
 
 
 def context_of(exported: str) -> tuple[str, str]:
-    """(traceparent, tracestate) of what `exported_context` made; "" where there is none, or it makes no sense."""
+    """Returns (traceparent, tracestate) from the result of `exported_context`; empty strings if it is malformed."""
     if not exported:
         return "", ""
     try:
@@ -58,10 +59,10 @@ def context_of(exported: str) -> tuple[str, str]:
 
 
 def new_trace_id() -> int:
-    """A trace id nobody else has."""
+    """Returns a new random trace id."""
     return int.from_bytes(os.urandom(16)) or 1
 
 
 def new_span_id() -> int:
-    """A span id nobody else has."""
+    """Returns a new random span id."""
     return int.from_bytes(os.urandom(8)) or 1

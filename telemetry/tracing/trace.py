@@ -1,7 +1,7 @@
-"""`Trace`: what is written down of one traced request, by whichever exporter.
+"""`Trace`: the timestamps and tensors of one traced request, independent of the exporter.
 
-The names of moments are Triton's trace timestamps, and one of ours: `WORKER_RECEIVED`, when the batch reached its
-worker. All times are unix nanoseconds, each by the clock of the role that took it.
+Timestamps have Triton's names, plus one of ours: `WORKER_RECEIVED`, when the batch reached its worker. All times are
+unix nanoseconds by the clock of the role that took them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from schemas.tensors import Tensor, as_array, unpack_bytes
-from telemetry.trace_context import TraceContext, format_traceparent, new_span_id, new_trace_id
+from schemas.core.tensors import Tensor, as_array, unpack_bytes
+from telemetry.tracing.context import TraceContext, format_traceparent, new_span_id, new_trace_id
 
 WORKER_RECEIVED = "WORKER_RECEIVED"
 
-_WORKERS_MOMENTS = (
+_WORKER_TIMESTAMPS = (
     "QUEUE_START",
     WORKER_RECEIVED,
     "COMPUTE_START",
@@ -25,14 +25,14 @@ _WORKERS_MOMENTS = (
     "COMPUTE_OUTPUT_START",
     "COMPUTE_END",
 )
-MAX_MOMENTS = 1000
-"""What is written down of one request; a decoupled model may answer any number of times."""
+MAX_TIMESTAMPS = 1000
+"""Timestamps kept of one request; a decoupled model may send any number of responses."""
 
 _LATEST_NS = 2**63
 
 
 class TracedTensor(NamedTuple):
-    """A tensor as text: `activity` tells where it was seen, `data` has its elements between commas."""
+    """A tensor as text: `activity` is where it was recorded, `data` has its elements separated by commas."""
 
     activity: str
     name: str
@@ -42,10 +42,10 @@ class TracedTensor(NamedTuple):
 
 
 class Trace:
-    """One traced request, from the door to its answer. `parent` is the place in the caller's trace, if it has one.
+    """One traced request, from its arrival to its response. `parent` is the position in the caller's trace, if any.
 
-    `traceparent` is what the request carries on: the place of the model's span. With `is_exported` the ids are those of
-    spans somewhere, which is told by the sampled flag.
+    `traceparent` is what the request carries on: the position of the model's span. With `is_exported` the ids are
+    those of exported spans, which the sampled flag shows.
     """
 
     __slots__ = (
@@ -53,12 +53,12 @@ class Trace:
         "id",
         "model_name",
         "model_version",
-        "moments",
         "parent",
         "request_id",
         "root_span_id",
         "span_id",
         "tensors",
+        "timestamps",
         "trace_id",
         "traceparent",
         "tracestate",
@@ -70,7 +70,6 @@ class Trace:
         model_name: str,
         request_id: str,
         parent: TraceContext | None = None,
-        tracestate: str = "",
         is_exported: bool = False,
     ) -> None:
         self.id = id
@@ -78,35 +77,35 @@ class Trace:
         self.model_version = 0
         self.request_id = request_id
         self.parent = parent
-        self.tracestate = tracestate
+        self.tracestate = "" if parent is None else parent.tracestate
         self.trace_id = new_trace_id() if parent is None else parent.trace_id
         self.root_span_id = new_span_id()
         self.span_id = new_span_id()
         self.traceparent = format_traceparent(self.trace_id, self.span_id, is_exported)
-        self.moments: list[tuple[str, int]] = []
+        self.timestamps: list[tuple[str, int]] = []
         self.tensors: list[TracedTensor] = []
         self.error = ""
 
     def mark(self, name: str, at_ns: int = 0) -> None:
-        """The request has passed this point, now or at the given time."""
-        if len(self.moments) < MAX_MOMENTS:
-            self.moments.append((name, at_ns or time.time_ns()))
+        """Adds a timestamp: now, or the given time."""
+        if len(self.timestamps) < MAX_TIMESTAMPS:
+            self.timestamps.append((name, at_ns or time.time_ns()))
 
-    def add_workers(self, moments: Mapping[str, int]) -> None:
-        """Takes the moments that an answer brought; what is none of a worker's is passed over."""
-        for name in _WORKERS_MOMENTS:
-            if 0 < moments.get(name, 0) < _LATEST_NS:
-                self.mark(name, moments[name])
+    def add_worker_timestamps(self, timestamps: Mapping[str, int]) -> None:
+        """Adds the timestamps of a worker that came with a response; unknown names are ignored."""
+        for name in _WORKER_TIMESTAMPS:
+            if 0 < timestamps.get(name, 0) < _LATEST_NS:
+                self.mark(name, timestamps[name])
 
     def add_tensors(self, activity: str, tensors: Sequence[Tensor]) -> None:
-        """Takes tensors whose content lies in memory, as text."""
+        """Adds tensors whose data is in memory, as text."""
         for tensor in tensors:
             shape = ",".join(map(str, tensor.shape))
             self.tensors.append(TracedTensor(activity, tensor.name, _text(tensor), shape, tensor.datatype))
 
     def first(self, name: str) -> int:
-        """When the request passed this point first; 0 where it never did."""
-        return next((ns for known, ns in self.moments if known == name), 0)
+        """Returns the first timestamp of this name; 0 without one."""
+        return next((ns for known, ns in self.timestamps if known == name), 0)
 
 
 def _text(tensor: Tensor) -> str:
@@ -116,7 +115,7 @@ def _text(tensor: Tensor) -> str:
         values = as_array(tensor.data, tensor.datatype, [-1]) if tensor.datatype != "BYTES" else None
         elements = unpack_bytes(tensor.data) if values is None else []
     except ValueError:
-        return ""  # an answer whose content does not fit its datatype: the door will see to it
+        return ""  # the response is malformed, which the frontend handles
     if values is None:
         return ",".join(f'"{element.decode(errors="replace")}"' for element in elements)
     if tensor.datatype == "BF16":

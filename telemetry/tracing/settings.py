@@ -1,10 +1,10 @@
-"""The rules of trace settings: how they are read, which hold for a model, and how they are told.
+"""Trace settings: how they are read, which apply to a model, how they are reported, and which requests they sample.
 
-There is a global setting, and one for each model that was given any of its own; what a model was not given follows the
-global one, and what the global one was not given is the command line's. Nothing here knows a door or the bus.
+There is a global setting, and one for each model with values of its own. A model's missing values follow the global
+setting, and those follow the command line.
 
-Source: Triton's trace extension, its `--trace-config` option, and what Triton 2.51 answers. Numbers are read as C++'s
-`std::stoi` reads them, which is what Triton does: blanks before and letters behind a number are no error.
+Source: Triton's trace extension, its `--trace-config` option, and the responses of Triton 2.51. Numbers are parsed
+like C++'s `std::stoi`, as in Triton: blanks before and letters behind a number are accepted.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import ErrorCode, WeirError, internal, invalid
+from schemas.core.errors import ErrorCode, WeirError, internal, invalid
 
 TIMESTAMPS, TENSORS = "TIMESTAMPS", "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
-"""Levels in the order in which they are told; none of them is "OFF"."""
+"""The trace levels, in the order in which they are reported; none of them is reported as "OFF"."""
 
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 MODES = (TRITON, OPENTELEMETRY)
@@ -33,16 +33,18 @@ _LARGEST = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, 2**31 - 1), "log_f
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 Overrides = dict[str, Any]
-"""What one setting was given of its own: `trace_level` (a list of levels) and the three numbers, each where it was."""
+"""The own values of one setting: `trace_level` (a list of levels) and the three numbers, each only if set."""
 
 Changes = dict[str, Any]
-"""`Overrides` that were asked for; None takes one back."""
+"""`Overrides` to be set; None removes a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSetting:
-    """What holds: the levels ("OFF" is none), every how many requests are traced (0: only those whose caller traces),
-    how many more are traced (-1: no end), and how many traces share a file (0: all).
+    """An effective setting.
+
+    `levels` may be empty ("OFF"). Every `rate`-th request is traced (0: only those whose caller traces), `count` more
+    in all (-1: no limit), and `log_frequency` traces share a file (0: all).
     """
 
     levels: tuple[str, ...] = ()
@@ -53,10 +55,10 @@ class TraceSetting:
 
 @dataclass(frozen=True, slots=True)
 class TraceConfig:
-    """What the command line says of tracing.
+    """The trace options of the command line.
 
-    `file` is where mode "triton" writes. In mode "opentelemetry" traces go to `url`, in batches as `batches` says (by
-    the names of Triton's options; the delay is in milliseconds), as of a resource with these attributes.
+    `file` is the output of mode "triton". In mode "opentelemetry" traces are sent to `url`, in batches configured by
+    `batches` (with the names of Triton's options; the delay is in milliseconds), with the attributes `resource`.
     """
 
     mode: str = TRITON
@@ -69,107 +71,136 @@ class TraceConfig:
 
     @classmethod
     def parse(cls, values: Iterable[str]) -> TraceConfig:
-        """What the values of `--trace-config` say, each `<setting>=<value>` or `<mode>,<setting>=<value>`.
-
-        Raises ValueError for what is not one.
+        """Parses the values of `--trace-config`, each `<setting>=<value>` or `<mode>,<setting>=<value>`. Raises
+        ValueError.
         """
-        found: dict[str, Any] = {}
-        setting: Overrides = {}
-        levels: list[str] = []
-        resource: dict[str, str] = {}
-        batches = dict(_BATCH_DEFAULTS)
-        options: dict[str, str] = {}
+        options = _ConfigOptions()
         for value in values:
             mode, name, text = _split_option(value)
             try:
-                if (mode, name) == ("", "mode") and text in MODES:
-                    found["mode"] = text
-                elif (mode, name) == ("", "level") and text in ("OFF", *LEVELS):
-                    levels.append(text)
-                elif (mode, name) in (("", "rate"), ("", "count")):
-                    setting[f"trace_{name}"] = _number(f"trace_{name}", text)
-                elif (mode, name) == (TRITON, "file"):
-                    found["file"] = text
-                elif (mode, name) == (TRITON, "log-frequency"):
-                    setting["log_frequency"] = _number("log_frequency", text)
-                elif mode == OPENTELEMETRY and name in ("url", "resource", *_BATCH_DEFAULTS):
-                    options[name] = text
-                    if name == "url":
-                        found["url"] = text
-                    elif name == "resource":
-                        key, equals, attribute = text.partition("=")
-                        if not equals:
-                            raise ValueError(f"--trace-config resource must be <key>=<value>, not '{text}'")
-                        resource[key] = attribute
-                    else:
-                        batches[name] = _batch_size(name, text)
-                else:
-                    raise ValueError(f"--trace-config has no '{value}'")
+                is_known = options.add_general(name, text) if not mode else options.add_of_mode(mode, name, text)
             except WeirError as error:
                 raise ValueError(f"--trace-config {value}: {error.message}") from error
-        if batches["bsp_max_export_batch_size"] > batches["bsp_max_queue_size"]:
+            if not is_known:
+                raise ValueError(f"--trace-config: unknown setting or value '{value}'")
+        return options.config()
+
+
+class _ConfigOptions:
+    """The values of `--trace-config` while they are parsed. The methods raise ValueError or WeirError."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, Any] = {}
+        self._setting: Overrides = {}
+        self._levels: list[str] = []
+        self._resource: dict[str, str] = {}
+        self._batches = dict(_BATCH_DEFAULTS)
+        self._reported = {name: str(number) for name, number in _BATCH_DEFAULTS.items()}
+
+    def add_general(self, name: str, text: str) -> bool:
+        """Adds a setting of both modes; returns False if it is unknown."""
+        if name == "mode" and text in MODES:
+            self._fields["mode"] = text
+        elif name == "level" and text in ("OFF", *LEVELS):
+            self._levels.append(text)
+        elif name in ("rate", "count"):
+            self._setting[f"trace_{name}"] = _number(f"trace_{name}", text)
+        else:
+            return False
+        return True
+
+    def add_of_mode(self, mode: str, name: str, text: str) -> bool:
+        """Adds a setting of one mode; returns False if it is unknown."""
+        if mode == OPENTELEMETRY:
+            return self._add_opentelemetry(name, text)
+        if name == "file":
+            self._fields["file"] = text
+        elif name == "log-frequency":
+            self._setting["log_frequency"] = _number("log_frequency", text)
+        else:
+            return False
+        return True
+
+    def _add_opentelemetry(self, name: str, text: str) -> bool:
+        if name == "url":
+            self._fields["url"] = text
+        elif name == "resource":
+            key, equals, attribute = text.partition("=")
+            if not equals:
+                raise ValueError(f"--trace-config resource must be <key>=<value>, not '{text}'")
+            self._resource[key] = attribute
+        elif name in _BATCH_DEFAULTS:
+            self._batches[name] = _batch_size(name, text)
+        else:
+            return False
+        self._reported[name] = text
+        return True
+
+    def config(self) -> TraceConfig:
+        """Returns the configuration of all values."""
+        if self._batches["bsp_max_export_batch_size"] > self._batches["bsp_max_queue_size"]:
             raise ValueError("--trace-config bsp_max_export_batch_size must not exceed bsp_max_queue_size")
-        if "OFF" in levels and len(levels) > 1:
+        if "OFF" in self._levels and len(self._levels) > 1:
             raise ValueError("--trace-config level=OFF excludes other levels")
-        if levels:
-            setting["trace_level"] = [level for level in LEVELS if level in levels]
-        told = {**{name: str(number) for name, number in _BATCH_DEFAULTS.items()}, **options}
-        return cls(
-            initial=_with(TraceSetting(), setting),
-            resource=resource,
-            batches=batches,
-            options=tuple((name, told[name]) for name in ("url", "resource", *_BATCH_DEFAULTS) if name in told),
-            **found,
+        if self._levels:
+            self._setting["trace_level"] = [level for level in LEVELS if level in self._levels]
+        names = [name for name in ("url", "resource", *_BATCH_DEFAULTS) if name in self._reported]
+        return TraceConfig(
+            initial=_with(TraceSetting(), self._setting),
+            resource=self._resource,
+            batches=self._batches,
+            options=tuple((name, self._reported[name]) for name in names),
+            **self._fields,
         )
 
 
 class TraceSettings:
-    """The global setting ("") and those of models, over what the command line says."""
+    """The global setting ("") and those of models, over the command line's."""
 
     def __init__(self, config: TraceConfig) -> None:
         self.config = config
         self._overrides: dict[str, Overrides] = {}
 
     def setting(self, model: str = "") -> TraceSetting:
-        """What holds for a model, or globally ("")."""
+        """Returns the effective setting of a model, or the global one ("")."""
         setting = _with(self.config.initial, self._overrides.get("", {}))
         return _with(setting, self._overrides.get(model, {})) if model else setting
 
     def models(self) -> list[str]:
-        """The models with a setting of their own."""
+        """Returns the models with a setting of their own."""
         return [model for model in self._overrides if model]
 
     def changed(self, model: str, changes: Changes) -> Overrides:
-        """What the setting of a model (or the global one, "") is given of its own once `changes` are made."""
+        """Returns the own values of a model's setting (or the global one, "") after `changes`."""
         merged = {**self._overrides.get(model, {}), **changes}
         return {name: value for name, value in merged.items() if value is not None}
 
     def replace(self, model: str, overrides: Overrides) -> None:
-        """Gives a setting these and no others."""
+        """Replaces the own values of a setting."""
         if overrides:
             self._overrides[model] = overrides
         else:
             self._overrides.pop(model, None)
 
-    def told(self, model: str, remaining: int) -> dict[str, str | list[str]]:
-        """A setting in Triton's form and order; `remaining` is how many more requests are traced."""
+    def to_dict(self, model: str, remaining: int) -> dict[str, str | list[str]]:
+        """Returns a setting in Triton's form and order; `remaining` is how many more requests will be traced."""
         setting, config = self.setting(model), self.config
-        answer: dict[str, str | list[str]] = {
+        document: dict[str, str | list[str]] = {
             "trace_level": list(setting.levels) or ["OFF"],
             "trace_rate": str(setting.rate),
             "trace_count": str(remaining),
         }
         if config.mode == TRITON:
-            return answer | {
+            return document | {
                 "log_frequency": str(setting.log_frequency),
                 "trace_file": config.file,
                 "trace_mode": TRITON,
             }
-        return answer | {"trace_mode": config.mode} | dict(config.options)
+        return document | {"trace_mode": config.mode} | dict(config.options)
 
 
 def changes_of_json(document: Any) -> Changes:
-    """The changes that a JSON body asks for. What is no object, and what it does not know, it ignores, as Triton does.
+    """Returns the changes of a JSON body. Like Triton, it ignores a body that is not an object, and unknown names.
 
     Raises WeirError with Triton's codes and texts.
     """
@@ -194,7 +225,7 @@ def changes_of_json(document: Any) -> Changes:
 
 
 def changes_of_lists(settings: Mapping[str, Sequence[str]]) -> Changes:
-    """As `changes_of_json`, for gRPC's form: each setting a list of values, empty to take it back."""
+    """Like `changes_of_json` for gRPC, where each setting is a list of values; an empty list removes the own value."""
     if "trace_file" in settings:
         raise _file_is_fixed()
     changes: Changes = {}
@@ -214,21 +245,21 @@ def changes_of_lists(settings: Mapping[str, Sequence[str]]) -> Changes:
 
 
 def pack_overrides(overrides: Overrides) -> bytes:
-    """Overrides as they lie in the bucket."""
+    """Returns overrides as they are stored in the bucket."""
     return json.dumps(overrides).encode()
 
 
 def unpack_overrides(data: bytes) -> Overrides:
-    """Overrides from the bucket. Raises ValueError for what is none."""
+    """Returns overrides from the bucket. Raises ValueError if they are malformed."""
     overrides = json.loads(data)
     if not isinstance(overrides, dict) or not overrides.keys() <= set(_FIELDS):
-        raise ValueError("not trace settings")
+        raise ValueError("malformed trace settings: unknown fields")
     for name, value in overrides.items():
         if name == "trace_level":
             if not isinstance(value, list) or [level for level in LEVELS if level in value] != value:
-                raise ValueError("not trace levels")
+                raise ValueError("malformed trace settings: unknown levels")
         elif type(value) is not int or not _LARGEST[name][0] <= value <= _LARGEST[name][1]:
-            raise ValueError(f"not a {name}")
+            raise ValueError(f"malformed trace settings: {name} is out of range")
     return overrides
 
 
@@ -251,7 +282,7 @@ def _levels(names: Sequence[str]) -> Changes:
 
 
 def _number(name: str, text: str, blank: str = "") -> int:
-    # `blank` is what Triton's gRPC door writes in one of the texts where its HTTP door does not.
+    # `blank` is what Triton's gRPC frontend has in one of the texts and its HTTP frontend has not.
     match = _NUMBER.match(text)
     if match is None:
         raise invalid(f"Unable to parse '{name}', got: {text}")
@@ -290,3 +321,30 @@ def _batch_size(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) < 2**31):
         raise ValueError(f"--trace-config {name} must be a positive number, not '{text}'")
     return int(text)
+
+
+class TraceSampler:
+    """Decides which requests are traced. Source of the semantics: Triton's `SampleTrace`.
+
+    It samples every `rate`-th request, `count` times (-1: no limit); with rate 0 none by itself. A request whose
+    caller traces it (`is_propagated`) is always traced. It counts towards the rate, but reduces the count only if it
+    would have been sampled anyway.
+    """
+
+    __slots__ = ("_rate", "_seen", "remaining")
+
+    def __init__(self, rate: int, count: int) -> None:
+        self._rate = rate
+        self._seen = 0
+        self.remaining = count
+
+    def sample(self, is_propagated: bool = False) -> bool:
+        """Whether the next request is traced."""
+        if self._rate and self.remaining:
+            self._seen += 1
+            if self._seen == self._rate:
+                self._seen = 0
+                if self.remaining > 0:
+                    self.remaining -= 1
+                return True
+        return is_propagated

@@ -1,15 +1,15 @@
-"""Mode "opentelemetry": traces as spans, sent in batches to a collector by OTLP over HTTP.
+"""Mode "opentelemetry": sends traces as spans, in batches, to a collector by OTLP over HTTP.
 
 One trace makes these spans, the first three with Triton's names, attributes and events, the others ours:
 
-    InferRequest            at the door (below the caller's span, where it sent a `traceparent`)
-      <model name>          from check to answer
+    InferRequest            the request in the gateway (child of the caller's span, if it sent a `traceparent`)
+      <model name>          from validation to the response
         scheduler           from the queue to the worker
-        worker              from the batch's arrival to its answers
-        compute             the execution, by phases as events
+        worker              from the arrival of the batch to its responses
+        compute             the execution, with its phases as events
 
-They are put together in the gateway, from moments that came back with the answer: the other roles send none.
-opentelemetry-sdk is imported with this module, so import it only where the mode asks for it.
+The gateway creates them all, from timestamps that came with the response; the other roles send none. This module
+imports opentelemetry-sdk, so import it only if the mode is used.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from telemetry.trace import WORKER_RECEIVED, Trace
-from telemetry.trace_context import new_span_id
-from telemetry.trace_settings import TraceConfig
+from telemetry.tracing.context import new_span_id
+from telemetry.tracing.settings import TraceConfig
+from telemetry.tracing.trace import WORKER_RECEIVED, Trace
 
 EXPORT_TIMEOUT_S = 5.0
-"""How long one batch may take, repeats included; what a collector does not take by then is lost."""
+"""How long the export of one batch may take, including retries; then it is lost."""
 
 _SCOPE = InstrumentationScope("triton-server")
 _COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
@@ -40,7 +40,7 @@ _Attributes = Mapping[str, str | int]
 
 
 class SpanExport:
-    """Sends traces where `config` says, from a thread of its own, which begins with it."""
+    """Sends traces to `config.url` from a thread of its own, which starts with it."""
 
     def __init__(self, config: TraceConfig) -> None:
         self._resource = Resource.create({"service.name": "triton-inference-server", **config.resource})
@@ -53,12 +53,12 @@ class SpanExport:
         )
 
     def add(self, trace: Trace) -> None:
-        """Takes a trace that is complete. When the queue is full, the oldest spans make room."""
+        """Adds a complete trace. When the queue is full, the oldest spans are dropped."""
         for span in self._spans(trace):
             self._processor.on_end(span)
 
     def close(self, timeout_s: float) -> None:
-        """Sends what there is, for as long as `timeout_s`. Blocks."""
+        """Sends the queued spans, for at most `timeout_s`. Blocks."""
         closing = threading.Thread(target=self._processor.shutdown, name="span-export-end", daemon=True)
         closing.start()
         closing.join(timeout_s)
@@ -87,19 +87,19 @@ class SpanExport:
         caller = None if trace.parent is None else context(trace.parent.span_id, is_remote=True)
         status = Status(StatusCode.ERROR, trace.error) if trace.error else Status()
         start_ns = trace.first("REQUEST_START")
-        end_ns = max(ns for _, ns in trace.moments)
-        door_events = [e for e in trace.moments if e[0] not in (*_REQUEST, *_COMPUTE, WORKER_RECEIVED)]
+        end_ns = max(ns for _, ns in trace.timestamps)
+        frontend_events = [e for e in trace.timestamps if e[0] not in (*_REQUEST, *_COMPUTE, WORKER_RECEIVED)]
         spans = [
             span(
                 "InferRequest",
                 root,
                 caller,
-                min([start_ns, *(ns for _, ns in door_events)]),
+                min([start_ns, *(ns for _, ns in frontend_events)]),
                 end_ns,
                 kind=SpanKind.SERVER,
-                events=_events(door_events),
+                events=_events(frontend_events),
                 status=status,
-                attributes={"weir.role": "gateway"},
+                attributes={"weir.supervisor.role": "gateway"},
             ),
             span(
                 trace.model_name,
@@ -108,22 +108,24 @@ class SpanExport:
                 start_ns,
                 trace.first("REQUEST_END") or end_ns,
                 kind=SpanKind.SERVER,
-                events=_events([e for e in trace.moments if e[0] in _REQUEST]),
+                events=_events([e for e in trace.timestamps if e[0] in _REQUEST]),
                 status=status,
                 attributes=_model_attributes(trace),
             ),
         ]
-        queued_ns, received_ns, answered_ns = map(trace.first, ("QUEUE_START", WORKER_RECEIVED, "COMPUTE_END"))
+        queued_ns, received_ns, responded_ns = map(trace.first, ("QUEUE_START", WORKER_RECEIVED, "COMPUTE_END"))
         if queued_ns and received_ns:
-            attributes = {"weir.role": "scheduler"}
+            attributes = {"weir.supervisor.role": "scheduler"}
             spans.append(
                 span("scheduler", context(new_span_id()), model, queued_ns, received_ns, attributes=attributes)
             )
-        if received_ns and answered_ns:
-            attributes = {"weir.role": "worker"}
-            spans.append(span("worker", context(new_span_id()), model, received_ns, answered_ns, attributes=attributes))
+        if received_ns and responded_ns:
+            attributes = {"weir.supervisor.role": "worker"}
+            spans.append(
+                span("worker", context(new_span_id()), model, received_ns, responded_ns, attributes=attributes)
+            )
         if trace.first("COMPUTE_START"):
-            events = [e for e in trace.moments if e[0] in _COMPUTE]
+            events = [e for e in trace.timestamps if e[0] in _COMPUTE]
             begun_ns, ended_ns = events[0][1], events[-1][1]
             own = context(new_span_id())
             spans.append(span("compute", own, model, begun_ns, ended_ns, kind=SpanKind.SERVER, events=_events(events)))
@@ -142,5 +144,5 @@ def _model_attributes(trace: Trace) -> _Attributes:
     return attributes
 
 
-def _events(moments: list[tuple[str, int]]) -> list[Event]:
-    return [Event(name, timestamp=ns) for name, ns in moments]
+def _events(timestamps: list[tuple[str, int]]) -> list[Event]:
+    return [Event(name, timestamp=ns) for name, ns in timestamps]

@@ -1,0 +1,1 @@
+"""Traces: sampling, spans, trace files, OpenTelemetry export, settings."""
