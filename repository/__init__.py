@@ -1,1 +1,1 @@
-"""Where models live: the folders of a Triton model repository, and what `config.pbtxt` says in them."""
+"""Triton model repositories: the folders of models, and the configurations in them."""

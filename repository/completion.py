@@ -1,19 +1,35 @@
-"""Filling in what a configuration leaves open: from the model itself, and from Triton's defaults.
+"""The values that a configuration leaves out, from the model's files, from the backend's description, and from Triton's
+defaults.
 
-`complete` writes down what the backend sees in the model's file and checks what was written against it; `normalize`
-writes out the defaults, so that everybody who reads the configuration, clients included, sees what holds.
-Source: Triton's auto-complete of ONNX models and its normalisation, as seen at the config endpoint.
+`fill_backend` derives backend and platform from the file names. `complete` adds what the backend reads in the model's
+file, and checks the configuration against it. `normalize` adds the defaults, so that the configuration that clients
+read is the one in force.
+
+Sources: Triton's default artifact names and platform names (model repository documentation), its auto-complete of ONNX
+models and its normalisation, as seen at the config endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from repository.problem import ConfigProblem
-from schemas.execution_config import InstanceGroup, OptimizationPolicy, PinnedMemoryBuffer
-from schemas.model_config import LatestVersions, ModelConfig, ModelInput, ModelOutput, Reshape, VersionPolicy
-from schemas.scheduling_config import DynamicBatching, SequenceBatching
+from repository.problems import ConfigProblem
+from schemas.config.model_config import (
+    DynamicBatching,
+    InstanceGroup,
+    LatestVersions,
+    ModelConfig,
+    ModelInput,
+    ModelOutput,
+    OptimizationPolicy,
+    PinnedMemoryBuffer,
+    Reshape,
+    SequenceBatching,
+    VersionPolicy,
+)
+from schemas.core.errors import invalid
 
 DEFAULT_MAX_BATCH_SIZE = 4
 DEFAULT_SEQUENCE_IDLE_US = 1_000_000
@@ -51,7 +67,7 @@ def complete(
 ) -> ModelConfig:
     """`config` with tensors, batch size and batcher completed from `described` (None: the backend can't describe).
 
-    What `config` says already is kept and checked: ConfigProblem names the tensor that differs from the model.
+    Values of `config` are kept and checked: ConfigProblem names the tensor that differs from the model.
     """
     if described is None:
         return config
@@ -236,3 +252,80 @@ def _normal_group(group: InstanceGroup, config: ModelConfig, gpu_ids: Sequence[i
     if group.count < 1:
         changes["count"] = 2 if kind == "KIND_CPU" and config.backend == "onnxruntime" else 1
     return group.replace(**changes)
+
+
+class DefaultArtifact(NamedTuple):
+    """The default file name of one kind of model, and the backend and platform ("" for none) that go with it."""
+
+    filename: str
+    backend: str
+    platform: str
+
+
+ARTIFACTS = (
+    DefaultArtifact("model.plan", "tensorrt", "tensorrt_plan"),
+    DefaultArtifact("model.onnx", "onnxruntime", "onnxruntime_onnx"),
+    DefaultArtifact("model.xml", "openvino", ""),
+    DefaultArtifact("model.pt", "pytorch", "pytorch_libtorch"),
+    DefaultArtifact("model.pt2", "pytorch", "torch_aoti"),
+    DefaultArtifact("model.py", "python", ""),
+)
+
+ENSEMBLE_PLATFORM = "ensemble"
+
+_PLATFORM_BACKEND = {artifact.platform: artifact.backend for artifact in ARTIFACTS if artifact.platform}
+
+
+def check_platform(config: ModelConfig) -> None:
+    """Raises ConfigProblem unless platform and backend agree, in Triton's words."""
+    if config.platform == ENSEMBLE_PLATFORM:
+        if config.backend:
+            message = f"Ensemble model '{config.name}' must have platform type 'ensemble' and empty backend type"
+            raise ConfigProblem("backend", message)
+    elif config.platform in _PLATFORM_BACKEND:
+        if config.backend != _PLATFORM_BACKEND[config.platform]:
+            raise _pair(config)
+    elif not config.backend:
+        raise ConfigProblem("platform", f"unexpected platform type '{config.platform}' for {config.name}")
+
+
+def _pair(config: ModelConfig) -> ConfigProblem:
+    message = f"unexpected 'platform' and 'backend' pair, got:{config.platform}, {config.backend}"
+    return ConfigProblem("backend" if config.backend else "platform", message)
+
+
+def fill_backend(config: ModelConfig, version_dir: Path | None) -> ModelConfig:
+    """`config` with backend, platform and artifact file name filled in from each other and from `version_dir`.
+
+    `version_dir` is the first version's folder, None when there is none. A model without any hint but a name of the
+    form `x.<backend>` gets that backend; without that, INVALID_ARG in Triton's words.
+    """
+    if config.platform == ENSEMBLE_PLATFORM or (config.ensemble_scheduling is not None and not config.backend):
+        return config.replace(platform=config.platform or ENSEMBLE_PLATFORM)
+    fitting = [artifact for artifact in ARTIFACTS if _fits(artifact, config)]
+    chosen = next(
+        (artifact for artifact in fitting if version_dir and (version_dir / artifact.filename).exists()), None
+    )
+    if chosen is None and (config.backend or config.platform):
+        chosen = fitting[0] if fitting else None
+    if chosen is not None:
+        return config.replace(
+            backend=chosen.backend,
+            platform=config.platform or chosen.platform,
+            default_model_filename=config.default_model_filename or chosen.filename,
+        )
+    if config.backend or config.platform:
+        return config
+    backend = config.name.rpartition(".")[2] if "." in config.name else ""
+    if not backend:
+        raise invalid(
+            f"Invalid model name: Could not determine backend for model '{config.name}' with no backend in model "
+            "configuration. Expected model name of the form 'model.<backend_name>'."
+        )
+    return config.replace(backend=backend)
+
+
+def _fits(artifact: DefaultArtifact, config: ModelConfig) -> bool:
+    if config.backend == artifact.backend and not artifact.platform:
+        return config.platform not in _PLATFORM_BACKEND
+    return config.backend in ("", artifact.backend) and config.platform in ("", artifact.platform)

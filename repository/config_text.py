@@ -1,7 +1,7 @@
 """`config.pbtxt` and its relatives: text, JSON and protobuf forms of a `ModelConfig`.
 
-Protobuf's own parsers do the reading, with the descriptors that ship in `tritonclient`; what they reject becomes an
-error that names the file, the line and the field.
+Protobuf's own parsers read them, with the descriptors that ship in `tritonclient`. A parse error becomes an error that
+names the file, the line and the field.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 from google.protobuf import json_format, text_format
 from pydantic import ValidationError
 
-from repository.field_positions import field_positions, position_of
-from repository.problem import ConfigProblem
-from repository.small_files import MAX_CONFIG_BYTES
-from schemas.errors import WeirError, invalid
-from schemas.model_config import ModelConfig
+from repository.paths import MAX_CONFIG_BYTES
+from repository.problems import ConfigProblem, field_positions, position_of
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import WeirError, invalid
 
 
 def _load_descriptors() -> ModuleType:
@@ -75,7 +74,7 @@ def _broken(file: str, text: str, line: int, column: int, reason: str) -> WeirEr
 
 
 def _reason(error: text_format.ParseError, text: str, line: int) -> str:
-    # Protobuf's text is "<line>:<column> : '<the whole line>': <reason>", and the place is told already.
+    # Protobuf's text is "<line>:<column> : '<the whole line>': <reason>"; the position is reported separately.
     lines = text.split("\n")
     reason = str(error).partition(" : ")[2]
     quoted = lines[line - 1] if line <= len(lines) else ""
@@ -98,7 +97,7 @@ def config_from_message(message: Any) -> ModelConfig:
 
 
 def config_to_message(config: ModelConfig) -> Any:
-    """The protobuf `ModelConfig` message of `config`, as gRPC's ModelConfig answers."""
+    """The protobuf `ModelConfig` message of `config`, as gRPC's ModelConfig returns it."""
     return json_format.ParseDict(config.model_dump(exclude_defaults=True), model_config_pb2.ModelConfig())
 
 

@@ -1,16 +1,15 @@
-"""Which models need which, by their configurations."""
+"""The models that ensembles need, by their configurations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from schemas.model_config import ModelConfig
-from schemas.model_identity import model_identity, plain_name
-from schemas.scheduling_config import EnsembleStep
+from schemas.config.model_config import EnsembleStep, ModelConfig
+from schemas.core.names import model_identity, plain_name
 
 
 def step_identity(step: EnsembleStep) -> str:
-    """The identity of the model that a step asks, in a configuration whose steps `in_namespaces` has settled."""
+    """The identity of a step's model, in a configuration that `resolve_namespaces` has returned."""
     return model_identity(step.model_name, step.model_namespace)
 
 
@@ -20,11 +19,11 @@ def composing_models(config: ModelConfig) -> list[str]:
     return [] if scheduling is None else list(dict.fromkeys(map(step_identity, scheduling.step)))
 
 
-def in_namespaces(config: ModelConfig, namespace: str, is_known: Callable[[str], bool]) -> ModelConfig:
+def resolve_namespaces(config: ModelConfig, namespace: str, is_known: Callable[[str], bool]) -> ModelConfig:
     """The configuration of an ensemble that lies in `namespace`, with `model_namespace` where a step needs one.
 
-    As in Triton, a step asks the model of its name in the ensemble's own namespace, if `is_known(identity)` there is one,
-    else the only one of that name. What a configuration file says of namespaces counts for nothing, as in Triton.
+    As in Triton, the model of a step is the one of its name in the ensemble's own namespace, if `is_known(identity)`, else
+    the only one of that name. Namespaces in a configuration file are ignored, as in Triton.
     """
     scheduling = config.ensemble_scheduling
     if scheduling is None:
@@ -39,8 +38,8 @@ def in_namespaces(config: ModelConfig, namespace: str, is_known: Callable[[str],
     return config.replace(ensemble_scheduling=scheduling.replace(step=steps))
 
 
-def left_over(config: ModelConfig, others: Iterable[ModelConfig], explicit: Iterable[str]) -> list[str]:
-    """The composing models that go with `config`: those nobody asked for by name, and that no other model needs."""
+def unneeded_models(config: ModelConfig, others: Iterable[ModelConfig], explicit: Iterable[str]) -> list[str]:
+    """The composing models to unload with `config`: those not in `explicit` that no other model needs."""
     needed = {name for other in others if other.name != config.name for name in composing_models(other)}
-    asked_for = set(explicit)
-    return [name for name in composing_models(config) if name not in needed and plain_name(name) not in asked_for]
+    named = set(explicit)
+    return [name for name in composing_models(config) if name not in needed and plain_name(name) not in named]

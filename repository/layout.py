@@ -1,43 +1,47 @@
-"""`ModelRepository`: the folders on disk, and which models and versions are in them.
+"""`ModelRepository`: the models and versions in repository folders, and `Fingerprint`, by which changes of a folder are
+detected.
 
-Layout: `<repository>/<model>/[config.pbtxt] [configs/<name>.pbtxt] <version>/<artifact>`. Looking changes nothing and
-opens no file: what is found is a snapshot, and reading the configuration is the work of `repository.loading`.
+Layout: `<repository>/<model>/[config.pbtxt] [configs/<name>.pbtxt] <version>/<artifact>`. Reading a repository changes
+nothing and opens no file: the result is a snapshot of the folders, and `repository.loading` reads the configurations.
 
-A folder that can't be read is the problem of its model alone, and a repository that can't be read is the problem of the
-models in it: the others are found as ever.
+A folder that cannot be read affects its model alone, and a repository that cannot be read affects its models alone.
+
+As in Triton, modification times reveal changes. Names and sizes count too, so that a file that is added, removed, or
+replaced by an older one is a change. Contents are not read.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from repository.paths import check_model_name, parse_version, path_inside
-from schemas.errors import WeirError, internal, invalid, unavailable
-from schemas.model_config import ModelConfig
-from schemas.model_identity import model_identity, plain_name
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import WeirError, internal, invalid, unavailable
+from schemas.core.names import model_identity, plain_name
 
 CONFIG_FILE = "config.pbtxt"
 
 DUPLICATE = "model appears in two or more repositories"
-"""The problem of a name that is in several repositories, without namespacing: none of the models is served, in Triton's
-words."""
+"""The problem of a name that is in several repositories, without namespacing: none of the models is served.
+The text is Triton's."""
 
 _SILENT_FOLDERS = frozenset({"configs", "initial_state", "warmup"})
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    r"""A model's folder as it was when looked at.
+    r"""A model's folder at the time of a snapshot.
 
     `config_file` is relative to `path`, "" when there is none. `versions` ascend. `ignored` names folders that are
-    neither versions nor known by name. `problem` says why the model can't be served, "" when nothing is known to be
-    wrong. With namespacing, `namespace` is the repository it lies in; `is_ambiguous` tells that others have its name.
-    The name of a folder that is not UTF-8 has its other bytes written as `\xff`.
+    neither versions nor have a meaning of their own. `problem` is why the model cannot be served, "" without a known
+    problem. With namespacing, `namespace` is its repository, and `is_ambiguous` models share their name with others.
+    Bytes of a folder's name that are not UTF-8 are written as `\xff`.
     """
 
     name: str
@@ -51,7 +55,7 @@ class FoundModel:
 
     @property
     def identity(self) -> str:
-        """What it is known by among the roles (`schemas.model_identity`)."""
+        """The model's identity among the roles (`schemas.core.names.model_identity`)."""
         return model_identity(self.name, self.namespace) if self.is_ambiguous else self.name
 
     def version_dir(self, version: int) -> Path:
@@ -72,7 +76,7 @@ class RepositorySnapshot:
 
 
 class ModelRepository:
-    """One or more repository folders, looked at together.
+    """One or more repository folders, read as one repository.
 
     `config_name` chooses `configs/<config_name>.pbtxt` for the models that have it (Triton's `--model-config-name`). With
     `namespacing`, models of different folders may have the same name, and each has an identity of its own then.
@@ -85,8 +89,8 @@ class ModelRepository:
         self.config_name = config_name
         self.namespacing = namespacing
 
-    def look(self) -> RepositorySnapshot:
-        """Every model folder; those that can't be served say so in `problem`. Files and hidden folders are passed over."""
+    def snapshot(self) -> RepositorySnapshot:
+        """Every model folder, with the `problem` of those that cannot be served. Files and hidden folders are ignored."""
         places: dict[str, list[Path]] = {}
         unreadable: dict[Path, str] = {}
         for path in self.paths:
@@ -97,27 +101,27 @@ class ModelRepository:
                 continue
             for folder in folders:
                 places.setdefault(_shown(folder.name), []).append(folder)
-        found = (model for name in sorted(places) for model in self._look_at_all(name, places[name]))
+        found = (model for name in sorted(places) for model in self._read_all(name, places[name]))
         return RepositorySnapshot({model.identity: model for model in found}, unreadable)
 
     def scan(self) -> dict[str, FoundModel]:
-        """The models of `look`. Raises WeirError(UNAVAILABLE) when a repository can't be read."""
-        snapshot = self.look()
+        """The models of `snapshot`. Raises WeirError(UNAVAILABLE) when a repository cannot be read."""
+        snapshot = self.snapshot()
         for problem in snapshot.unreadable.values():
             raise unavailable(problem)
         return snapshot.models
 
     def find(self, identity: str) -> FoundModel:
-        """The model of this identity. Raises INVALID_ARG for what can't be one, INTERNAL (as Triton) where it isn't."""
+        """The model of this identity. Raises INVALID_ARG for an invalid name, INTERNAL (as Triton) for an unknown model."""
         found = next((model for model in self.find_all(plain_name(identity)) if model.identity == identity), None)
         if found is None:
             raise _not_found(identity)
         return found
 
     def find_all(self, name: str) -> list[FoundModel]:
-        """The models called `name`: one, or with namespacing one for each repository that has it. Raises as `find`."""
+        """The models of this name: one, or with namespacing one for each repository that has it. Raises as `find`."""
         check_model_name(name)
-        found = self._look_at_all(name, [path / name for path in self.paths if _is_model_folder(path / name)])
+        found = self._read_all(name, [path / name for path in self.paths if _is_model_folder(path / name)])
         if not found:
             raise _not_found(name)
         return found
@@ -130,8 +134,8 @@ class ModelRepository:
             return False
         return True
 
-    def with_namesakes(self, names: Iterable[str]) -> list[str]:
-        """The identities of all models that are called as these are; what is in no repository stays as it is."""
+    def identities(self, names: Iterable[str]) -> list[str]:
+        """The identities of all models with the names of these models; a model in no repository keeps its name."""
         plain = dict.fromkeys(map(plain_name, names))
         if not self.namespacing:
             return list(plain)
@@ -142,21 +146,21 @@ class ModelRepository:
             for folder in folders or [Path(name)]
         ]
 
-    def look_at(self, name: str, folder: Path) -> FoundModel:
-        """The model `name` in `folder`, wherever that is: what stands in for the one in the repository."""
-        return self._look(name, folder)
+    def model_in(self, name: str, folder: Path) -> FoundModel:
+        """The model `name` in `folder`, which replaces the one in the repository."""
+        return self._read(name, folder)
 
-    def _look_at_all(self, name: str, folders: list[Path]) -> list[FoundModel]:
-        """The models of this name in `folders`; without those that have vanished since they were listed."""
+    def _read_all(self, name: str, folders: list[Path]) -> list[FoundModel]:
+        """The models of this name in `folders`, without folders that were removed since they were listed."""
         if len(folders) > 1 and not self.namespacing:
             return [FoundModel(name, folders[0], problem=DUPLICATE)]
         is_ambiguous = len(folders) > 1
-        found = [self._look(name, folder) for folder in folders if _is_model_folder(folder)]
+        found = [self._read(name, folder) for folder in folders if _is_model_folder(folder)]
         if not self.namespacing:
             return found
         return [replace(model, namespace=str(model.path.parent), is_ambiguous=is_ambiguous) for model in found]
 
-    def _look(self, name: str, folder: Path) -> FoundModel:
+    def _read(self, name: str, folder: Path) -> FoundModel:
         try:
             check_model_name(name)
         except WeirError as error:
@@ -172,7 +176,7 @@ class ModelRepository:
             return FoundModel(name, folder, "", versions, ignored, problem)
 
     def _config_file(self, folder: Path) -> str:
-        """The configuration to read. Raises OSError for one that is there and is not a file that can be read."""
+        """The configuration file to read. Raises OSError for one that exists and is not a readable file."""
         candidates = [f"configs/{self.config_name}.pbtxt"] if self.config_name else []
         for file in [*candidates, CONFIG_FILE]:
             try:
@@ -190,7 +194,7 @@ def _not_found(name: str) -> WeirError:
 
 
 def _model_folders(repository: Path) -> list[Path]:
-    """The folders in `repository` that are models' by their kind, whether they can be read or not. Raises OSError."""
+    """The folders of models in `repository`, readable or not. Raises OSError."""
     with os.scandir(repository) as entries:
         return [
             repository / entry.name for entry in entries if not entry.name.startswith(".") and _may_be_folder(entry)
@@ -198,7 +202,7 @@ def _model_folders(repository: Path) -> list[Path]:
 
 
 def _is_model_folder(folder: Path) -> bool:
-    """Whether there is a folder, or a link that leads to one or can't be followed."""
+    """Whether `folder` is a folder, or a link to one, or a link that cannot be followed."""
     try:
         return stat.S_ISDIR(os.stat(folder).st_mode)
     except FileNotFoundError:
@@ -210,7 +214,7 @@ def _is_model_folder(folder: Path) -> bool:
 
 
 def _may_be_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether the entry is a folder, or a link that leads to one or can't be followed."""
+    """Whether the entry is a folder, or a link to one, or a link that cannot be followed."""
     try:
         if entry.is_dir():
             return True
@@ -220,7 +224,7 @@ def _may_be_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _versions(folder: Path) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The versions in a model's folder, and the names of folders that are none. Raises OSError."""
+    """The versions in a model's folder, and the names of its other folders. Raises OSError."""
     versions: list[int] = []
     ignored: list[str] = []
     with os.scandir(folder) as entries:
@@ -261,3 +265,60 @@ def select_versions(config: ModelConfig, available: Sequence[int]) -> list[int]:
     if not chosen:
         raise invalid(f"at least one version must be available under the version policy of model '{config.name}'")
     return chosen
+
+
+Files = tuple[tuple[str, int, int], ...]
+"""(path in the folder, time of modification in ns, size in bytes) of each file, in order of paths."""
+
+_IGNORED_FOLDERS = frozenset({"__pycache__"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The files of each version, and those that all versions share, of the folder at `path`."""
+
+    path: Path
+    shared: Files
+    versions: dict[int, Files]
+
+    def load_digest(self, version: int, config: ModelConfig) -> str:
+        """A digest of this version's files and the configuration, independent of the folder's path."""
+        facts = (self.versions.get(version), self.shared, config.model_dump_json())
+        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def folder_fingerprint(found: FoundModel) -> Fingerprint:
+    """The fingerprint of the model's folder now, without files that are removed meanwhile."""
+    versions = {number: tuple(_files(found.path / str(number), "")) for number in found.versions}
+    folders = {str(number) for number in found.versions}
+    return Fingerprint(found.path, tuple(_files(found.path, "", folders)), versions)
+
+
+def model_fingerprint(found: FoundModel) -> tuple[Fingerprint, str, str, tuple[bool, ...]]:
+    """Everything whose change may change the result of loading the model: its files, its problem and permissions.
+
+    The permissions are those of the configuration and the versions: granting them repairs the model.
+    """
+    needed = [found.config_file, *map(str, found.versions)]
+    readable = tuple(os.access(found.path / name, os.R_OK) for name in needed)
+    return folder_fingerprint(found), found.problem, found.config_file, readable
+
+
+def _files(
+    folder: Path, prefix: str, without: set[str] | frozenset[str] = frozenset()
+) -> Iterator[tuple[str, int, int]]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name in without or entry.name in _IGNORED_FOLDERS or entry.name.startswith("."):
+            continue
+        try:
+            if entry.is_dir(follow_symlinks=not prefix):  # links deeper down could form cycles
+                yield from _files(Path(entry.path), f"{prefix}{entry.name}/")
+            else:
+                status = entry.stat()
+                yield f"{prefix}{entry.name}", status.st_mtime_ns, status.st_size
+        except OSError:
+            continue

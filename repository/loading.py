@@ -1,12 +1,12 @@
-"""From a folder to a configuration that can be served: the two calls a worker makes around its backend.
+"""From a folder to a configuration that can be served: the two calls that a worker makes around its backend.
 
     found = ModelRepository(paths).find(name)
     source = read_config(found)
-    described = backend.describe(...)         # None, or not asked for under --disable-auto-complete-config
-    config = settle_config(source, described, gpu_ids)
+    described = backend.describe(...)         # None without it, or under --disable-auto-complete-config
+    config = resolve_config(source, described, gpu_ids)
     versions = select_versions(config, found.versions)
 
-Problems of the configuration name the file, the line and the field.
+Errors of the configuration name the file, the line and the field.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repository.artifacts import fill_backend
-from repository.completion import DEFAULT_MAX_BATCH_SIZE, DescribedModel, complete, normalize
+from repository.completion import DEFAULT_MAX_BATCH_SIZE, DescribedModel, complete, fill_backend, normalize
 from repository.config_text import config_from_json, located, parse_config
 from repository.layout import FoundModel
-from repository.paths import path_inside
-from repository.problem import ConfigProblem
-from repository.small_files import MAX_CONFIG_BYTES, read_small_file
+from repository.paths import MAX_CONFIG_BYTES, path_inside, read_small_file
+from repository.problems import ConfigProblem
 from repository.validation import check_written_scalars, validate
-from schemas.errors import invalid, unavailable
-from schemas.model_config import ModelConfig
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import invalid, unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def _identify(config: ModelConfig, found: FoundModel) -> ModelConfig:
         raise ConfigProblem("", message) from error
 
 
-def settle_config(
+def resolve_config(
     source: ConfigSource,
     described: DescribedModel | None,
     gpu_ids: Sequence[int],

@@ -1,16 +1,22 @@
-"""Names and paths that come from callers and configurations: none of them leads out of a model's folder.
+"""Names and paths from callers and configurations, and reading of small files: nothing leads out of a model's folder.
 
-Refused are names with separators, control characters or only dots, absolute paths, `..`, and links that end outside.
+Rejected are names with separators, control characters or only dots, absolute paths, `..`, and links that end outside.
+
+A repository's author may not be the operator of the server. `read_small_file` protects the worker from a file that is
+far larger than its kind ever is (a sparse file takes no room on disk), and from a pipe or a device, which would
+otherwise take all of its memory or block a loading thread.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from pathlib import Path, PurePosixPath
 
-from repository.problem import ConfigProblem
-from repository.small_files import MAX_LABELS_BYTES, read_small_file
-from schemas.errors import invalid
+from repository.problems import ConfigProblem
+from schemas.core.errors import invalid
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|\.{3,128}")
 _FOR_SHELLS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
@@ -74,3 +80,40 @@ def read_labels(model_dir: Path, filename: str) -> list[str]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigProblem("label_filename", f"failed to read label file '{filename}': {reason}") from error
     return text.splitlines()
+
+
+MAX_CONFIG_BYTES = 4 << 20
+"""Bytes of a `config.pbtxt`, and of the configuration that a load request brings."""
+
+MAX_LABELS_BYTES = 16 << 20
+"""Bytes of a label file."""
+
+MAX_REQUIREMENTS_BYTES = 1 << 20
+"""Bytes of a `requirements.txt` of a Python model."""
+
+MAX_TENSOR_FILE_BYTES = 1 << 30
+"""Bytes of a file with the content of one tensor: warm-up data, the initial state of sequences."""
+
+
+def read_small_file(path: Path, limit_bytes: int) -> bytes:
+    """The content of the regular file `path`, which may have `limit_bytes` bytes at most.
+
+    Raises OSError; its `strerror` names no path and may be shown to clients. For a larger file it is EFBIG, for a pipe, a
+    device or a socket EINVAL. Neither is read.
+    """
+    # Without O_NONBLOCK, opening a pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if status.st_size > limit_bytes:
+            raise OSError(errno.EFBIG, f"the file has {status.st_size} bytes, at most {limit_bytes} are allowed")
+        content = bytearray()
+        while piece := file.read(limit_bytes + 1 - len(content)):
+            content += piece
+            if len(content) > limit_bytes:
+                raise OSError(errno.EFBIG, f"the file grew beyond {limit_bytes} bytes while it was read")
+        return bytes(content)

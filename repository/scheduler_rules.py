@@ -1,20 +1,22 @@
 """The rules of the three schedulers: dynamic batching, sequence batching, ensembles.
 
-Texts and limits are those of Triton's load-time validation. The rules about composing models, which need their
-configurations, are the ensemble scheduler's.
+Texts and limits are those of Triton's load-time validation. Rules that need the configurations of composing models are
+checked when the ensemble is loaded (`worker.ensembles`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repository.artifacts import ENSEMBLE_PLATFORM
-from repository.problem import ConfigProblem
-from schemas.model_config import CHECKPOINT_EVERY, MAX_QUEUE_WAIT, ModelConfig
-from schemas.scheduling_config import (
+from repository.completion import ENSEMBLE_PLATFORM
+from repository.problems import ConfigProblem
+from schemas.config.model_config import (
+    CHECKPOINT_EVERY,
+    MAX_QUEUE_WAIT,
     DynamicBatching,
     EnsembleScheduling,
     InitialState,
+    ModelConfig,
     QueuePolicy,
     SequenceBatching,
     SequenceControl,
@@ -223,6 +225,16 @@ def check_ensemble(config: ModelConfig) -> None:
         raise ConfigProblem("optimization", f"optimization should not be specified for ensemble '{name}'")
     if config.model_warmup:
         raise ConfigProblem("model_warmup", f"model_warmup can not be specified for ensemble '{name}'")
+    _check_steps(name, scheduling)
+    _check_written_once(config, scheduling)
+    consumed = {tensor for step in scheduling.step for tensor in step.input_map.values()}
+    connected = _connected(config, scheduling)
+    _check_ends(config, scheduling, consumed, connected)
+    _check_used(config, scheduling, consumed & connected)
+
+
+def _check_steps(name: str, scheduling: EnsembleScheduling) -> None:
+    """Raises ConfigProblem for an ensemble without steps, and for an incomplete step."""
     if not scheduling.step:
         raise ConfigProblem("ensemble_scheduling", f"must specify 'step' for ensemble '{name}'")
     for index, step in enumerate(scheduling.step):
@@ -230,10 +242,10 @@ def check_ensemble(config: ModelConfig) -> None:
             if not getattr(step, field):
                 message = f"must specify '{field}' in step {index} of ensemble '{name}'"
                 raise ConfigProblem(f"ensemble_scheduling.step[{index}].{field}", message)
-    _check_dataflow(config, scheduling)
 
 
-def _check_dataflow(config: ModelConfig, scheduling: EnsembleScheduling) -> None:
+def _check_written_once(config: ModelConfig, scheduling: EnsembleScheduling) -> None:
+    """Raises ConfigProblem for a tensor that several steps, or a client and a step, write."""
     name = config.name
     written = {tensor.name for tensor in config.input}
     for index, step in enumerate(scheduling.step):
@@ -245,14 +257,17 @@ def _check_dataflow(config: ModelConfig, scheduling: EnsembleScheduling) -> None
                 )
                 raise ConfigProblem(f"ensemble_scheduling.step[{index}].output_map", message)
             written.add(tensor)
-    taken = {tensor for step in scheduling.step for tensor in step.input_map.values()}
-    mapped = taken | {tensor for step in scheduling.step for tensor in step.output_map.values()}
-    # The quotation mark that is missing is missing in Triton, too.
+
+
+def _check_ends(config: ModelConfig, scheduling: EnsembleScheduling, consumed: set[str], connected: set[str]) -> None:
+    """Raises ConfigProblem for an input of the ensemble that no step uses, and an output that no step writes."""
+    name = config.name
+    mapped = consumed | {tensor for step in scheduling.step for tensor in step.output_map.values()}
+    # The missing quotation mark is missing in Triton, too.
     for index, given in enumerate(config.input):
         if given.name not in mapped:
             message = f"ensemble input '{given.name}' for ensemble {name}' is not used"
             raise ConfigProblem(f"input[{index}].name", message)
-    connected = _connected(config, scheduling)
     for index, output in enumerate(config.output):
         if output.name not in mapped:
             message = f"ensemble output '{output.name}' for ensemble {name}' is not used"
@@ -263,16 +278,20 @@ def _check_dataflow(config: ModelConfig, scheduling: EnsembleScheduling) -> None
             if cause != output.name:
                 message += f": at least one of its depending tensors, '{cause}', is not connected"
             raise ConfigProblem(f"output[{index}].name", message)
+
+
+def _check_used(config: ModelConfig, scheduling: EnsembleScheduling, used: set[str]) -> None:
+    """Raises ConfigProblem for a tensor that is neither an output of the ensemble nor `used` by a step."""
     for index, step in enumerate(scheduling.step):
         for field, tensors in (("output_map", step.output_map.values()), ("input_map", step.input_map.values())):
             for tensor in tensors:
-                if tensor not in config.output_by_name and not (tensor in taken and tensor in connected):
-                    message = f"ensemble tensor '{tensor}' is unused in ensemble '{name}'"
+                if tensor not in config.output_by_name and tensor not in used:
+                    message = f"ensemble tensor '{tensor}' is unused in ensemble '{config.name}'"
                     raise ConfigProblem(f"ensemble_scheduling.step[{index}].{field}", message)
 
 
 def _connected(config: ModelConfig, scheduling: EnsembleScheduling) -> set[str]:
-    """The tensors that come to exist: neither unknown, nor written by steps that wait for each other in a circle."""
+    """The tensors that are written when the ensemble runs: not those of steps in a cycle, or behind an unknown tensor."""
     ready = {tensor.name for tensor in config.input}
     waiting = list(scheduling.step)
     while runnable := [step for step in waiting if ready.issuperset(step.input_map.values())]:
@@ -283,7 +302,7 @@ def _connected(config: ModelConfig, scheduling: EnsembleScheduling) -> set[str]:
 
 
 def _unconnected_cause(tensor: str, scheduling: EnsembleScheduling, connected: set[str]) -> str:
-    """The first tensor on the way back from `tensor` that no step writes, or the last one before a circle closes."""
+    """The first tensor on the way back from `tensor` that no step writes, or the last one before a cycle closes."""
     writers = {output: step for step in scheduling.step for output in step.output_map.values()}
     seen: set[str] = set()
     while (step := writers.get(tensor)) is not None:

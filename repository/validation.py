@@ -1,8 +1,8 @@
-"""The rules a configuration must obey before its model is loaded.
+"""The rules that a configuration must satisfy before its model is loaded.
 
 `validate` raises the first `ConfigProblem` it finds. Texts and limits are those of Triton's load-time validation.
-What is checked against the model's file is in `repository.completion`, the rules of schedulers are in
-`repository.scheduler_rules`.
+`repository.completion` checks the configuration against the model's file, `repository.scheduler_rules` has the rules of the
+schedulers.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
-from repository.artifacts import check_platform
+from repository.completion import check_platform
 from repository.paths import check_relative
-from repository.problem import ConfigProblem
+from repository.problems import ConfigProblem
 from repository.scheduler_rules import (
     check_dynamic_batching,
     check_ensemble,
     check_queue_wait,
     check_sequence_batching,
 )
-from schemas.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
-from schemas.partitions import check_partitions
-from schemas.placement import BadDeclaration, needs_of
-from schemas.queue_bounds import queue_bounds_problem
+from schemas.config.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
+from schemas.config.parameters import ParameterError, check_partitions, needs_of, queue_bounds_problem
 
 _FOR_TENSORRT = {
     "is_shape_tensor": "shape tensors are only supported for TensorRT platform",
@@ -129,7 +127,7 @@ def _check_reshape(config: ModelConfig, path: str, subject: str, dims: Sequence[
 def check_written_scalars(written: ModelConfig, max_batch_size: int) -> None:
     """Raises ConfigProblem, as Triton, for a scalar in a configuration as its author wrote it, of a model without batches.
 
-    Those that a model's own file tells of are served (`repository.completion`), which Triton can't.
+    A scalar that completion adds from the model's file is allowed (`repository.completion`), other than in Triton.
     """
     for field in ("input", "output"):
         tensors: list[ModelInput | ModelOutput] = getattr(written, field)
@@ -217,7 +215,7 @@ def _check_needs(config: ModelConfig) -> None:
     try:
         needs_of(config)
         check_partitions(config)
-    except BadDeclaration as problem:
+    except ParameterError as problem:
         raise ConfigProblem(f'parameters["{problem.parameter}"]', f"model '{config.name}': {problem}") from problem
     problem_of_queue = queue_bounds_problem(config)
     if problem_of_queue is not None:

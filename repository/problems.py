@@ -1,8 +1,11 @@
-"""Where each field of a `config.pbtxt` stands, so that an error can point at a line.
+"""`ConfigProblem`: what is wrong with a configuration and in which field; and the position of each field in a
+`config.pbtxt`.
 
-Protobuf's parser says where it stopped but not in which field, and says nothing about fields that parsed well and make
-no sense. This reads just enough of the text format to follow fields; it never judges: broken text gives the positions
-up to, and as far as possible after, the break.
+The rules name fields and know no files; `repository.config_text.located` adds file, line and column.
+
+Protobuf's parser reports where it stopped but not in which field, and nothing about fields that parsed well and are
+invalid. `field_positions` reads just enough of the text format to follow fields. It rejects nothing: broken text yields
+the positions up to the break, and as far as possible after it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,17 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from schemas.core.errors import ErrorCode, WeirError
+
+
+class ConfigProblem(WeirError):
+    """An INVALID_ARG error about the field at `field`, a path such as `input[0].dims` ("" for the whole)."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_ARG, message)
+        self.field = field
+
 
 _TOKEN = re.compile(
     r"""(?P<skip>\s+|\#[^\n]*) | (?P<text>"(?:\\.|[^"\\\n])*"? | '(?:\\.|[^'\\\n])*'?)
