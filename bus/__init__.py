@@ -1,1 +1,5 @@
-"""How roles talk: subjects, streams, payload references, the registry of workers, the embedded broker (floor 1)."""
+"""How roles communicate: the NATS connection and JetStream, names of subjects and streams, buckets, streams, payloads.
+
+Rooms, each importing only those before it: `naming`, `nats`, `streams`, `kv`; `payloads` (with `payloads/peer`) imports
+`naming` and `nats`.
+"""

@@ -1,0 +1,1 @@
+"""Large payloads: shared-memory arenas of a host, and fetching payloads from other hosts."""

@@ -1,0 +1,1 @@
+"""JetStream streams and consumers: declarations, pulls, acknowledged publishes, stored messages and objects."""
