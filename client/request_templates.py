@@ -1,12 +1,12 @@
-"""`PreparedRequests`: a request header that was seen before is not parsed and checked again.
+"""`RequestTemplates`: the parsed and packed form of request headers, so that a repeated header is not parsed again.
 
-Clients that send one tensor after another send the same JSON header each time, and only the tensors behind it differ.
-What follows from the header alone (the parsed request, its validity, the packed form around the tensors) is kept, with
-the model it was checked against: a new configuration starts empty. Headers with a request id are all different, and BYTES
-content must be looked at, so neither is kept.
+Clients that send one tensor after another send the same JSON header each time, with other tensors behind it. A template
+is what depends on the header alone: the parsed and checked request, and its packed form around the tensors. Templates
+belong to one configuration of a model. Requests with an id have no template, since their headers all differ; nor have
+those with BYTES tensors, whose content must be checked.
 
-A client whose headers never come twice must not take the place of others: once there is no room (`TemplateCache`), a header
-is kept only when it comes again, in the place of one that has not been used for long.
+A client whose headers never repeat must not displace others: in a full `TemplateCache`, a header gets a template only
+when it comes for the second time, which replaces one that was not used recently.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from bus.payloads import INLINE_LIMIT_BYTES
-from schemas.bodies import body_template
-from schemas.requests import InferRequest
+from bus.payloads.arena import INLINE_LIMIT_BYTES
+from schemas.core.requests import InferRequest
+from schemas.wire.request_body import body_template
 
 MAX_HEADERS = 256
-"""Headers kept for one model by HTTP, and for all models by gRPC."""
+"""Templates for one model over HTTP, and for all models over gRPC."""
 
 MAX_HEADER_BYTES = 4096
-"""A longer header is not kept."""
+"""A longer header has no template."""
 
 MAX_KEPT_BYTES = 1 << 20
-"""What the headers of one cache take up together, with what follows from them."""
+"""Memory of all templates of one cache."""
 
 MAX_SIGHTINGS = 1024
-"""Headers remembered that came once while there was no room, by their hashes."""
+"""Hashes of headers that came once while the cache was full."""
 
 _ENTRY_BYTES = 500
 _NO_CONTENT = memoryview(bytes(INLINE_LIMIT_BYTES))
 
 
-class PreparedRequest:
-    """A checked request whose tensors are to be replaced: `request` is shared by all that have this header."""
+class RequestTemplate:
+    """A checked request without its tensors' content; all requests with this header share `request`."""
 
     __slots__ = ("_ends", "_pieces", "_starts", "body_length", "is_used", "request", "size_bytes")
 
@@ -51,12 +51,12 @@ class PreparedRequest:
             self._ends.append(position)
         self.body_length = position
         self.is_used = False
-        """Since `TemplateCache` looked for one to replace."""
-        # The header, its packed form, and the parsed request, whose objects are larger than what they were parsed from.
+        """Whether it was used since `TemplateCache` last considered replacing it."""
+        # The header, its packed form, and the parsed request, whose objects are larger than the text.
         self.size_bytes = _ENTRY_BYTES + 4 * header_length
 
     def pack(self, body: bytes | bytearray) -> bytes:
-        """The packed form (`schemas.bodies.pack_body`) of the request with this HTTP body."""
+        """The packed form (`schemas.wire.request_body.pack_body`) of the request with this HTTP body."""
         pieces = self._pieces
         if len(pieces) == 2:
             return pieces[0] + body[self._starts[0] :] + pieces[1]
@@ -68,13 +68,13 @@ class PreparedRequest:
 
 
 Key = TypeVar("Key", bound=Hashable)
-Template = TypeVar("Template", bound=PreparedRequest)
+Template = TypeVar("Template", bound=RequestTemplate)
 
 
 class TemplateCache(Generic[Key, Template]):
-    """At most `MAX_HEADERS` templates of `MAX_KEPT_BYTES` together, by key; what is used stays (CLOCK's second chance).
+    """At most `MAX_HEADERS` templates of `MAX_KEPT_BYTES` together, by key, replaced by the CLOCK algorithm.
 
-    `on_removed(key, template)` is called with each template that is kept no longer.
+    `on_removed(key, template)` is called with each template that is removed.
     """
 
     __slots__ = ("_on_removed", "_seen_once", "_size_bytes", "_templates")
@@ -89,14 +89,14 @@ class TemplateCache(Generic[Key, Template]):
         return len(self._templates)
 
     def find(self, key: Key) -> Template | None:
-        """The template, which counts as used."""
+        """The template, which counts as used now."""
         template = self._templates.get(key)
         if template is not None:
             template.is_used = True
         return template
 
     def takes(self, key: Key) -> bool:
-        """Whether a template for `key` should be made and kept: there is room, or the key has come before."""
+        """Whether to make a template for `key`: there is room, or the key comes for the second time."""
         if key in self._templates:
             return True
         if len(self._templates) < MAX_HEADERS and self._size_bytes < MAX_KEPT_BYTES:
@@ -111,7 +111,7 @@ class TemplateCache(Generic[Key, Template]):
         return False
 
     def keep(self, key: Key, template: Template) -> None:
-        """Keeps a template, in the place of those that were not used since they were looked at last."""
+        """Adds a template, and removes as many others that were not used recently as it needs."""
         self._remove(key)
         templates = self._templates
         while templates and (len(templates) >= MAX_HEADERS or self._size_bytes + template.size_bytes > MAX_KEPT_BYTES):
@@ -139,26 +139,26 @@ class TemplateCache(Generic[Key, Template]):
             self._size_bytes -= template.size_bytes
 
 
-class PreparedRequests:
-    """The headers seen for one model with one configuration."""
+class RequestTemplates:
+    """The templates of one model with one configuration."""
 
     __slots__ = ("_templates",)
 
     def __init__(self) -> None:
-        self._templates: TemplateCache[tuple[str, bytes], PreparedRequest] = TemplateCache()
+        self._templates: TemplateCache[tuple[str, bytes], RequestTemplate] = TemplateCache()
 
-    def find(self, version: str, body: bytes | bytearray, header_length: int) -> PreparedRequest | None:
-        """What is kept for the header of this body, if the body is as long as it asks for."""
+    def find(self, version: str, body: bytes | bytearray, header_length: int) -> RequestTemplate | None:
+        """The template for the header of this body, if the body has the length that the header implies."""
         if header_length > MAX_HEADER_BYTES:
             return None
-        prepared = self._templates.find((version, bytes(body[:header_length])))
-        return prepared if prepared is not None and prepared.body_length == len(body) else None
+        template = self._templates.find((version, bytes(body[:header_length])))
+        return template if template is not None and template.body_length == len(body) else None
 
     def keep(self, request: InferRequest, body: bytes | bytearray, header_length: int) -> None:
-        """Keeps a request that was parsed from this body and found valid, where that may help."""
+        """Makes a template of a request that was parsed from this body and is valid, if it can have one."""
         if (
             request.id
-            or request.regions  # which may be other ones the next time
+            or request.regions  # regions may be registered again under the same names
             or header_length > MAX_HEADER_BYTES
             or len(body) > INLINE_LIMIT_BYTES
             or not request.inputs
@@ -167,11 +167,11 @@ class PreparedRequests:
             return
         key = request.model_version, bytes(body[:header_length])
         if self._templates.takes(key):
-            self._templates.keep(key, PreparedRequest(without_content(request), header_length))
+            self._templates.keep(key, RequestTemplate(without_content(request), header_length))
 
 
 def without_content(request: InferRequest) -> InferRequest:
-    """The request, whose tensors don't keep the body alive that they came in; they keep their sizes."""
+    """Replaces the content of the request's tensors by zeros of the same sizes, so that the body is freed."""
     for tensor in request.inputs:
         tensor.data = _NO_CONTENT[: tensor.size_bytes]
     return request

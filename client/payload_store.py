@@ -1,4 +1,4 @@
-"""`PayloadStore`: where a caller puts what is too large for messages, for workers to read there, or to fetch."""
+"""`PayloadStore`: payload slots for a caller's content that is too large for messages. Workers read or fetch it there."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from typing import Protocol
 
 import numpy as np
 
-from bus.identity import host_of, owner_of
-from bus.payloads import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, Slot
+from bus.naming.identity import host_of, owner_of
+from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, Slot
 from runtime.containment import contained
-from schemas.bodies import pack_body_ref
-from schemas.requests import InferRequest
-from schemas.tensors import PayloadRef, Tensor
+from schemas.core.requests import InferRequest
+from schemas.core.tensors import PayloadRef, Tensor
+from schemas.wire.request_body import pack_body_ref
 
 FRAME_INLINE_BYTES = 16 * 1024
-"""Bodies of a frame that travel inside it. The broker copies them four times on their way; measured with 24 requests of
-3 KB, a slot for all of them saves a sixth of all CPU, where workers read it in place."""
+"""Bodies of a frame, together, that travel inside the frame; larger ones share a payload slot.
+
+The broker copies a message four times on its way. Measured with 24 requests of 3 KB: a slot for all of them saves a
+sixth of all CPU time if workers read it in place.
+"""
 
 
 class Freeable(Protocol):
-    """What a request holds until it is over."""
+    """A resource that a request holds until it ends."""
 
     def free(self) -> None:
-        """The request is over."""
+        """Frees the resource."""
 
 
 class SharedSlot:
-    """A slot that holds the bodies of several requests: given back when the last of them is over."""
+    """A slot that holds the bodies of several requests, freed with the last of them."""
 
     __slots__ = ("_slot", "_users")
 
@@ -36,14 +39,14 @@ class SharedSlot:
         self._users = users
 
     def free(self) -> None:
-        """One of the requests is over."""
+        """Ends the use by one of the requests."""
         self._users -= 1
         if self._users == 0:
             self._slot.free()
 
 
 class PayloadStore:
-    """Slots for request bodies and tensors. `is_shared(model)` tells whether every worker of the model is on this host."""
+    """Slots for request bodies and tensors. `is_shared(model)`: whether every worker of the model is on this host."""
 
     def __init__(self, arena: PayloadArena, is_shared: Callable[[str], bool]) -> None:
         self._arena = arena
@@ -51,20 +54,21 @@ class PayloadStore:
 
     @property
     def slots_in_use(self) -> int:
-        """Slots that are given out."""
+        """Slots that are allocated."""
         return self._arena.slots_in_use
 
     def slot_for_body(self, size_bytes: int) -> Slot | None:
-        """A slot to receive a request body of this size in, or None when it is to be received in ordinary memory."""
+        """A slot to receive a request body of this size in; None if it should be received in ordinary memory."""
         if size_bytes <= INLINE_LIMIT_BYTES:
             return None
         return self._arena.allocate(size_bytes)
 
     def place(self, model: str, tensors: Iterable[Tensor], body_slot: Slot | None) -> list[Slot]:
-        """Replaces the content of large tensors by references; returns the slots they lie in, `body_slot` if used.
+        """Replaces the content of large tensors by references; returns the slots that hold it, including `body_slot` if
+        used.
 
-        A view over `body_slot` becomes a reference without a copy; other content is copied into a slot once. When memory
-        is short, content stays where it is and travels inside the message.
+        A view over `body_slot` becomes a reference without a copy; other content is copied into a slot once. Without free
+        memory, content stays where it is and travels inside the message.
         """
         slots: list[Slot] = []
         limit_bytes = INLINE_LIMIT_BYTES if self._is_shared(model) else REMOTE_INLINE_LIMIT_BYTES
@@ -86,9 +90,9 @@ class PayloadStore:
         return slots
 
     def place_bodies(self, model: str, bodies: Sequence[bytes]) -> tuple[list[bytes], SharedSlot] | None:
-        """Puts the packed bodies of a frame into one slot: what stands in their places, and the slot they share.
+        """Copies the packed bodies of a frame into one slot; returns the references that replace them, and the slot.
 
-        None when they are small enough for a message, or can't be placed. Where a worker of the model may have to fetch
+        None when they are small enough for a message, or memory is short. Where a worker of the model may have to fetch
         them one by one, only a body that is large by itself, and therefore alone in its frame, is placed.
         """
         total = sum(map(len, bodies))
@@ -113,12 +117,12 @@ class PayloadStore:
 
 
 def is_large(request: InferRequest) -> bool:
-    """Whether a tensor of the request is to be placed."""
+    """Whether any tensor of the request is too large for a message."""
     return any(tensor.size_bytes > INLINE_LIMIT_BYTES for tensor in request.inputs)
 
 
 def free_all(held: Iterable[Freeable]) -> None:
-    """The request that held these is over."""
+    """Frees all of these resources."""
     for each in held:
         _free(each)
 
@@ -129,7 +133,7 @@ def _free(each: Freeable) -> None:
 
 
 def host_of_payloads(tensors: Iterable[Tensor]) -> str:
-    """On which host the largest of those lies that are references, "" where none is."""
+    """The host that holds the largest tensor in a payload slot, "" without any."""
     largest = max((tensor.data for tensor in tensors if isinstance(tensor.data, PayloadRef)), key=_size, default=None)
     return "" if largest is None else host_of(owner_of(largest.segment))
 
@@ -140,3 +144,12 @@ def _size(ref: PayloadRef) -> int:
 
 def _address(data: bytes | memoryview) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
+class RegionRegistry(Protocol):
+    """The registry of clients' shared-memory regions, as callers use it."""
+
+    def hold(self, model: str, names: Sequence[str]) -> Freeable:
+        """Keeps regions registered until the request ends. Raises WeirError (UNSUPPORTED) if the model's workers lack
+        them.
+        """

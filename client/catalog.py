@@ -1,44 +1,77 @@
-"""`Catalog`: what models there are, and which of their versions can be asked, as the registry tells.
+"""`Catalog`: the models of the cluster and the versions that requests are accepted for, from the registry.
 
-A model whose last worker has gone is still accepted for a while: a worker that was killed or is being replaced is back
-within seconds, and its requests wait in the queue meanwhile. Readiness tells the truth at once all the same.
+Requests for a model that has lost its last worker are still accepted for a while, since a worker that was killed or is
+replaced is back within seconds, and the requests wait in the queue meanwhile. The model is not ready all the same.
+
+`RegistryWarmup` tracks whether the registry is complete after a start of the cluster.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from bus.known_models import KnownModels
-from bus.registry import RegistryView
-from calls.acquaintance import Acquaintance
-from calls.partition_choice import destination_of
-from calls.prepared import PreparedRequests
+from bus.kv.known_models import KnownModels
+from bus.kv.registry import RegistryView
+from client.queues import destination_of
+from client.request_templates import RequestTemplates
 from runtime.containment import contained
-from schemas.errors import Reason, WeirError, invalid, not_found, overloaded, unavailable
-from schemas.model_config import ModelConfig
-from schemas.model_identity import namespace_of, plain_name
-from schemas.normalizer import RequestNormalizer
-from schemas.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import Reason, WeirError, invalid, not_found, overloaded, unavailable
+from schemas.core.names import namespace_of, plain_name
+from schemas.kserve.normalizer import RequestNormalizer
+from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 _MAX_VERSION = 2**63 - 1
 _MAX_VERSION_DIGITS = 19
 
 RECOVERY_GRACE_S = 30.0
-"""How long requests for a model that has just lost its last worker are still accepted."""
+"""How long requests for a model that has lost its last worker are still accepted."""
+
+
+WARMUP_TIMEOUT_S = 30.0
+"""How long workers that are still loading delay the end of the warm-up."""
+
+
+class RegistryWarmup:
+    """Whether this gateway's view of the registry is complete. Until it is, an unknown model is answered with 503, not
+    404.
+
+    The broker and gateways may be back before workers are, and those load their models for a while. The warm-up ends
+    once at least one worker is registered and every registered worker has finished loading, or after
+    `WARMUP_TIMEOUT_S`. Sans-IO.
+    """
+
+    def __init__(self) -> None:
+        self._started_s: float | None = None
+        self._is_over = False
+
+    def is_over(self, now_s: float, workers: Iterable[WorkerRecord], is_any_known: bool) -> bool:
+        """Whether the warm-up has ended. `is_any_known`: there are known models without a worker.
+
+        Without known models, it does not end before a worker has settled.
+        """
+        active = [record for record in workers if not record.draining]
+        if not is_any_known and not any(record.settled for record in active):
+            return False
+        if self._started_s is None:
+            self._started_s = now_s
+        is_late = now_s - self._started_s >= WARMUP_TIMEOUT_S
+        self._is_over = self._is_over or is_late or all(record.settled for record in active)
+        return self._is_over
 
 
 class ServedModel:
     """One model with its configuration and its READY versions, ascending.
 
-    `name` is its identity (`schemas.model_identity`), `namespace` the one it lies in, "" without namespacing.
-    `loads` tells, by version, what its workers have loaded: another text after each reload, "" where it can't be told.
-    `queue` is where requests go that are of no sequence.
+    `name` is its identity (`schemas.core.names.model_identity`), `namespace` that of its repository, "" without
+    namespacing. `loads` are digests of what its workers have loaded, by version: they change with each reload, and are
+    "" where they are unknown. `queue` is the destination of requests that belong to no sequence.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a model, each of which the catalog computes by itself
         self,
         name: str,
         config: ModelConfig,
@@ -56,13 +89,13 @@ class ServedModel:
         self.caches = config.caches_responses
         self.normalizer = RequestNormalizer(config)
         self.version_texts = frozenset(["", *map(str, versions)])
-        self.prepared = PreparedRequests()
+        self.templates = RequestTemplates()
         self.queue = destination_of(name, config)
         self.preserves_ordering = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
 
     @property
     def latest(self) -> str:
-        """The version that answers when none is asked for."""
+        """The version that runs requests without a version."""
         return str(self.versions[-1])
 
     @cached_property
@@ -74,7 +107,7 @@ class ServedModel:
 
 
 class Catalog:
-    """All models of the registry. `is_strict`: the server is ready only when all of them are."""
+    """The models of the registry. With `is_strict`, the server is ready only when all of them are."""
 
     def __init__(
         self, registry: RegistryView, strict_readiness: bool, clock: Callable[[], float] = time.monotonic
@@ -86,27 +119,29 @@ class Catalog:
         self._namesakes: dict[str, set[str]] = {}  # identities with a namespace, by plain name
         self._accept_until_s: dict[str, float] = {}  # models without a live worker, still accepted
         self._known: KnownModels | None = None
-        self._away: set[str] = set()  # models without a live worker, accepted for as long as they are known
+        self._away: set[str] = set()  # known models without a live worker, which are accepted
         self._is_unwanted: Callable[[str], bool] = lambda _name: False
-        self._acquaintance: Acquaintance | None = None
+        self._warmup: RegistryWarmup | None = None
         registry.on_model_change(self._refresh)
 
-    def ask_whether_unwanted(self, is_unwanted: Callable[[str], bool]) -> None:
-        """A model that has lost its last worker is not waited for if `is_unwanted(name)`: it was to be unloaded."""
+    def set_unwanted_check(self, is_unwanted: Callable[[str], bool]) -> None:
+        """Rejects requests for a model that has lost its last worker at once if `is_unwanted(name)`: it was unloaded."""
         self._is_unwanted = is_unwanted
 
-    def keep(self, known: KnownModels) -> None:
-        """Models that are `known` are accepted for as long as they are, though no worker be there."""
+    def accept_known(self, known: KnownModels) -> None:
+        """Accepts requests for models in `known` even while no worker serves them."""
         self._known = known
         known.on_change(self._refresh)
 
-    def get_acquainted(self) -> None:
-        """From now on what no worker tells of is unknown only once workers have told; called when the registry is read."""
-        self._acquaintance = Acquaintance()
+    def start_warmup(self) -> None:
+        """Starts the warm-up: until it ends, an unknown model is answered with 503. Called once the registry has been
+        read.
+        """
+        self._warmup = RegistryWarmup()
 
-    def not_known_yet(self, name: str) -> WeirError | None:
-        """How who asks for this model, which nobody tells of, is put off (UNAVAILABLE) where that may yet change."""
-        if self._is_acquainted():
+    def warmup_error(self, name: str) -> WeirError | None:
+        """The error (UNAVAILABLE) for a model that is unknown during the warm-up; None after it."""
+        if self._is_complete():
             return None
         return overloaded(
             f"Request for unknown model: '{name}' is not found yet, the server is not ready", reason=Reason.NOT_READY
@@ -116,7 +151,7 @@ class Catalog:
         """The model, if requests for this version of it ("" for the latest) are accepted.
 
         Raises WeirError with Triton's texts: NOT_FOUND, UNAVAILABLE for a version that exists but is not ready, or
-        INVALID_ARG for a name that models in several namespaces have; and UNAVAILABLE with ours for `not_known_yet`.
+        INVALID_ARG for a name that models in several namespaces have; and `warmup_error`.
         """
         served = self._served.get(name)
         if served is not None and version in served.version_texts and self._is_accepted(name):
@@ -126,22 +161,23 @@ class Catalog:
             return only
         check_version(version)
         if version and version != str(int(version)):
-            return self.resolve(name, str(int(version)))  # Triton reads the number, however it is written
-        raise self._refusal(name, version)
+            return self.resolve(name, str(int(version)))  # Triton accepts any spelling of the number
+        raise self._error(name, version)
 
     def is_ready(self, name: str, version: str) -> bool:
-        """Whether a live worker serves this version and can run it now; False for what is unknown.
+        """Whether a live worker serves this version and can run it now; False for an unknown one.
 
-        A model may have a say in it (`calls.readiness`). Raises WeirError (INVALID_ARG) for what can't be a version.
+        A model's own readiness check is not part of it (`client.readiness`). Raises WeirError (INVALID_ARG) for an invalid
+        version.
         """
         check_version(version)
         served = self._served.get(name) or self._only_one_called(name)
         if served is None or version not in served.version_texts or served.name in self._accept_until_s:
             return False
-        return any(_is_able(row) for _, row in self.told_of(served.name, int(version or served.latest)))
+        return any(_can_run(row) for _, row in self.ready_replicas(served.name, int(version or served.latest)))
 
-    def told_of(self, identity: str, version: int) -> list[tuple[str, VersionRecord]]:
-        """(worker, what it tells of the version) for each live worker that serves it."""
+    def ready_replicas(self, identity: str, version: int) -> list[tuple[str, VersionRecord]]:
+        """(worker, its record of the version) for each live worker on which the version is READY."""
         return [
             (worker, row)
             for worker, view in self._registry.workers.items()
@@ -155,45 +191,47 @@ class Catalog:
         """The live workers that serve any version of the model."""
         served = self._served.get(identity)
         return {
-            worker for version in (served.versions if served else ()) for worker, _ in self.told_of(identity, version)
+            worker
+            for version in (served.versions if served else ())
+            for worker, _ in self.ready_replicas(identity, version)
         }
 
     def server_ready(self) -> bool:
-        """Whether some worker has settled. With strict readiness, also whether every model has a READY version that can run
+        """Whether any worker has settled. With strict readiness, also whether every model has a READY version that can run
         and every model repository can be read.
 
-        Models that are known to be away don't count against it: requests for them are taken, and bring a worker.
+        Known models without a worker do not count: requests for them are accepted, and start a worker.
         """
         workers = [view.record for view in self._registry.workers.values()]
         if not self._away and not any(record.settled and not record.draining for record in workers):
             return False
-        if not self._is_acquainted():
+        if not self._is_complete():
             return False
         if self.is_strict and any(record.unreadable and not record.draining for record in workers):
             return False
-        return not self.is_strict or all(map(self._is_whole, self.names()))
+        return not self.is_strict or all(map(self._is_fully_ready, self.names()))
 
-    def _is_whole(self, name: str) -> bool:
-        """Whether every version is READY and can run, but for those that were unloaded on request."""
+    def _is_fully_ready(self, name: str) -> bool:
+        """Whether every version is READY and can run, except those that were unloaded on request."""
         if name in self._away:
             return True
         versions: dict[int, bool] = {}
         for record in self._records(name):
             for number, version in record.versions.items():
-                is_fine = _is_able(version) or version.reason == UNLOADED
+                is_fine = _can_run(version) or version.reason == UNLOADED
                 versions[number] = versions.get(number, False) or is_fine
         return bool(versions) and all(versions.values()) and name not in self._accept_until_s
 
     def names(self) -> list[str]:
-        """Every model the registry knows of, served or not, and those that have just lost their workers."""
+        """Every model of the registry, served or not, and models that have lost their workers but are still accepted."""
         for name in list(self._accept_until_s):
             self._is_accepted(name)
-        told = [record for view in self._registry.workers.values() for record in view.models.values()]
-        known = {record.name for record in told if record.versions or record.reason}
+        records = [record for view in self._registry.workers.values() for record in view.models.values()]
+        known = {record.name for record in records if record.versions or record.reason}
         return sorted(known | self._served.keys())
 
     def knows(self, name: str) -> bool:
-        """Whether some worker tells of a model of this identity, served or not, or had it until a moment ago."""
+        """Whether a worker has a model of this identity, served or not, or requests for it are still accepted."""
         if self.served_model(name) is not None:
             return True
         return any(record.versions or record.reason for record in self._records(name))
@@ -218,23 +256,24 @@ class Catalog:
             records = self._records(name)
             versions = _ready_versions(records)
             reasons = [r.reason for r in records] + [v.reason for r in records for v in r.versions.values()]
-            # Where one version of several fails, the others are given up: the failure is what explains the model.
+            # Where one version of several fails, the others are unloaded: the failure explains the model's state.
             reasons.sort(key=lambda reason: reason == UNLOADED)
             state = ModelState.READY if versions else ModelState.UNAVAILABLE
             if not versions and any(v.state == ModelState.LOADING for r in records for v in r.versions.values()):
                 state = ModelState.LOADING
-            reason = next(filter(None, reasons), "no worker is there that serves it" if name in self._away else "")
+            reason = next(filter(None, reasons), "no worker serves the model" if name in self._away else "")
             rows.append({"name": name, "versions": versions, "state": state.value, "reason": reason})
         return rows
 
-    def _is_acquainted(self) -> bool:
+    def _is_complete(self) -> bool:
+        """Whether the warm-up has ended."""
         workers = (view.record for view in self._registry.workers.values())
-        return self._acquaintance is None or self._acquaintance.is_made(self._clock(), workers, bool(self._away))
+        return self._warmup is None or self._warmup.is_over(self._clock(), workers, bool(self._away))
 
     @contained()
     def _refresh(self, name: str) -> None:
         if not name:
-            self._is_acquainted()  # when the first has settled is noted when it does
+            self._is_complete()  # so that the warm-up measures its time from the first settled worker on
             return
         records = self._records(name)
         versions = _ready_versions(records)
@@ -251,8 +290,8 @@ class Catalog:
         known = None if self._known is None else self._known.get(name)
         if known is None and name not in self._served:
             return
-        given_up = [r for r in records if not r.elsewhere and (r.reason or _is_given_up(r))]
-        if given_up or self._is_unwanted(name):
+        withdrawn = [r for r in records if not r.elsewhere and (r.reason or _is_withdrawn(r))]
+        if withdrawn or self._is_unwanted(name):
             self._served.pop(name, None)
             self._accept_until_s.pop(name, None)
             self._away.discard(name)
@@ -283,19 +322,19 @@ class Catalog:
             for view in self._registry.workers.values()
             if name in view.models and not view.record.draining
         ]
-        # That it is not for some worker is worth telling only where it is for none.
+        # Records of workers that the model is not placed on count only where it is placed on none.
         return [record for record in records if not record.elsewhere] or records
 
     def _only_one_called(self, name: str) -> ServedModel | None:
-        """The model of this name that is told apart by its namespace, while there is but one of those."""
+        """The model of this name that has a namespace, while only one does."""
         identities = self._identities(name)
         return self.served_model(identities.pop()) if len(identities) == 1 else None
 
     def _identities(self, name: str) -> set[str]:
-        """The models of this name that are told apart by their namespaces, but for those that were unloaded."""
+        """The models of this name that have namespaces, except those that were unloaded."""
         known = self._namesakes.get(name, ())
         return {
-            identity for identity in known if identity in self._served or any(map(_is_there, self._records(identity)))
+            identity for identity in known if identity in self._served or any(map(_is_present, self._records(identity)))
         }
 
     def _note_namesake(self, identity: str, is_known: bool) -> None:
@@ -305,7 +344,7 @@ class Catalog:
         elif identity not in self._served:
             namesakes.discard(identity)
 
-    def _refusal(self, name: str, version: str) -> WeirError:
+    def _error(self, name: str, version: str) -> WeirError:
         check_version(version)
         identities = self._identities(name)
         if len(identities) > 1:
@@ -314,9 +353,9 @@ class Catalog:
                 "provided to resolve ambiguity."
             )
         records = self._records(name)
-        not_yet = self.not_known_yet(name)
-        if not_yet is not None:
-            return not_yet
+        warmup_error = self.warmup_error(name)
+        if warmup_error is not None:
+            return warmup_error
         if not records and not (version and name in self._away):
             return not_found(f"Request for unknown model: '{name}' is not found", Reason.UNKNOWN_MODEL)
         if not version:
@@ -329,8 +368,8 @@ class Catalog:
 
 
 def check_version(version: str) -> None:
-    """Raises WeirError (INVALID_ARG) for what can't be a version; "" is the latest."""
-    # int() raises for some thousands of digits, and is given no more to work on than a version can have.
+    """Raises WeirError (INVALID_ARG) for an invalid version; "" is the latest."""
+    # int() raises for some thousands of digits, so the length is checked first.
     is_number = version.isdigit() and version.isascii() and len(version) <= _MAX_VERSION_DIGITS
     if version and not (is_number and int(version) <= _MAX_VERSION):
         raise invalid(
@@ -339,8 +378,8 @@ def check_version(version: str) -> None:
         )
 
 
-def _is_able(version: VersionRecord) -> bool:
-    """Whether the worker serves the version, and can run it now."""
+def _can_run(version: VersionRecord) -> bool:
+    """Whether the version is READY on the worker and can run now."""
     return version.state == ModelState.READY and not version.problem
 
 
@@ -350,7 +389,7 @@ def _ready_versions(records: list[ModelRecord]) -> list[int]:
 
 
 def _loads(records: list[ModelRecord], versions: list[int]) -> dict[int, str]:
-    """What the workers of each version have loaded, all of them together: while they differ, it is a text of its own."""
+    """The load digests of all workers of each version, joined: while workers have different loads, the text is its own."""
     loads: dict[int, str] = {}
     for number in versions:
         rows = [(record, record.versions[number]) for record in records if number in record.versions]
@@ -360,13 +399,13 @@ def _loads(records: list[ModelRecord], versions: list[int]) -> dict[int, str]:
     return loads
 
 
-def _is_there(record: ModelRecord) -> bool:
-    """Whether the worker has the model, or should have it."""
+def _is_present(record: ModelRecord) -> bool:
+    """Whether the worker has the model or is to load it."""
     rows = record.versions.values()
     return bool(record.reason) or any(v.reason != UNLOADED and v.state != ModelState.UNLOADING for v in rows)
 
 
-def _is_given_up(record: ModelRecord) -> bool:
-    """Whether the worker has the model no longer, and is not about to have it."""
-    gone = (ModelState.UNAVAILABLE, ModelState.UNLOADING)
-    return bool(record.versions) and all(v.state in gone for v in record.versions.values())
+def _is_withdrawn(record: ModelRecord) -> bool:
+    """Whether the worker has unloaded the model, or failed to load it."""
+    withdrawn = (ModelState.UNAVAILABLE, ModelState.UNLOADING)
+    return bool(record.versions) and all(v.state in withdrawn for v in record.versions.values())

@@ -1,4 +1,4 @@
-"""`CacheConfig`: which response cache there is, as `--cache-config` says.
+"""`CacheConfig`: the response cache that `--cache-config` configures.
 
 Source: Triton's option `--cache-config <cache name>,<setting>=<value>`, which may be repeated, and its texts.
 """
@@ -16,7 +16,7 @@ _MAX_SIZE_BYTES = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """A cache of `size_bytes`: LOCAL in each process, or NATS in the broker. `ttl_s` 0: answers don't expire."""
+    """A cache of `size_bytes`: LOCAL in each process, or NATS in the broker. `ttl_s` 0: entries do not expire."""
 
     kind: str
     size_bytes: int
@@ -24,7 +24,7 @@ class CacheConfig:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> CacheConfig | None:
-        """What the values of the option mean together; None for none. Raises ValueError in Triton's words.
+        """The configuration from all values of the option, None without any. Raises ValueError in Triton's words.
 
         Each is a cache's name and one setting or several, `local,size=1048576` or `nats,size=1048576,ttl=60`.
         """
@@ -35,9 +35,11 @@ class CacheConfig:
         for text in texts:
             name, *settings = text.split(",")
             if name == "redis":
-                raise ValueError("there is no cache in Redis: 'nats,size=BYTES' is shared by all gateways as well")
+                raise ValueError(
+                    "the cache 'redis' is not supported: use 'nats,size=BYTES', which all gateways share too"
+                )
             if name not in _SETTINGS:
-                raise ValueError(f"unable to find cache '{name}': there are {LOCAL} and {NATS}")
+                raise ValueError(f"unable to find cache '{name}': use '{LOCAL}' or '{NATS}'")
             for setting in settings:
                 key, _, value = setting.partition("=")
                 if key not in _SETTINGS[name]:
@@ -52,5 +54,5 @@ class CacheConfig:
 
 def _whole(cache: str, key: str, text: str, least: int = 1) -> int:
     if not (text.isascii() and text.isdigit() and least <= int(text) <= _MAX_SIZE_BYTES):
-        raise ValueError(f"Failed to initialize cache '{cache}': '{text}' is no value of '{key}'")
+        raise ValueError(f"Failed to initialize cache '{cache}': '{text}' is not a valid '{key}'")
     return int(text)
