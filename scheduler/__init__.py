@@ -1,6 +1,9 @@
-"""Who runs when, and with whom: queues, batchers, placement and retries (floor 2).
+"""The scheduler role: it owns the queues of models, forms batches and sends them to workers.
 
-Everything that decides is a plain state machine, fed with the time and events; `service.py` is the only module of the
-request's way that knows of the bus, the clock or asyncio. What is fed can be recorded (`event_log.py`) and replayed
-(`replay.py`).
+Rooms, lowest first: `placement` (which instance), `batching` (which requests run together, and when), `sequences`
+(models that keep state between requests), `model_scheduler` (one model: routes requests to its versions), `recording`
+(event logs and their replay), `service` (the shell on the bus) and `ownership` (which scheduler owns which queue).
+
+Every policy is a plain state machine: events and the time go in, actions come out. Only `service` and `ownership` use
+the bus, the clock or asyncio.
 """

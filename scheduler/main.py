@@ -1,4 +1,4 @@
-"""`weir scheduler`: starts a scheduler process and runs it until it is told to stop."""
+"""`weir scheduler`: starts a scheduler process and runs it until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import logging
 import time
 from pathlib import Path
 
-from bus.connection import Bus
-from bus.identity import new_id
-from bus.settings import follow_log
-from scheduler.event_log import EventLog
-from scheduler.owned_model import new_policy
-from scheduler.queue_keeper import QueueKeeper
-from scheduler.service import SchedulerService
+from bus.kv.settings import follow_log
+from bus.naming.identity import new_id
+from bus.nats.connection import Bus
+from runtime.readiness import announce_failure, announce_ready, watch_parent
+from runtime.role_life import run_role
+from scheduler.ownership.controller import OwnershipController
+from scheduler.recording.event_log import EventLog
+from scheduler.service.owned_queue import new_policy
+from scheduler.service.service import SchedulerService, ServiceOptions
 from scheduler.settings import SchedulerSettings
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
-from telemetry.readiness import announce_failure, announce_ready, watch_parent
-from telemetry.role_life import run_role
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -46,26 +46,25 @@ async def _schedule(
         logger.error("%s", error)
         announce_failure(str(error))
         return 1
-    new_model = functools.partial(
+    policy = functools.partial(
         event_log.model if event_log else new_policy,
         unavailable_timeout_us=int(settings.scale_from_zero_patience_secs * 1e6),
         max_queue_wait_us=int(settings.max_queue_wait_secs * 1e6),
     )
-    service = SchedulerService(
-        bus, scheduler_id, background, new_model, settings.model_repositories, settings.scale_to_zero
-    )
+    options = ServiceOptions(policy, settings.model_repositories, settings.scale_to_zero)
+    service = SchedulerService(bus, scheduler_id, background, options)
     await service.start()
-    keeper = QueueKeeper(bus, scheduler_id, service, background)
-    await keeper.start()
+    ownership = OwnershipController(bus, scheduler_id, service, background)
+    await ownership.start()
     await follow_log(bus, log)
-    # What stands now stands to the end: a full collection looks at 54 000 objects for 57 ms, and every request waits.
+    # Objects created so far live until the end. A full collection would scan 54 000 of them in 57 ms, blocking requests.
     gc.freeze()
     announce_ready(scheduler=scheduler_id)
     await stop.wait()
     deadline_s = time.monotonic() + settings.exit_timeout_secs
-    await keeper.leave(settings.exit_timeout_secs)
+    await ownership.hand_over_all(settings.exit_timeout_secs)
     await service.stop(max(0.0, deadline_s - time.monotonic()))
-    await keeper.left()
+    await ownership.withdraw()
     if event_log is not None:
         event_log.close()
     await bus.close()

@@ -1,7 +1,7 @@
-"""`python -m scheduler.replay FILE`: feeds a recorded event log to a fresh `ModelScheduler`, and compares.
+"""`python -m scheduler.replay FILE`: feeds a recorded event log to a new `ModelScheduler` and compares the results.
 
-Prints each event with its batches and ends, and each difference: a row whose actions are others than those that were
-recorded. Exit status 1 if there are any, 2 for a file that is no event log. No clock and no bus is asked.
+Prints each event with its batches and ended requests, and each difference to the recorded actions. Exit status 1 if
+there are differences, 2 if the file is not an event log. It uses neither the clock nor the bus.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from scheduler.batch import Batch
-from scheduler.event_rows import FORMAT, FORMAT_VERSION, REQUEST_FIELDS, digest_of, unpack_event
+from scheduler.batching.batch import Batch
+from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.state_snapshot import UnknownState, unpack_state
-from scheduler.version_scheduler import NOTHING_ENDED, Ended, Failure
-from schemas.errors import WeirError
+from scheduler.recording.event_rows import FORMAT, FORMAT_VERSION, REQUEST_FIELDS, digest_of, unpack_event
+from scheduler.recording.state_snapshot import UnsupportedState, unpack_state
+from schemas.core.errors import WeirError
 
 _NO_BATCH_ID = 1 << 62
-"""Where ids begin that are drawn while the log tells of none."""
+"""First of the batch ids drawn beyond the recorded ones."""
 
 
 class NotAnEventLog(ValueError):
-    """The file is no event log, or one of another version of Weir."""
+    """The file is not an event log, or was written by another version of Weir."""
 
 
 class Header(NamedTuple):
-    """The head of a file: whose events, the number of the first, and the packed state before it (None: new).
+    """The header of a file: its model, the number of its first event, and the packed state before it (None: new policy).
 
-    A new scheduler is made with `options`.
+    A new policy is created with `options`.
     """
 
     model: str
@@ -44,32 +44,34 @@ class Header(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One event: the method that was called and its arguments, the batch ids drawn, and the digest of what came of it.
+    """One event: the method and its arguments, the batch ids drawn, and the digest of its result.
 
-    `packed` is its first part, over which the digest is.
+    `packed` is the first part of the row, which the digest covers.
     """
 
     number: int
     method: str
     arguments: list[Any]
-    by_name: dict[str, Any]
+    keywords: dict[str, Any]
     batch_ids: list[int]
     digest: bytes
     packed: bytes
 
 
 def read_log(path: Path) -> tuple[Header, Iterator[Event]]:
-    """The header and the events of a file, which may end amidst a row. Raises NotAnEventLog, also while iterating."""
+    """Returns the header and the events of a file, which may end within a row. Raises NotAnEventLog, also while
+    iterating.
+    """
     rows = _rows(path)
     head = next(rows, None)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise NotAnEventLog(f"{path} is no event log of a scheduler")
+        raise NotAnEventLog(f"{path} is not an event log of a scheduler")
     if head.get("version") != FORMAT_VERSION or head.get("request_fields") != list(REQUEST_FIELDS):
         raise NotAnEventLog(f"{path} was written by another version of Weir")
     try:
         header = Header(*(head[name] for name in Header._fields))
     except KeyError as error:
-        raise NotAnEventLog(f"{path}: no {error} in its header") from error
+        raise NotAnEventLog(f"{path}: field {error} is missing in its header") from error
     return header, (_event(row) for row in rows)
 
 
@@ -86,14 +88,14 @@ def _event(row: Any) -> Event:
     try:
         packed, batch_ids, digest = row
         if type(batch_ids) is not list or type(digest) is not bytes:
-            raise TypeError("neither batch ids nor a digest")
+            raise TypeError("batch ids or the digest are missing")
         return Event(*unpack_event(packed), batch_ids, digest, packed)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise NotAnEventLog(f"not an event: {error}") from error
+        raise NotAnEventLog(f"malformed event: {error}") from error
 
 
 class Replay:
-    """A scheduler that is fed with recorded events. Raises UnknownState where a file's state can't be read."""
+    """A policy that is fed with recorded events. Raises UnsupportedState if the state of a file can not be read."""
 
     def __init__(self, header: Header) -> None:
         self._ids: list[int] = []
@@ -105,34 +107,34 @@ class Replay:
         try:
             self.scheduler = ModelScheduler(header.model, self._next_batch_id, **header.options)
         except TypeError as error:
-            raise UnknownState(f"not the options of a scheduler: {error}") from error
+            raise UnsupportedState(f"unknown options of a scheduler: {error}") from error
 
     def feed(self, event: Event) -> tuple[Any, str]:
-        """What the scheduler decides, and in what it differs from what was recorded ("": in nothing)."""
+        """Returns the result of the event, and how it differs from the recorded one ("": not at all)."""
         self._ids = list(reversed(event.batch_ids))
         expected, self._next = self._next, event.number + 1
         try:
-            actions = getattr(self.scheduler, event.method)(*event.arguments, **event.by_name)
+            actions = getattr(self.scheduler, event.method)(*event.arguments, **event.keywords)
             digest = digest_of(event.packed, actions)
         except (WeirError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
             return None, f"{type(error).__name__}: {error}"
         if event.number != expected:
             return actions, f"event {expected} is missing"
         if self._ids:
-            return actions, f"{len(self._ids)} batches less than were recorded"
-        return actions, "" if digest == event.digest else "other than what was recorded"
+            return actions, f"{len(self._ids)} batches fewer than recorded"
+        return actions, "" if digest == event.digest else "the result differs from the recorded one"
 
     def _next_batch_id(self) -> int:
         return self._ids.pop() if self._ids else next(self._unknown_ids)
 
 
-# What is printed
+# Output
 
 
 def lines_of(event: Event, actions: Any) -> Iterator[str]:
-    """The event and what came of it, for people."""
+    """Returns the event and its result as readable lines."""
     arguments = [_text(argument) for argument in event.arguments]
-    arguments += [f"{name}={_text(argument)}" for name, argument in event.by_name.items()]
+    arguments += [f"{name}={_text(argument)}" for name, argument in event.keywords.items()]
     yield f"{event.number} {event.method} {' '.join(arguments)}"
     if event.method == "dispatch" and actions is not None:
         batches, wake_at_us = actions
@@ -141,16 +143,16 @@ def lines_of(event: Event, actions: Any) -> Iterator[str]:
         if wake_at_us is not None:
             yield f"    wakes at {wake_at_us}"
         return
-    answered, failures = ended_by(event, actions)
-    if answered:
-        yield f"    ended: {_requests(answered)}"
+    completed, failures = ended_by(event, actions)
+    if completed:
+        yield f"    ended: {_requests(completed)}"
     for failure in failures:
         yield f"    {_failure(failure)}"
 
 
 def ended_by(event: Event, actions: Any) -> Ended:
-    """The requests that the event has ended; `actions` are what came of it."""
-    if event.method == "enqueue":  # which tells whom it refuses
+    """Returns the requests that the event ended; `actions` is its result."""
+    if event.method == "enqueue":  # it returns the rejected requests
         return (), actions or ()
     return actions if isinstance(actions, tuple) and event.method != "dispatch" else NOTHING_ENDED
 
@@ -177,7 +179,7 @@ def _failure(failure: Failure) -> str:
 
 
 def main() -> int:
-    """The command; returns its exit status."""
+    """Runs the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m scheduler.replay", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("file", type=Path, help="an event log: *.events")
     parser.add_argument("--quiet", action="store_true", help="print differences and totals only")
@@ -198,7 +200,7 @@ def main() -> int:
             if difference:
                 differences += 1
                 print(f"    DIFFERENT: {difference}")
-    except (NotAnEventLog, UnknownState, OSError) as error:
+    except (NotAnEventLog, UnsupportedState, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(

@@ -1,4 +1,4 @@
-"""What a scheduler is told at its start; `weir scheduler` fills it in from the command line."""
+"""`SchedulerSettings`: the options of a scheduler process, from the command line of `weir scheduler`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.broker_access import NO_ACCESS, BrokerAccess
+from bus.nats.access import NO_ACCESS, BrokerAccess
+from telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerSettings:
-    """Settings of one scheduler.
+class SchedulerSettings(LogOptions):
+    """Options of one scheduler.
 
     `model_repositories` are the folders in which it looks for models' own batch strategies; it loads nothing else there.
-    `scheduler_id` None lets the scheduler draw one. `exit_timeout_secs` is the time after SIGTERM for
-    batches in flight. `live_streams` None takes as many as there are. Live requests that would wait for longer than
-    `max_queue_wait_secs` are refused as they come (0: none is). With `scale_to_zero` models stay known whose workers all
-    went. While nobody serves a model, requests wait for `scale_from_zero_patience_secs`.
+    Without `scheduler_id` it draws one. `exit_timeout_secs` limits the wait for batches in flight after SIGTERM. With
+    `live_streams` None it uses the existing streams. Live requests that would wait longer than `max_queue_wait_secs` are
+    rejected on arrival (0: none). With `scale_to_zero` it remembers models whose workers have all left. While no worker
+    serves a model, its requests wait for `scale_from_zero_patience_secs`.
     """
 
     nats_url: str
@@ -30,9 +31,3 @@ class SchedulerSettings:
     scale_to_zero: bool = False
     scale_from_zero_patience_secs: float = 30.0
     event_log: str = ""
-    log_format: str = "default"
-    log_file: str = ""
-    log_verbose: int = 0
-    log_info: bool = True
-    log_warning: bool = True
-    log_error: bool = True

@@ -1,0 +1,1 @@
+"""Queues and batchers: lanes, priorities, the dynamic batcher, custom batching strategies."""

@@ -1,0 +1,383 @@
+"""`VersionScheduler`: the batches of one model version, from the queue to the response.
+
+It joins the lanes (which requests), a placement (on which instance), a dispatch (when), an admission limit and a
+retry policy (what after a loss). A plain state machine: the caller feeds it events with the time and carries out the
+actions that it returns. Times are microseconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from scheduler.batching.admission import Admission, RequestCost
+from scheduler.batching.batch import Batch, BatchesInFlight
+from scheduler.batching.batcher import Batcher
+from scheduler.batching.dispatch import Dispatch
+from scheduler.batching.lanes import LIVE, LaneQueues
+from scheduler.batching.microbatcher import Microbatcher
+from scheduler.batching.request import QueuedRequest
+from scheduler.batching.retry import RetryPolicy, UnservedTimeout
+from scheduler.placement.instances import Instance, Placement
+from schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
+from schemas.core.requests import SEQUENCE_START
+from schemas.wire.messages import BatchOutcome
+
+UNAVAILABLE_TIMEOUT_US = 30_000_000
+
+TIMEOUT_EXPIRED = "Request timeout expired"
+
+TOO_MANY_LOSSES = "the model's worker or process died {} times while running this request"
+"""The error of a request that was lost too often, which may be what kills or hangs workers."""
+
+LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
+"""The error of a request whose worker was lost while some of its responses may have been delivered: no retry."""
+
+LOST_STEPS = "the ensemble's worker was lost while it ran a request of sequence {}: start the sequence again"
+"""The error of a sequence's request to an ensemble whose worker was lost: models of its steps may have counted it."""
+
+
+class Failure(NamedTuple):
+    """A request that has ended with an error, which the caller of the policy sends."""
+
+    request: QueuedRequest
+    error: WeirError
+
+
+Ended = tuple[Sequence[QueuedRequest], Sequence[Failure]]
+"""Requests that have ended: with a response or a caller that left, and with an error still to be sent."""
+
+NOTHING_ENDED: Ended = ((), ())
+
+
+def concatenate(parts: Iterable[Ended]) -> Ended:
+    """Returns everything that has ended in `parts`."""
+    parts = list(parts)
+    return (
+        [request for completed, _ in parts for request in completed],
+        [failure for _, failures in parts for failure in failures],
+    )
+
+
+class VersionState(ABC):
+    """What the scheduler of any version has: its batches in flight, its counters and its retry policy.
+
+    `unavailable_timeout_us` is how long requests wait without any instance. While `is_decoupled`, a batch whose worker is
+    lost is not repeated, because part of its responses may have been delivered. `is_withdrawn`: no worker has or will
+    have the version, so nothing should wait for it.
+
+    `failures` counts requests that failed here without a response of a worker, by Triton's reasons. Requests rejected
+    on arrival are not in it, as in Triton, but in `refused`. `served` requests have run and kept instances busy for
+    `busy_us`.
+    """
+
+    def __init__(self, version: int, unavailable_timeout_us: int, retry: RetryPolicy | None = None) -> None:
+        self.version = version
+        self.is_decoupled = False
+        self.is_withdrawn = False
+        self.failures = {"REJECTED": 0, "CANCELED": 0}
+        self.refused = {"queue": 0, "wait": 0}
+        self.served = 0
+        self.busy_us = 0
+        self._retry = retry or RetryPolicy()
+        self._unserved = UnservedTimeout(unavailable_timeout_us)
+        self._in_flight = BatchesInFlight()
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Requests in the queue."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not (self._in_flight or self.waiting)
+
+    def in_flight_on(self, worker: str) -> list[int]:
+        """Returns the ids of the batches in flight on `worker`, oldest first."""
+        return self._in_flight.on(worker)
+
+    def batch(self, batch_id: int) -> Batch | None:
+        """Returns the batch of this id if it is in flight here, or None."""
+        return self._in_flight.get(batch_id)
+
+
+class VersionScheduler(VersionState):
+    """Schedules one version of a model without state between requests.
+
+    `next_batch_id` numbers batches, with ids unique over all versions that share it.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        batcher: Batcher,
+        next_batch_id: Callable[[], int] | None = None,
+        retry: RetryPolicy | None = None,
+        unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
+    ) -> None:
+        super().__init__(version, unavailable_timeout_us, retry)
+        self._lanes = LaneQueues(batcher)
+        self._placement = Placement()
+        next_batch_id = next_batch_id or count(1).__next__
+        self._dispatch = Dispatch(version, self._lanes, self._placement, self._in_flight, next_batch_id)
+        self._cost = RequestCost()
+        self._admission: Admission | None = None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any waiting request may become overdue."""
+        return self._lanes.is_timed
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queues of all lanes."""
+        return len(self._lanes)
+
+    def waiting_in(self, lane: int) -> int:
+        """Returns the number of requests in the queue of one lane."""
+        return self._lanes.waiting_in(lane)
+
+    @property
+    def staged(self) -> int:
+        """Requests in batches that wait at their instance behind the one it executes."""
+        executing: set[Instance] = set()
+        staged = 0
+        for batch in self._in_flight:
+            if batch.released:
+                continue
+            if batch.instance in executing:
+                staged += len(batch.requests)
+            elif batch.is_microbatch:
+                staged += len(batch.requests) - 1
+            executing.add(batch.instance)
+        return staged
+
+    @property
+    def instance_count(self) -> int:
+        """Instances of all live workers."""
+        return len(self._placement)
+
+    def workers(self) -> set[str]:
+        """Returns the workers that hold an instance."""
+        return self._placement.workers()
+
+    def needs(self, worker: str) -> bool:
+        """Whether something runs on `worker`, or waits and no other worker could run it."""
+        return bool(self._in_flight.on(worker)) or (bool(self._lanes) and self._placement.workers() <= {worker})
+
+    def use(self, batcher: Batcher) -> None:
+        """Forms batches by the rules of `batcher` from now on, which takes over the queue."""
+        self._lanes.use(batcher)
+        self._dispatch.forget_cost()
+
+    @property
+    def busy_instances(self) -> int:
+        """Instances that hold a batch."""
+        return len(self._placement) - self._placement.idle
+
+    def limit_wait(self, own_us: int | None, default_us: int) -> None:
+        """Rejects live requests on arrival that would wait longer (0: none). `own_us` is the model's own limit, if set."""
+        max_wait_us = default_us if own_us is None else own_us
+        if max_wait_us != (0 if self._admission is None else self._admission.max_wait_us):
+            self._admission = Admission(max_wait_us) if max_wait_us else None
+
+    def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        """Adds requests to the queue; returns those that are rejected."""
+        if self._admission is not None:
+            refused = self._not_admitted(requests, self._admission)
+            if refused:
+                taken = [request for request in requests if request not in refused]
+                failures = self._enqueue(taken) if taken else []
+                return [*self._rejections(list(refused), "wait", self._backoff_us(self._admission)), *failures]
+        return self._enqueue(requests)
+
+    def _enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        self._dispatch.record_arrivals(requests)
+        refused = self._lanes.enqueue(requests)
+        return self._rejections(refused, "queue") if refused else []
+
+    def _rejections(self, requests: list[QueuedRequest], reason: str, backoff_us: int = 0) -> list[Failure]:
+        self.refused[reason] += len(requests)
+        error = overloaded(QUEUE_FULL, self._expected_wait_us(), backoff_us)
+        return [Failure(request, error) for request in requests]
+
+    def _expected_wait_us(self) -> float:
+        us_each = self._cost.update(self.served, self.busy_us) / (self.instance_count or 1)
+        return self._lanes.waiting_in(LIVE) * us_each
+
+    def _backoff_us(self, admission: Admission) -> int:
+        return admission.backoff_us(self._lanes.waiting_in(LIVE), self._cost.us_per_request, self.instance_count)
+
+    def _not_admitted(self, requests: list[QueuedRequest], admission: Admission) -> dict[QueuedRequest, None]:
+        """Returns the live requests, the last ones, whose expected wait exceeds the limit."""
+        live = [request for request in requests if request.lane == LIVE]
+        if self._lanes.live.has_steps:
+            live = [request for request in live if not _continues_sequence(request)]
+        waiting, us_each = self._lanes.waiting_in(LIVE), self._cost.update(self.served, self.busy_us)
+        admitted = admission.admitted(len(live), waiting, us_each, self.instance_count)
+        return dict.fromkeys(live[admitted:])
+
+    def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
+        """Adds requests that waited elsewhere, at the positions they would have if they had waited here."""
+        self._lanes.put_back(requests)
+        return []
+
+    def drop_cancelled(self, requests: Collection[QueuedRequest]) -> list[Failure]:
+        """Removes these waiting requests, which were cancelled; returns other requests that end with them."""
+        self._lanes.drop_cancelled(requests)
+        self.failures["CANCELED"] += len(requests)
+        return []
+
+    def drain(self) -> list[QueuedRequest]:
+        """Takes all waiting requests out of the queue."""
+        return self._lanes.drain()
+
+    def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
+        """Returns the batches to send now, and when to call again if nothing else happens (None: never).
+
+        Call `overdue` first each time.
+        """
+        return self._dispatch.batches(now_us)
+
+    def complete(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
+    ) -> Ended | None:
+        """Handles the end of a batch, or an instance that is free again; returns None if the batch is not of this
+        version.
+
+        If some requests of a microbatch have no response, `rescheduled` are their positions.
+        """
+        if outcome == BatchOutcome.ANSWERED and not rescheduled:  # the common case
+            batch = self._in_flight.pop(batch_id)
+            if batch is None:
+                return None
+            self._release(batch, now_us, busy_us)
+            return (batch.active_requests if batch.is_microbatch else batch.requests), ()
+        is_released = outcome == BatchOutcome.RELEASED
+        goes_on = is_released or outcome == BatchOutcome.HANDED_BACK
+        batch = self._in_flight.get(batch_id) if goes_on else self._in_flight.pop(batch_id)
+        if batch is None:
+            return None
+        if outcome == BatchOutcome.HANDED_BACK:
+            return self._requeue_returned(batch, rescheduled)
+        self._release(batch, now_us, busy_us)
+        if is_released:
+            return NOTHING_ENDED
+        if batch.is_microbatch and rescheduled:
+            return self._complete_partly(batch, outcome, rescheduled)
+        if outcome == BatchOutcome.ANSWERED:
+            return batch.active_requests, ()
+        return self._repeat(batch.active_requests, was_begun=outcome != BatchOutcome.NOT_RUN)
+
+    def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
+        """Ends these batches, whose messages were lost: their requests are repeated, unless the model is decoupled."""
+        lost: list[Batch] = []
+        for batch_id in batch_ids:
+            batch = self._in_flight.pop(batch_id)
+            if batch is not None:
+                self._release(batch, now_us, 0)
+                lost.append(batch)
+        requests = [request for batch in lost for request in batch.active_requests]
+        return self._end_streams(requests) if self.is_decoupled else self._repeat(requests)
+
+    def set_instances(self, worker: str, instances: int, numbers: Sequence[int] | None = None) -> list[Failure]:
+        """Sets how many instances `worker` holds, with these `numbers` (default: from 0 on); returns requests that fail."""
+        self._placement.set_instances(worker, instances, numbers)
+        if self.instance_count:
+            self._unserved.renew()
+        return []
+
+    def worker_lost(self, now_us: int, worker: str) -> Ended:
+        """Removes a lost worker: its batches are repeated elsewhere, unless the model is decoupled."""
+        ended = self.batches_lost(now_us, self.in_flight_on(worker))
+        self._in_flight.forget(worker)
+        self._placement.set_instances(worker, 0)
+        return ended
+
+    def overdue(self, now_us: int) -> list[Failure]:
+        """Fails the waiting requests whose timeout or deadline has passed."""
+        expired = self._lanes.overdue(now_us)
+        if not expired:
+            return []
+        self.failures["REJECTED"] += len(expired)
+        error = overloaded(TIMEOUT_EXPIRED, self._expected_wait_us(), reason=Reason.TIMED_OUT)
+        return [Failure(request, error) for request in expired]
+
+    def expire(self, now_us: int) -> list[QueuedRequest]:
+        """Takes out the requests that have waited too long without any instance; all of them if the version is
+        withdrawn.
+        """
+        if self.instance_count:
+            return []
+        return self.drain() if self.is_withdrawn else self._lanes.take_arrived_by(self._unserved.lost_us(now_us))
+
+    def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
+        if not batch.released:
+            batch.released = True
+            if busy_us > 0:
+                self.served += len(batch.requests)
+                self.busy_us += busy_us
+            self._dispatch.batch_ended(batch, now_us, busy_us)
+
+    def _complete_partly(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:
+        repeated = frozenset(unanswered)
+        active_requests = batch.active_requests
+        lost = [request for at, request in enumerate(batch.requests) if at in repeated and request.place == batch.id]
+        completed = [request for request in active_requests if request not in lost]
+        was_begun = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.NOT_RUN)
+        if lost and isinstance(self._lanes.live, Microbatcher):
+            self._lanes.suspend()
+        cancelled, failures = self._repeat(lost, was_begun)
+        return [*completed, *cancelled], failures
+
+    def _requeue_returned(self, batch: Batch, positions: Sequence[int]) -> Ended:
+        """Queues requests of a microbatch again that the worker returned unstarted: another instance may be free."""
+        if not batch.is_microbatch:
+            return NOTHING_ENDED
+        back = [batch.requests[at] for at in sorted({*positions}) if 0 <= at < len(batch.requests)]
+        back = [request for request in back if request.place == batch.id]
+        for request in back:
+            request.place = self
+        if isinstance(self._lanes.live, Microbatcher):
+            self._lanes.suspend()
+        return self._repeat(back, was_begun=False)
+
+    def _end_streams(self, requests: list[QueuedRequest]) -> Ended:
+        cancelled = self._cancelled(requests)
+        return cancelled, [Failure(request, unavailable(LOST_STREAM)) for request in requests if not request.cancelled]
+
+    def _repeat(self, requests: list[QueuedRequest], was_begun: bool = True) -> Ended:
+        uncertain: list[QueuedRequest] = []
+        if self._lanes.live.has_steps and was_begun:
+            # A step's model may have applied the request to its sequence's state, and must not see it twice.
+            uncertain = [request for request in requests if request.correlation_id and not request.cancelled]
+        if was_begun:
+            repeated, exhausted = self._retry.after_loss(request for request in requests if request not in uncertain)
+        else:
+            repeated, exhausted = [request for request in requests if not request.cancelled], []
+        for request in repeated:
+            request.place = self
+        self._lanes.put_back(repeated)
+        failures = [
+            Failure(request, internal(TOO_MANY_LOSSES.format(request.attempts), Reason.KILLED_WORKERS))
+            for request in exhausted
+        ]
+        failures += [
+            Failure(request, unavailable(LOST_STEPS.format(request.correlation_id), Reason.SEQUENCE_LOST))
+            for request in uncertain
+        ]
+        return self._cancelled(requests), failures
+
+    def _cancelled(self, lost: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Returns and counts the cancelled requests among `lost`, which no worker has counted."""
+        cancelled = [request for request in lost if request.cancelled]
+        self.failures["CANCELED"] += len(cancelled)
+        return cancelled
+
+
+def _continues_sequence(request: QueuedRequest) -> bool:
+    """Whether the request continues a sequence, whose earlier requests an ensemble's steps may have seen."""
+    return bool(request.correlation_id) and not request.sequence_flags & SEQUENCE_START

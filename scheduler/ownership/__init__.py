@@ -1,0 +1,1 @@
+"""Which scheduler owns which queue."""

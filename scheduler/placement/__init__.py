@@ -1,0 +1,1 @@
+"""Which instance of which worker a batch goes to."""

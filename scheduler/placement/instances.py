@@ -1,0 +1,195 @@
+"""`Placement`: decides which instance of a model version takes the next batch, over all workers that hold the version.
+
+Each instance has two slots: one batch executes, one is staged behind it, so that the device does not wait for the bus
+between two batches. A staged batch can not grow any more. So a full batch is staged at once, and a batch that could
+still grow only shortly before the instance is expected to be free. Idle instances come first, the longest idle first.
+
+With workers on several hosts, a request whose payload lies on one of them goes to an idle instance of that host, if
+there is one. It never waits for that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from bus.naming.identity import host_of
+
+STAGING_LEAD_US = 500
+"""How long before the expected end of the executing batch a batch that could still grow is staged."""
+
+SLOTS = 2
+_SMOOTHING = 0.2
+
+
+class Instance:
+    """One instance of a model version on one worker.
+
+    `held` counts its batches, `begun_us` is the start of the executing one, `rows` and `staged_rows` are the sizes of
+    the executing and the staged batch. `present` is False once the worker no longer offers the instance.
+    """
+
+    __slots__ = ("begun_us", "held", "host", "number", "present", "rows", "staged_rows", "worker")
+
+    def __init__(self, worker: str, number: int) -> None:
+        self.worker = worker
+        self.host = host_of(worker)
+        self.number = number
+        self.held = 0
+        self.begun_us = 0
+        self.rows = 0
+        self.staged_rows = 0
+        self.present = True
+
+    def __repr__(self) -> str:
+        return f"Instance({self.worker}, {self.number}, held={self.held})"
+
+
+class Placement:
+    """The slots of all instances of one model version. Times are microseconds."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, dict[int, Instance]] = {}  # by worker; removed ones too, while they hold batches
+        self._workers: dict[str, int] = {}  # number of present instances
+        # Present instances by the number of batches they hold, in the order in which they reached that number: the first
+        # idle one is the longest idle, and the first one with one batch started it first. A plain dict keeps that order
+        # too, but finding its first key scans all entries deleted before it.
+        self._by_held: tuple[OrderedDict[Instance, None], ...] = tuple(OrderedDict() for _ in range(SLOTS + 1))
+        self._us_per_row = 0.0
+        self._hosts: dict[str, int] = {}  # number of workers on each host
+        # Idle instances by host, in the same order; None while all are on one host, the common case.
+        self._idle_on: dict[str, OrderedDict[Instance, None]] | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_held))
+
+    def workers(self) -> set[str]:
+        """Returns the workers that hold an instance."""
+        return set(self._workers)
+
+    def set_instances(self, worker: str, count: int, numbers: Sequence[int] | None = None) -> None:
+        """Sets the instances of `worker`: `count` of them, with these `numbers` (default: from 0 on).
+
+        An instance that is removed finishes the batches it holds.
+        """
+        numbers = range(count) if numbers is None else numbers
+        instances = self._instances.setdefault(worker, {})
+        for number in numbers:
+            self._add(instances, worker, number)
+        removed = set(instances).difference(numbers)
+        for instance in [instance for number, instance in instances.items() if number in removed and instance.present]:
+            self._remove(instances, instance)
+        host = host_of(worker)
+        if count:
+            if worker not in self._workers:
+                self._hosts[host] = self._hosts.get(host, 0) + 1
+            self._workers[worker] = count
+        elif self._workers.pop(worker, None) is not None:
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
+        if not instances:
+            del self._instances[worker]
+        if (len(self._hosts) > 1) != (self._idle_on is not None):
+            self._sort_by_host()
+
+    def next_slot(self) -> Instance | None:
+        """Returns the instance for the next batch: an idle one, else the one that will be free first; None without a
+        slot.
+        """
+        idle, executing, _ = self._by_held
+        if idle:
+            return next(iter(idle))
+        return next(iter(executing)) if executing else None
+
+    @property
+    def free_places(self) -> int:
+        """How many batches could be sent now."""
+        idle, executing, _ = self._by_held
+        return SLOTS * len(idle) + len(executing)
+
+    @property
+    def idle(self) -> int:
+        """Instances that hold no batch."""
+        return len(self._by_held[0])
+
+    def next_idle(self) -> Instance | None:
+        """Returns the longest idle instance, or None."""
+        idle = self._by_held[0]
+        return next(iter(idle)) if idle else None
+
+    def idle_near(self, host: str) -> Instance | None:
+        """Returns the longest idle instance on `host`; None without one, or if all instances are on one host."""
+        idle = self._idle_on.get(host) if self._idle_on is not None else None
+        return next(iter(idle)) if idle else None
+
+    def stage_partial_at_us(self, instance: Instance) -> int | None:
+        """Returns when a batch that could still grow should be staged behind the executing one; None for never."""
+        expected_us = self._us_per_row * instance.rows
+        if expected_us < 2 * STAGING_LEAD_US:
+            # Such a short batch ends before waiting for it costs anything, and letting the next one grow saves more.
+            return None
+        return instance.begun_us + int(expected_us) - STAGING_LEAD_US
+
+    def occupy(self, instance: Instance, now_us: int, rows: int = 1) -> None:
+        """Records that `instance`, as returned by `next_slot`, holds one more batch, of `rows` rows."""
+        held = instance.held
+        if held == 0:
+            instance.begun_us = now_us
+            instance.rows = rows
+            if self._idle_on is not None:
+                del self._idle_on[instance.host][instance]
+        else:
+            instance.staged_rows = rows
+        del self._by_held[held][instance]
+        instance.held = held + 1
+        self._by_held[held + 1][instance] = None
+
+    def free(self, instance: Instance, now_us: int, busy_us: int) -> None:
+        """Records that `instance` has finished a batch that kept it busy for `busy_us` (0: unknown)."""
+        if busy_us > 0:
+            # Per row, since the next batch may be of another size. If larger batches are cheaper per row, this predicts
+            # too long a time and stages a little late: that costs a hop, whereas a batch cut short costs rows.
+            per_row = busy_us / max(1, instance.rows)
+            average = self._us_per_row
+            self._us_per_row = average + _SMOOTHING * (per_row - average) if average else per_row
+        held = instance.held
+        instance.begun_us = now_us  # start of the staged batch, if any
+        instance.rows = instance.staged_rows
+        instance.held = held - 1
+        if instance.present:
+            del self._by_held[held][instance]
+            self._by_held[held - 1][instance] = None
+            if held == 1 and self._idle_on is not None:
+                self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
+        elif held == 1:
+            instances = self._instances[instance.worker]
+            del instances[instance.number]
+            if not instances:
+                del self._instances[instance.worker]
+
+    def _add(self, instances: dict[int, Instance], worker: str, number: int) -> None:
+        instance = instances.get(number)
+        if instance is None:
+            instance = instances[number] = Instance(worker, number)
+        elif instance.present:
+            return
+        instance.present = True
+        self._by_held[instance.held][instance] = None
+        if instance.held == 0 and self._idle_on is not None:
+            self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
+
+    def _remove(self, instances: dict[int, Instance], instance: Instance) -> None:
+        instance.present = False
+        del self._by_held[instance.held][instance]
+        if instance.held == 0:
+            del instances[instance.number]
+            if self._idle_on is not None:
+                del self._idle_on[instance.host][instance]
+
+    def _sort_by_host(self) -> None:
+        self._idle_on = None
+        if len(self._hosts) > 1:
+            self._idle_on = {}
+            for instance in self._by_held[0]:
+                self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None

@@ -1,0 +1,1 @@
+"""Event logs: what a scheduler records, and what replays it."""

@@ -1,0 +1,1 @@
+"""Sequence batching: slots, order, progress of sequences."""

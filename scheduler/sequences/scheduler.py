@@ -1,0 +1,470 @@
+"""`SequenceScheduler`: the batches of a version whose model keeps state between requests.
+
+It replaces `VersionScheduler` if the configuration has `sequence_batching`. In addition to its promises:
+- the requests of a sequence run on one instance, one after another, in the order of arrival;
+- a sequence whose instance is lost ends: each of its requests gets an error that names it, and later ones are
+  rejected
+  as not started. It never continues with a foreign state;
+- if states are checkpointed, the sequence continues elsewhere instead: from its last checkpoint, after the requests
+  since then have run again without a response.
+
+`SequenceStrategy` chooses which sequences of an instance run together, and at which rows of the batch. Source:
+Triton's sequence batcher. *Direct* keeps each sequence at the row of its slot and fills the rows of idle ones before
+it with padding; *oldest* takes the ready ones, the oldest first. With `iterative_sequence` a request is a whole
+sequence, and runs again as long as its model reschedules it. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+from scheduler.batching.batch import Batch
+from scheduler.batching.request import QueuedRequest
+from scheduler.batching.request_queue import NEVER_US
+from scheduler.batching.version_scheduler import (
+    NOTHING_ENDED,
+    TIMEOUT_EXPIRED,
+    TOO_MANY_LOSSES,
+    UNAVAILABLE_TIMEOUT_US,
+    Ended,
+    Failure,
+    VersionState,
+)
+from scheduler.sequences.sequence import SlottedInstance, StatefulSequence
+from scheduler.sequences.table import SequenceTable
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from schemas.wire.messages import NO_REPLY, BatchOutcome
+
+MAX_WAITING = 100_000
+"""Requests of one lane that may wait for one version, of all sequences together."""
+
+
+class SequenceScheduler(VersionState):
+    """Schedules one version of a stateful model. `config` has `sequence_batching`.
+
+    `is_successor`: another scheduler owned the queue before, with sequences that are unknown here. The other
+    arguments are those of `VersionScheduler`.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        config: ModelConfig,
+        next_batch_id: Callable[[], int] | None = None,
+        unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
+        is_successor: bool = False,
+    ) -> None:
+        super().__init__(version, unavailable_timeout_us)
+        self._is_successor = is_successor
+        self._next_batch_id = next_batch_id or count(1).__next__
+        self._table = SequenceTable(0, 0, next_run=self._next_batch_id)
+        self.use_config(config)
+        self._own_ids = 0  # ids assigned to iterative sequences so far
+        self.is_decoupled = config.is_decoupled
+
+    def use_config(self, config: ModelConfig) -> None:
+        """Applies a new configuration. Existing instances keep their number of slots."""
+        batching = config.sequence_batching
+        assert batching is not None  # noqa: S101 - this class is chosen for such configurations
+        self._model = config.name
+        self._is_iterative = batching.iterative_sequence
+        self._strategy = SequenceStrategy(config)
+        self._table.slots_per_instance = self._strategy.slots
+        self._table.idle_us = batching.max_sequence_idle_microseconds
+        self._table.checkpoint_every = config.checkpoint_every
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether any waiting request or sequence may become overdue."""
+        return self._table.next_expiry_us < NEVER_US
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queues of all sequences."""
+        return self._table.waiting
+
+    def waiting_in(self, lane: int) -> int:
+        """Returns the number of requests of one lane in those queues."""
+        return self._table.waiting_in[lane]
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that have started and not ended."""
+        return self._table.open_sequences
+
+    @property
+    def staged(self) -> int:
+        """Requests staged at their instance: 0, because an instance gets one batch at a time."""
+        return 0
+
+    @property
+    def instance_count(self) -> int:
+        """Instances of all live workers."""
+        return len(self._table.instances)
+
+    @property
+    def busy_instances(self) -> int:
+        """Instances that hold a batch."""
+        return len({batch.instance for batch in self._in_flight if not batch.released})
+
+    def workers(self) -> set[str]:
+        """Returns the workers that hold an instance."""
+        return {worker for worker, _ in self._table.instances}
+
+    def needs(self, worker: str) -> bool:
+        """Whether `worker` runs something, holds a sequence, or is the only one that could run what waits."""
+        if self._in_flight.on(worker) or self._table.holds(worker):
+            return True
+        return bool(self.waiting) and self.workers() <= {worker}
+
+    def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        """Adds requests to their sequences; returns those that are rejected, by Triton's rules."""
+        refused: list[Failure] = []
+        waiting_in = self._table.waiting_in
+        for request in requests:
+            has_room = waiting_in[request.lane] < MAX_WAITING
+            error = self._refusal(request) if has_room else overloaded()
+            self.refused["queue"] += not has_room
+            if error is not None:
+                refused.append(Failure(request, error))
+        return refused
+
+    def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
+        """Adds requests that waited elsewhere."""
+        return self.enqueue(list(requests))
+
+    def drain(self) -> list[QueuedRequest]:
+        """Takes out the requests of sequences that have not started; started ones stay bound here."""
+        return self._table.drain_backlog()
+
+    def drop_cancelled(self, cancelled: Iterable[QueuedRequest]) -> list[Failure]:
+        """Ends the sequences of cancelled requests: later requests would make no sense without them."""
+        failures: list[Failure] = []
+        for request in cancelled:
+            sequence = self._table.find(request)
+            if sequence is None:
+                continue
+            self._table.forget(sequence)
+            rest = [request for request in sequence.queue if not request.cancelled]
+            self.failures["CANCELED"] += len(sequence.queue)
+            sequence.queue.clear()
+            error = cancelled_earlier(sequence)
+            failures += [Failure(request, error) for request in rest]
+        return failures
+
+    def dispatch(self, now_us: int) -> tuple[list[Batch], int | None]:
+        """Returns the batches to send now, and when to call again if nothing else happens (None: never)."""
+        wake_at_us = self._table.assign_slots(now_us)
+        expiry_us = self._table.next_expiry_us
+        if expiry_us < NEVER_US and (wake_at_us is None or expiry_us < wake_at_us):
+            wake_at_us = expiry_us
+        batches: list[Batch] = []
+        for instance in list(self._table.runnable):
+            chosen, due_us = self._strategy.choose(instance, now_us)
+            if chosen:
+                batches.append(self._batch(instance, chosen))
+            elif wake_at_us is None or due_us < wake_at_us:
+                wake_at_us = due_us
+        return batches, wake_at_us
+
+    def complete(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
+    ) -> Ended | None:
+        """Handles the end of a batch; returns None if it is not of this version.
+
+        An instance that did not respond has lost the state of all its sequences. An instance that is released while
+        its batch goes on gets no other: the next request of a sequence follows the last response to the one before.
+        `rescheduled` are the rows of the batch whose requests run again.
+        """
+        if outcome == BatchOutcome.RELEASED:
+            return None if self._in_flight.get(batch_id) is None else NOTHING_ENDED
+        batch = self._in_flight.pop(batch_id)
+        if batch is None:
+            return None
+        assert isinstance(batch, SequenceBatch)  # noqa: S101 - this class sends no others
+        if outcome != BatchOutcome.ANSWERED:
+            return self._instance_lost(now_us, batch)
+        self.served += len(batch.requests)
+        self.busy_us += max(0, busy_us)
+        repeated = batch.requests_at(rescheduled) if rescheduled and self._is_iterative else ()
+        completed: list[QueuedRequest] = []
+        failures: list[Failure] = []
+        for request, sequence in zip(batch.requests, batch.sequences, strict=True):
+            sequence.progress.ended(request)
+            if not (sequence.is_over or sequence.instance or sequence.progress.can_move):
+                # It lost its slot while the request ran, and the request could not be kept for a replay.
+                self._table.lose(sequence)
+                failures += self._lost((), [sequence])[1]
+            is_replay = request.gateway == NO_REPLY
+            if request in repeated and not (is_replay or request.cancelled):
+                failures += self._run_again(now_us, request, sequence)
+                continue
+            if not is_replay:
+                sequence.ended = (request.gateway, request.key)
+                completed.append(request)
+                self.failures["CANCELED"] += request in repeated
+            self._table.request_ended(sequence, now_us)
+        self._table.batch_ended(batch.instance)
+        return completed, failures
+
+    def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
+        """Ends the sequences of batches that may or may not have run, because their state is unknown."""
+        completed: list[QueuedRequest] = []
+        failures: list[Failure] = []
+        for batch_id in batch_ids:
+            ended = self.complete(now_us, batch_id, BatchOutcome.UNANSWERED, 0)
+            if ended is not None:
+                completed += ended[0]
+                failures += ended[1]
+        return completed, failures
+
+    def set_instances(self, worker: str, instances: int, numbers: Sequence[int] | None = None) -> list[Failure]:
+        """Sets the instances of `worker`, with these `numbers` (default: from 0 on); returns requests that fail.
+
+        Running batches may end, but sequences on removed instances can not continue there.
+        """
+        numbered = range(instances) if numbers is None else numbers
+        failures = list(self._lost((), self._table.set_instances(worker, numbered))[1])
+        if self.instance_count:
+            self._unserved.renew()
+        return failures
+
+    def worker_lost(self, now_us: int, worker: str) -> Ended:
+        """Removes a lost worker, and with it the state of its sequences."""
+        running = self.batches_lost(now_us, self.in_flight_on(worker))
+        self._in_flight.forget(worker)
+        waiting = self.set_instances(worker, 0)
+        return running[0], [*running[1], *waiting]
+
+    def expire(self, now_us: int) -> list[QueuedRequest]:
+        """Takes out requests that waited too long, and ends idle sequences, which would occupy their worker forever."""
+        self._table.forget_idle(now_us)
+        if not self._is_deserted(now_us):
+            return []
+        return self.drain() if self.is_withdrawn else self._table.drain_backlog(self._unserved.lost_us(now_us))
+
+    def overdue(self, now_us: int) -> list[Failure]:
+        """Ends sequences that waited for a slot longer than a request of theirs allows (`timeout`).
+
+        It also ends those with a request whose deadline passed, as after a cancellation, and those that wait for
+        another slot if there will be none.
+        """
+        failures: list[Failure] = []
+        for sequence, late in self._table.overdue(now_us):
+            requests = [*sequence.queue]
+            sequence.queue.clear()
+            failures += [Failure(request, lateness(request, sequence, late, now_us)) for request in requests]
+        self.failures["REJECTED"] += len(failures)
+        if self._is_deserted(now_us):
+            failures += self._lost((), self._table.drain_returning())[1]
+        return failures
+
+    def _is_deserted(self, now_us: int) -> bool:
+        return self.instance_count == 0 and (self.is_withdrawn or self._unserved.is_over(now_us))
+
+    def _refusal(self, request: QueuedRequest) -> WeirError | None:
+        flags = request.sequence_flags
+        if self._is_iterative:
+            id = request.correlation_id
+            if not id or (isinstance(id, int) and id < 0):
+                # Negative, unlike callers' ids. A request that waited elsewhere gets a new id, to be unique here.
+                flags = SEQUENCE_START
+                self._own_ids += 1
+                id = -self._own_ids
+                request.terms = request.terms._replace(correlation_id=id, sequence_flags=flags)
+            flags |= SEQUENCE_END
+        elif self._table.has_run(request):
+            return response_lost(request, self._model)
+        if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
+            return None
+        if self._table.is_lost(request.correlation_id):
+            return state_lost(request, self._model)
+        return not_started(request, self._model, self._is_successor)
+
+    def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:
+        """Queues a request that its model rescheduled; returns it as failed if its sequence ended meanwhile."""
+        if sequence.is_over:
+            return [Failure(request, state_lost(request, self._model))]
+        if now_us - sequence.last_us < self._table.idle_us:
+            request.terms = request.terms._replace(sequence_flags=0)
+            sequence.last_us = now_us
+            request.place = self
+            self._table.put_back(sequence, request)
+            return []
+        self._table.forget(sequence)
+        rest = [request, *sequence.queue]
+        sequence.queue.clear()
+        return [Failure(other, not_started(other, self._model, self._is_successor)) for other in rest]
+
+    def _instance_lost(self, now_us: int, batch: SequenceBatch) -> Ended:
+        """Handles the loss of the instance that ran the batch: its requests, and all sequences there."""
+        instance = batch.instance
+        over: list[QueuedRequest] = []
+        exhausted: list[QueuedRequest] = []
+        for request, sequence in zip(batch.requests, batch.sequences, strict=True):
+            sequence.running = None
+            if sequence.is_over or self.is_decoupled or not sequence.progress.can_move:
+                over.append(request)
+                continue
+            repeated, _ = self._retry.after_loss([request])
+            if not repeated:
+                exhausted.append(request)
+                self._table.forget(sequence)
+                over += sequence.queue
+                sequence.queue.clear()
+            elif request.gateway != NO_REPLY:
+                request.place = self
+                self._table.put_back(sequence, request)
+            else:
+                self._table.request_ended(sequence, now_us)
+        lost = self._lost(
+            [request for request in (*over, *exhausted) if request.gateway != NO_REPLY], self._table.evict(instance)
+        )
+        self._table.batch_ended(instance)
+        self._table.quarantine(instance, now_us)
+        return lost
+
+    def _lost(self, running: Iterable[QueuedRequest], sequences: Iterable[StatefulSequence]) -> Ended:
+        over = list(running)
+        for sequence in sequences:
+            over += sequence.queue
+            sequence.queue.clear()
+        failures = [Failure(request, self._loss(request)) for request in over if not request.cancelled]
+        cancelled = [request for request in over if request.cancelled]
+        self.failures["CANCELED"] += len(cancelled)
+        return cancelled, failures
+
+    def _loss(self, request: QueuedRequest) -> WeirError:
+        if self._retry.is_exhausted(request):
+            return internal(TOO_MANY_LOSSES.format(request.attempts), Reason.KILLED_WORKERS)
+        return state_lost(request, self._model)
+
+    def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:
+        slots = [sequence.slot for sequence in chosen]
+        taken = [self._table.take(sequence) for sequence in chosen]
+        batch = SequenceBatch(self._next_batch_id(), self.version, instance, [request for request, _ in taken], chosen)
+        batch.places = [place for _, place in taken]
+        batch.padding_rows = self._strategy.padding_rows(slots)
+        for request in batch.requests:
+            request.place = batch.id
+        self._table.batch_began(instance, batch.id)
+        self._in_flight.add(batch)
+        return batch
+
+
+_MAY_BE_LOST = "; if it was started, its state was lost with the scheduler that had it: start the sequence again"
+
+
+def not_started(request: QueuedRequest, model: str, is_successor: bool) -> WeirError:
+    """The error if no sequence of this id has started; with `is_successor`, as far as this owner of the queue knows."""
+    return invalid(
+        f"inference request for sequence {_name(request)} to model '{model}' must specify the START "
+        "flag on the first request of the sequence" + (_MAY_BE_LOST if is_successor else "")
+    )
+
+
+def state_lost(request: QueuedRequest, model: str) -> WeirError:
+    """The error if the sequence's state was lost with its instance."""
+    return unavailable(
+        f"the state of sequence {_name(request)} of model '{model}' was lost with its instance: start the sequence again",
+        Reason.SEQUENCE_LOST,
+    )
+
+
+def response_lost(request: QueuedRequest, model: str) -> WeirError:
+    """The error if the request has run but its response was lost; it is not run again."""
+    return unavailable(
+        f"the response to a request of sequence {_name(request)} of model '{model}' was lost with the broker: "
+        "the request has run",
+        Reason.NOT_REPEATABLE,
+    )
+
+
+def cancelled_earlier(sequence: StatefulSequence) -> WeirError:
+    """The error if an earlier request of the sequence was cancelled."""
+    return WeirError(ErrorCode.CANCELLED, f"the sequence {_name(sequence)} was cancelled by an earlier request")
+
+
+def lateness(request: QueuedRequest, sequence: StatefulSequence, late: QueuedRequest | None, now_us: int) -> WeirError:
+    """The error of a request whose sequence ended because `late`, or the sequence itself (None), was late."""
+    if late is None:
+        return unavailable("timeout of the corresponding sequence has been expired", Reason.SEQUENCE_LOST)
+    if 0 < request.terms.deadline_us <= now_us:
+        return overloaded(TIMEOUT_EXPIRED, reason=Reason.TIMED_OUT)
+    return unavailable(
+        f"the sequence {_name(sequence)} has ended: the timeout of another of its requests expired",
+        Reason.SEQUENCE_LOST,
+    )
+
+
+def _name(of: QueuedRequest | StatefulSequence) -> int | str:
+    """Returns the id as callers know it: the id of an iterative sequence was assigned here and is negative."""
+    id = of.correlation_id if isinstance(of, QueuedRequest) else of.id
+    return abs(id) if isinstance(id, int) else id
+
+
+class SequenceBatch(Batch):
+    """A batch with the sequence of each of its requests."""
+
+    __slots__ = ("sequences",)
+
+    instance: SlottedInstance
+
+    def __init__(
+        self,
+        id: int,
+        version: int,
+        instance: SlottedInstance,
+        requests: list[QueuedRequest],
+        sequences: Sequence[StatefulSequence],
+    ) -> None:
+        super().__init__(id, version, instance, requests)
+        self.sequences = sequences
+
+    def requests_at(self, rows: Iterable[int]) -> list[QueuedRequest]:
+        """Returns the requests at these rows, counting padding rows."""
+        found: list[QueuedRequest] = []
+        for row in rows:
+            index = row - sum(padding_row < row for padding_row in self.padding_rows)
+            if row not in self.padding_rows and 0 <= index < len(self.requests):
+                found.append(self.requests[index])
+        return found
+
+
+class SequenceStrategy:
+    """The sequence batching strategy of `config`; an instance has `slots` slots. Times are microseconds."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        batching = config.sequence_batching
+        assert batching is not None  # noqa: S101 - only stateful models have a strategy
+        self._max_batch_size = self.slots = max(1, config.max_batch_size)
+        self._oldest = batching.oldest
+        self._direct = batching.direct
+        if self._oldest is not None:
+            self.slots = self._oldest.max_candidate_sequences or self._max_batch_size
+            self._preferred = frozenset(self._oldest.preferred_batch_size or (self._max_batch_size,))
+
+    def choose(self, instance: SlottedInstance, now_us: int) -> tuple[list[StatefulSequence], int]:
+        """Returns the sequences whose next requests run now on the idle instance; or none, and when to call again."""
+        alike = instance.first_alike(self._max_batch_size)
+        oldest_us = min(sequence.queue[0].enqueued_us for sequence in alike)
+        if self._oldest is None:
+            wanted = (self._direct.minimum_slot_utilization if self._direct else 0.0) * len(instance.slots)
+            due_us = oldest_us + (self._direct.max_queue_delay_microseconds if self._direct else 0)
+            is_due = len(alike) >= wanted or now_us >= due_us
+            return (sorted(alike, key=lambda sequence: sequence.slot), 0) if is_due else ([], due_us)
+        due_us = oldest_us + self._oldest.max_queue_delay_microseconds
+        if len(alike) >= max(self._preferred) or now_us >= due_us:
+            return alike, 0
+        fitting = [size for size in self._preferred if size <= len(alike)]
+        return (alike[: max(fitting)], 0) if fitting else ([], due_us)
+
+    def padding_rows(self, slots: Sequence[int]) -> list[int]:
+        """Returns the rows without a request in a batch of the sequences in these slots, ascending."""
+        if self._oldest is not None or self._max_batch_size == 1:
+            return []
+        # A model may keep its states by row, so each sequence stays at the row of its slot.
+        return [row for row in range(slots[-1]) if row not in slots]

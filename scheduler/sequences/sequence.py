@@ -1,0 +1,230 @@
+"""`StatefulSequence`: the requests with one correlation id from START to END; `SlottedInstance`: holds sequences in
+slots.
+
+`SequenceProgress` tracks how far a sequence has come, and how far the state in its slot has. While a sequence stays
+in its slot both are the same. If its state is checkpointed, it may continue in another slot: the worker there fetches
+the last checkpoint, and the requests since then run again without a response. Their bodies are kept for this, within
+a limit; beyond it, and for payloads stored elsewhere, a sequence that loses its slot ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from scheduler.batching.request import NO_FRAME, NO_TERMS, QueuedRequest
+from scheduler.placement.instances import Instance
+from schemas.core.requests import SEQUENCE_START
+from schemas.wire.messages import NO_REPLY, SequencePosition
+
+CorrelationId = int | str
+
+
+class StatefulSequence:
+    """One sequence: its waiting requests (`queue`), the one that is `running`, and its slot (`instance` None: none).
+
+    `is_closed`: its END has arrived, so it accepts no more requests. `is_over`: it was forgotten. `ended` is the
+    gateway and key of the last request of a gateway that has ended. `lane` is the lane of its first request.
+    """
+
+    __slots__ = (
+        "ended",
+        "id",
+        "instance",
+        "is_closed",
+        "is_over",
+        "lane",
+        "last_us",
+        "progress",
+        "queue",
+        "running",
+        "shape",
+        "slot",
+    )
+
+    def __init__(self, id: CorrelationId, progress: SequenceProgress, lane: int = 0) -> None:
+        self.id = id
+        self.progress = progress
+        self.lane = lane
+        self.queue: deque[QueuedRequest] = deque()
+        self.running: QueuedRequest | None = None
+        self.instance: SlottedInstance | None = None
+        self.slot = 0
+        self.shape: object = ""
+        self.is_closed = False
+        self.is_over = False
+        self.last_us = 0
+        self.ended: tuple[str, int] = (NO_REPLY, 0)
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.id!r}, waiting={len(self.queue)})"
+
+    @property
+    def next_request(self) -> QueuedRequest:
+        """The request to run next: the first waiting one, unless others must first rebuild the state. One waits."""
+        first, progress = self.queue[0], self.progress
+        if progress.state_at == progress.number or first.sequence_flags & SEQUENCE_START:
+            return first
+        return progress.next_replay or first
+
+    def has_run(self, request: QueuedRequest) -> bool:
+        """Whether the request, which its gateway sent again, has already ended here: gateways number requests upwards."""
+        gateway, key = self.ended
+        return request.gateway == gateway and request.key <= key
+
+    def holds(self, request: QueuedRequest) -> bool:
+        """Whether the request is an unfinished one of this sequence."""
+        return request is self.running or request in self.queue
+
+
+class SlottedInstance(Instance):
+    """An instance with slots for sequences: `slots`, and the numbers of the `free` ones, lowest first.
+
+    `ready` are the sequences with a request that could run now, in the order in which they became ready. `batch_id`
+    is the batch that runs, 0 when idle. `index` distinguishes the instances of a version. `is_quarantined`: it has
+    just lost its sequences and may be gone.
+    """
+
+    __slots__ = ("_alike", "batch_id", "free", "index", "is_quarantined", "ready", "slots")
+
+    def __init__(self, worker: str, number: int, slots: int, index: int) -> None:
+        super().__init__(worker, number)
+        self.index = index
+        self.slots: list[StatefulSequence | None] = [None] * slots
+        self.free = list(range(slots))
+        self.ready: dict[StatefulSequence, None] = {}
+        # Ready sequences by the shape of their next request.
+        self._alike: dict[object, dict[StatefulSequence, None]] = {}
+        self.batch_id = 0
+        self.is_quarantined = False
+
+    def sequences(self) -> Iterator[StatefulSequence]:
+        """Returns the sequences it holds."""
+        return (sequence for sequence in self.slots if sequence is not None)
+
+    def make_ready(self, sequence: StatefulSequence) -> None:
+        """Marks a sequence of this instance as ready."""
+        if sequence not in self.ready:
+            sequence.shape = sequence.next_request.shape_key
+            self.ready[sequence] = None
+            self._alike.setdefault(sequence.shape, {})[sequence] = None
+
+    def make_unready(self, sequence: StatefulSequence) -> None:
+        """Marks a sequence as not ready; it need not have been ready."""
+        if sequence in self.ready:
+            del self.ready[sequence]
+            alike = self._alike[sequence.shape]
+            del alike[sequence]
+            if not alike:
+                del self._alike[sequence.shape]
+
+    def first_alike(self, most: int) -> list[StatefulSequence]:
+        """Returns the sequence that has been ready longest, and those behind it whose requests can share its batch."""
+        return list(islice(self._alike[next(iter(self.ready)).shape], most))
+
+
+MAX_REPLAY_BYTES = 64 << 20
+"""Bodies of one version kept for running again, of all sequences together."""
+
+
+class ReplayBudget:
+    """The memory for request bodies that the sequences of a version share."""
+
+    __slots__ = ("left_bytes",)
+
+    def __init__(self, limit_bytes: int = MAX_REPLAY_BYTES) -> None:
+        self.left_bytes = limit_bytes
+
+
+class SequenceProgress:
+    """The progress of one sequence and of its state. A checkpoint follows every `every` requests; 0 means never.
+
+    `run` numbers the sequence, so that one of the same id that is started again is distinguishable. `number` counts
+    the requests that have ended, `state_at` those whose effect is in the slot's state.
+    """
+
+    __slots__ = ("_checkpoint", "_every", "_history", "_memory", "_needs_restore", "number", "run", "state_at")
+
+    def __init__(self, every: int, memory: ReplayBudget) -> None:
+        self._every = every
+        self._memory = memory
+        self._checkpoint = 0  # the last checkpoint holds the state after this many requests
+        self._history: list[QueuedRequest] | None = []  # requests since then; None: they could not be kept
+        self._needs_restore = False
+        self.run = 0
+        self.number = 0
+        self.state_at = 0
+
+    def begin(self, run: int) -> None:
+        """Starts the sequence, or starts it again."""
+        self.forget()
+        self._history = []
+        self.run = run
+        self.number = self.state_at = self._checkpoint = 0
+        self._needs_restore = False
+
+    @property
+    def can_move(self) -> bool:
+        """Whether the sequence could continue in a slot without its state."""
+        return self._every > 0 and (self._checkpoint == self.number or self._history is not None)
+
+    @property
+    def next_replay(self) -> QueuedRequest | None:
+        """The request that must run again before new ones can; None if the state is complete."""
+        if self.state_at == self.number or self._history is None:
+            return None
+        return self._history[self.state_at - self._checkpoint]
+
+    def move(self) -> None:
+        """Records that the sequence got a slot without its state."""
+        self.state_at = self._checkpoint
+        self._needs_restore = self._checkpoint > 0
+
+    def place(self, slot: int, flags: int) -> SequencePosition:
+        """Returns the place of the sequence's next request. Call it once for each request."""
+        restore, self._needs_restore = self._needs_restore, False
+        return SequencePosition(slot, self.state_at, restore, self.run, flags)
+
+    def ended(self, request: QueuedRequest) -> None:
+        """Records that a sent request has ended: its effect is in the state."""
+        self.state_at += 1
+        if request.gateway == NO_REPLY:
+            return
+        self.number += 1
+        if not self._every:
+            return
+        if self.number % self._every == 0:
+            self.forget()
+            self._checkpoint, self._history = self.number, []
+        elif self._history is not None:
+            if len(request.body) > self._memory.left_bytes:
+                self.forget()
+                self._history = None
+            else:
+                self._memory.left_bytes -= len(request.body)
+                self._history.append(_replay_of(request))
+
+    def forget(self) -> None:
+        """Releases the kept requests."""
+        for request in self._history or ():
+            self._memory.left_bytes += len(request.body)
+        self._history = None
+
+
+def _replay_of(request: QueuedRequest) -> QueuedRequest:
+    replay = QueuedRequest()
+    replay.payload_host = ""
+    replay.gateway = NO_REPLY
+    replay.key = 0
+    replay.version = request.version
+    replay.batch_size = request.batch_size
+    replay.shape_key = request.shape_key
+    replay.terms = NO_TERMS._replace(correlation_id=request.correlation_id, sequence_flags=request.sequence_flags)
+    replay.body = request.body
+    replay.enqueued_us = request.enqueued_us
+    replay.frame = NO_FRAME
+    replay.attempts = 0
+    replay.cancelled = False
+    replay.place = None
+    return replay

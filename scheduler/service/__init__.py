@@ -1,0 +1,1 @@
+"""The asynchronous shell around the policies: messages in, batches out."""

@@ -1,0 +1,72 @@
+"""The messages of a scheduler: batches and cancellations for workers, errors for the callers of requests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from scheduler.batching.batch import Batch
+from scheduler.batching.request import by_frame
+from scheduler.batching.version_scheduler import Failure
+from scheduler.service.owned_queue import OwnedQueue
+from schemas.wire.messages import NO_REPLY, BatchMessage, CancelledRequests, RunningCancellation, pack_error
+
+
+def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) -> bytes:
+    """Returns the message that sends a batch to its worker, which acknowledges the frames it completes; counts the
+    batch.
+    """
+    requests, rows = batch.requests, batch_rows(batch, now_us)
+    acks = [ack for frame, number in by_frame(requests) if (ack := frame.delegate(batch.id, number))]
+    for executed in (1,) * len(requests) if batch.is_microbatch else (len(requests),):
+        owned.counters.batch_requests.add(executed)
+    return BatchMessage(
+        scheduler,
+        batch.id,
+        owned.name,
+        batch.version,
+        batch.instance.number,
+        rows,  # type: ignore[arg-type]  # entries without the last fields, where those have their defaults
+        acks,
+        batch.is_microbatch,
+        owned.epoch,
+        owned.queue.partition,
+    ).pack()
+
+
+def error_responses(failures: Iterable[Failure]) -> dict[str, list[tuple[object, ...]]]:
+    """Returns the error responses to failed requests by gateway, and notifies their frames."""
+    by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+    for request, error in failures:
+        by_gateway[request.gateway].append(pack_error(request.key, error))
+        request.frame.requests_ended(1, 0)
+    return by_gateway
+
+
+def cancellation_messages(
+    scheduler: str, owned: OwnedQueue, gateway: str, keys: Sequence[int]
+) -> Iterator[tuple[str, bytes]]:
+    """Returns (worker, message) for each worker that runs cancelled requests of `gateway` among `keys`."""
+    cancelled: dict[str, list[CancelledRequests]] = defaultdict(list)
+    for batch, keys_of_batch in owned.scheduler.cancelled_in_flight(gateway, keys):
+        cancelled[batch.instance.worker].append(CancelledRequests(batch.id, gateway, keys_of_batch))
+    for worker, batches in cancelled.items():
+        yield worker, RunningCancellation(scheduler, batches).pack()
+
+
+def batch_rows(batch: Batch, now_us: int) -> list[tuple[Any, ...]]:
+    """Returns a row for each request and each padding row, with only the fields that the batch needs."""
+    requests = batch.requests
+    rows: list[tuple[Any, ...]]
+    if batch.has_lanes:
+        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms, None, r.lane) for r in requests]
+    elif batch.has_deadlines or batch.places:
+        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body, r.terms.deadline_ms) for r in requests]
+    else:
+        rows = [(r.gateway, r.key, now_us - r.enqueued_us, r.body) for r in requests]
+    if batch.places:
+        rows = [(*row, place) for row, place in zip(rows, batch.places, strict=True)]
+    for row in batch.padding_rows:
+        rows.insert(row, (NO_REPLY, 0, 0, requests[0].body))
+    return rows

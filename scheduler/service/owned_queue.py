@@ -1,0 +1,376 @@
+"""`OwnedQueue`: a queue that this scheduler owns, with everything around its policy: pull, timer, counters, memory limit.
+
+`drain_queue` releases a queue: frames that were pulled are run within a time limit, and no new ones are pulled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from nats.errors import Error as NatsError
+
+from bus.naming import durable_subjects as subjects
+from bus.naming.live_queues import LiveQueue
+from bus.nats.connection import Bus
+from bus.streams.consumers import leader_of_consumer, redeliver
+from bus.streams.declarations import AcquiredQueue, acquire_live_consumer, ensure_live_streams, live_pull_group
+from bus.streams.pull import StandingPull
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
+from scheduler.batching.request import QueuedRequest
+from scheduler.batching.version_scheduler import Ended
+from scheduler.model_scheduler import ModelScheduler
+from scheduler.sequences.scheduler import SequenceScheduler
+from scheduler.service.clock import DeadlineTimer
+from scheduler.service.statistics import DispatchCounters, LoadSignals, model_counters
+from schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, BatchOutcome, LostAttempts
+
+_limited = LogLimiter(logging.getLogger("weir.scheduler"))
+
+MAX_BUFFERED_BYTES = 256 << 20
+"""Frames of one queue held in memory. The rest stays in the stream, whose own limits reject publishers."""
+
+MAX_TOTAL_BUFFERED_BYTES = 512 << 20
+"""Frames of all queues of a scheduler held in memory."""
+
+MIN_BUFFERED_BYTES = 4 << 20
+"""Frames that each queue may always hold, so that it does not starve when others hold too much."""
+
+DRAIN_WAITING_S = 1.0
+"""How long the release of a queue waits for pulled requests to run; more may wait than can run in that time."""
+
+DRAIN_BATCHES_S = 5.0
+"""How long the release of a queue then waits for running batches."""
+
+_POLL_S = 0.02
+
+
+class PolicyFactory(Protocol):
+    """Creates the policy of a queue. `next_batch_id` draws batch ids.
+
+    `is_successor` (0 or 1): the queue had another owner before, whose sequences are lost.
+    """
+
+    def __call__(
+        self, queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_successor: int = 0
+    ) -> ModelScheduler:
+        """Returns a new policy."""
+
+
+def new_policy(
+    queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_successor: int = 0, **options: int
+) -> ModelScheduler:
+    """Creates a policy that is not recorded, with these options of `ModelScheduler`."""
+    return ModelScheduler(queue.model, next_batch_id, is_successor=is_successor, **options)
+
+
+class TotalBufferedFrames:
+    """The bytes of frames that all queues of a scheduler hold in memory."""
+
+    __slots__ = ("size_bytes",)
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the limit is exceeded."""
+        return self.size_bytes > MAX_TOTAL_BUFFERED_BYTES
+
+
+class BufferedFrames:
+    """The bytes of frames that one queue holds in memory.
+
+    Once it is full, it stays full until half of the limit is free, so that frames are not pulled one by one.
+    """
+
+    __slots__ = ("_all", "_size_bytes", "is_full")
+
+    def __init__(self, of_all: TotalBufferedFrames) -> None:
+        self._all = of_all
+        self._size_bytes = 0
+        self.is_full = False
+
+    def add(self, size_bytes: int) -> bool:
+        """Adds a frame; returns True if the queue has become full."""
+        self._size_bytes += size_bytes
+        self._all.size_bytes += size_bytes
+        was_full = self.is_full
+        if self._size_bytes > MAX_BUFFERED_BYTES or (self._all.is_over and self._size_bytes > MIN_BUFFERED_BYTES):
+            self.is_full = True
+        return self.is_full and not was_full
+
+    def remove(self, size_bytes: int) -> bool:
+        """Removes a frame; returns True if the queue is no longer full."""
+        self._size_bytes -= size_bytes
+        self._all.size_bytes -= size_bytes
+        if not self.is_full:
+            return False
+        most = MIN_BUFFERED_BYTES if self._all.size_bytes > MAX_TOTAL_BUFFERED_BYTES // 2 else MAX_BUFFERED_BYTES
+        self.is_full = self._size_bytes > most // 2
+        return not self.is_full
+
+    def clear(self) -> None:
+        """Removes all frames: the queue has another owner. Frames that end later have no effect."""
+        self._all.size_bytes -= self._size_bytes
+        self._all = TotalBufferedFrames()
+
+
+class PulledFrame:
+    """A frame that was pulled from the stream. It is acknowledged when the last of its requests has ended.
+
+    If one batch completes it, the worker acknowledges it together with the responses (`delegate`), which saves the
+    broker and this scheduler a message.
+    """
+
+    __slots__ = ("_ack_subject", "_delegated_to", "_owned", "_size_bytes", "_unfinished")
+
+    def __init__(self, owned: OwnedQueue, ack_subject: str, size_bytes: int, requests: int) -> None:
+        self._owned = owned
+        self._ack_subject = ack_subject
+        self._size_bytes = size_bytes
+        self._unfinished = requests
+        self._delegated_to = 0
+
+    def delegate(self, batch_id: int, requests: int) -> str | None:
+        """Returns the ack subject if batch `batch_id`, with `requests` requests of this frame, completes it."""
+        if requests != self._unfinished:
+            return None
+        self._delegated_to = batch_id
+        return self._ack_subject
+
+    def requests_ended(self, requests: int, batch_id: int) -> None:
+        """Acknowledges the frame after its last request, unless the worker of batch `batch_id` has done so."""
+        self._unfinished -= requests
+        if self._unfinished == 0:
+            if batch_id == 0 or batch_id != self._delegated_to:
+                self._owned.pull.ack(self._ack_subject)
+            self._owned.frame_ended(self._size_bytes)
+
+
+class Intake(NamedTuple):
+    """The pull of a queue's frames. `unsubscribe` ends the subscription on which they arrive."""
+
+    pull: StandingPull
+    unsubscribe: Callable[[], None]
+
+
+class QueueContext(NamedTuple):
+    """What the queues of a scheduler share.
+
+    A queue calls `wake` with itself when its timer expires, sends messages with `publish`, and adds the bytes of its
+    frames to `buffered`.
+    """
+
+    wake: Callable[[OwnedQueue], None]
+    publish: Callable[[str, bytes], None]
+    buffered: TotalBufferedFrames
+
+
+class OwnedQueue:
+    """One queue of a model: its policy, its pull, its timer, its counters and its buffered frames.
+
+    `released_versions` holds (worker, version) pairs that workers were allowed to unload. The queue is owned from `epoch`
+    on. While it is `stopped`, nothing is sent to workers; `rejected_batches` are the ones that a worker rejected because
+    it knows of a later owner.
+    """
+
+    def __init__(
+        self, queue: LiveQueue, epoch: int, scheduler: ModelScheduler, intake: Intake, context: QueueContext
+    ) -> None:
+        self.queue = queue
+        self.epoch = epoch
+        self.stopped = False
+        self.rejected_batches: list[int] = []
+        self.name = scheduler.name
+        self.scheduler = scheduler
+        self.pull = intake.pull
+        self.released_versions: set[tuple[str, int]] = set()
+        self.timer = DeadlineTimer(lambda: context.wake(self))
+        self.counters = DispatchCounters()
+        self.signals = LoadSignals(scheduler)
+        self._publish = context.publish
+        self._buffered = BufferedFrames(context.buffered)
+        self._unsubscribe = intake.unsubscribe
+        self._subscriptions: list[Callable[[], None]] = []
+        self._closed = False
+        self._reacquiring: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+        self._acquired: AcquiredQueue | None = None
+        self._connections = 0
+        self._group = ""
+
+    # Its consumer
+
+    async def reacquire(self, bus: Bus, with_streams: bool = False) -> None:
+        """Recreates the consumer, which the broker has lost, and pulls from it; `with_streams`: the streams too.
+
+        Raises NatsError, OSError, TimeoutError.
+        """
+        async with self._lock:  # two calls at once would take the consumer from each other
+            if with_streams:
+                await ensure_live_streams(bus)
+            self.set_consumer(await self._recreate_consumer(bus), bus.connections)
+            if not self._closed:
+                self.pull.start("", live_pull_group(self.epoch), bus.live_layout.stream(self.queue))
+
+    async def _recreate_consumer(self, bus: Bus) -> AcquiredQueue:
+        """Returns a consumer that delivers everything unacknowledged: the current one of a cluster, if it is ours."""
+        acquired, group = self._acquired, live_pull_group(self.epoch)
+        if acquired is not None and acquired.leader and group == self._group:
+            leader = await redeliver(bus, bus.live_layout.stream(self.queue), acquired.consumer, group)
+            if leader:
+                return AcquiredQueue(acquired.consumer, leader)
+        return await acquire_live_consumer(bus, self.queue, self.epoch)
+
+    def set_consumer(self, acquired: AcquiredQueue, connections: int) -> None:
+        """Records a recreated consumer; `connections` is the bus's number of connections before that."""
+        self._acquired, self._connections, self._group = acquired, connections, live_pull_group(self.epoch)
+
+    async def has_received_all(self, bus: Bus) -> bool:
+        """Whether no delivery of the consumer was lost, although a server of the NATS cluster has gone.
+
+        That holds if it was neither the server of our connection nor the leader of the consumer.
+        """
+        acquired = self._acquired
+        if acquired is None or not acquired.leader or self._connections != bus.connections or self.has_lost_consumer:
+            return False
+        return await leader_of_consumer(bus, bus.live_layout.stream(self.queue), acquired.consumer) == acquired.leader
+
+    @property
+    def has_lost_consumer(self) -> bool:
+        """Whether the consumer is lost, or the server of a cluster that led it."""
+        return self.pull.consumer_lost or self.pull.is_silent
+
+    def reacquire_if_lost(self, bus: Bus, background: asyncio.TaskGroup) -> None:
+        """Starts a task that reacquires a lost consumer. Called periodically."""
+        if self.has_lost_consumer and not self._lock.locked():
+            self._reacquiring = background.create_task(self._try_to_reacquire(bus))
+
+    @contained()
+    async def _try_to_reacquire(self, bus: Bus) -> None:
+        try:
+            await self.reacquire(bus, with_streams=True)
+        except (NatsError, OSError, TimeoutError) as error:
+            _limited.warning(
+                "queue not acquired",
+                "queue %s: its consumer could not be recreated and will be tried again: %s: %s",
+                self.queue,
+                type(error).__name__,
+                error,
+            )
+
+    # Its end
+
+    def add_subscription(self, unsubscribe: Callable[[], None]) -> None:
+        """Adds a subscription that `discard` ends."""
+        self._subscriptions.append(unsubscribe)
+
+    def close(self) -> None:
+        """Pulls no more frames. Requests that were pulled are still served."""
+        if self._reacquiring is not None:
+            self._reacquiring.cancel()
+        self._closed = True
+        self.pull.pause()
+        # Hundreds of frames that were requested before would otherwise still arrive.
+        self._unsubscribe()
+
+    def discard(self) -> None:
+        """Ends all activity: the queue has another owner."""
+        self.stopped = True
+        self.close()
+        self.timer.close()
+        self._buffered.clear()
+        for unsubscribe in self._subscriptions:
+            unsubscribe()
+        self._subscriptions.clear()
+
+    # Its requests
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether sequences are open here, which would end with this owner."""
+        versions = self.scheduler.versions().values()
+        return any(isinstance(version, SequenceScheduler) and version.open_sequences for version in versions)
+
+    def frame_received(self, size_bytes: int) -> None:
+        """Records a frame in memory, and pauses the pull at the limit."""
+        if self._buffered.add(size_bytes):
+            self.pull.pause()
+
+    def frame_ended(self, size_bytes: int) -> None:
+        """Records the end of a frame, and resumes the pull."""
+        if self._buffered.remove(size_bytes) and not self._closed:
+            self.pull.resume()
+
+    def worker_lost(self, now_us: int, worker: str) -> Ended:
+        """Removes a lost worker from the policy; counts and reports repeated requests."""
+        lost = self.scheduler.in_flight_on(worker)
+        return self._lose(lost, f"worker {worker} was lost", partial(self.scheduler.worker_lost, now_us, worker))
+
+    def batches_missing(self, now_us: int, batch_ids: Collection[int]) -> Ended:
+        """Ends lost batches in the policy; counts and reports repeated requests."""
+        lose = partial(self.scheduler.batches_missing, now_us, batch_ids)
+        return self._lose(batch_ids, "its batch was lost on the way", lose)
+
+    def complete(
+        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
+    ) -> Ended:
+        """Ends a batch in the policy; if its process died, counts and reports repeated requests."""
+        complete = partial(self.scheduler.complete, now_us, batch_id, outcome, busy_us, rescheduled)
+        if outcome != BatchOutcome.UNANSWERED:
+            return complete()
+        return self._lose((batch_id,), "its process died", complete)
+
+    def batch_rejected(self, batch_id: int) -> None:
+        """Stops the queue until its owner is known: a worker rejected the batch because of a later owner."""
+        self.stopped = True
+        self.rejected_batches.append(batch_id)
+
+    def _lose(self, batch_ids: Collection[int], reason: str, lose: Callable[[], Ended]) -> Ended:
+        """Calls `lose`, and reports to gateways which of their durable requests are repeated after it.
+
+        The policy does not return those, so their state before and after is compared. Losses are rare.
+        """
+        self.counters.redone_batches += len(batch_ids)
+        before = [(request, request.attempts) for request in self._durable_in(batch_ids)]
+        ended = lose()
+        by_gateway: defaultdict[str, list[int]] = defaultdict(list)
+        for request, attempts in before:
+            if request.attempts > attempts and not request.is_sent:
+                by_gateway[request.gateway].append(request.key)
+        for gateway, keys in by_gateway.items():
+            self._publish(subjects.lost_attempts(gateway), LostAttempts(keys, reason[:MAX_REASON_LENGTH]).pack())
+        return ended
+
+    def _durable_in(self, batch_ids: Collection[int]) -> list[QueuedRequest]:
+        found = (version.batch(id) for version in self.scheduler.versions().values() for id in batch_ids)
+        batches = (batch for batch in found if batch is not None)
+        return [
+            request for batch in batches for request in batch.requests if request.lane and request.gateway != NO_REPLY
+        ]
+
+    def to_dict(self, now_us: int) -> dict[str, Any]:
+        """Returns its counters and load, in the form of `schemas.wire.statistics.QueueCounters`."""
+        return {**model_counters(self.scheduler, self.counters, now_us), "load": self.signals.to_dict()}
+
+
+async def drain_queue(owned: OwnedQueue, has_batches: Callable[[], bool]) -> None:
+    """Stops the intake and returns when nothing runs any more. Requests not started then are left to the next owner."""
+    owned.close()
+    await poll_until(lambda: not len(owned.scheduler), DRAIN_WAITING_S)
+    owned.stopped = True
+    await poll_until(lambda: not has_batches(), DRAIN_BATCHES_S)
+
+
+async def poll_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Returns when `condition` holds or the time is over."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline_s:
+        await asyncio.sleep(_POLL_S)

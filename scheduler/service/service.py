@@ -1,0 +1,561 @@
+"""`SchedulerService`: the shell around the policies. It feeds bus messages to them and carries out what they decide.
+
+Everything runs in one event loop, and a policy call never awaits. Messages that arrive during one turn of the loop
+are taken in before anything is dispatched, so that requests that arrive together can share a batch. Every message
+passes the `LeaseGate`, which holds it back while it is uncertain which queues this scheduler owns.
+
+Each function that serves one queue is contained (`runtime.containment`). An exception in the policy of a queue may
+leave its state inconsistent, so that policy is recreated (`_queue_failed`), and no other queue is affected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bus.kv.registry import RegistryView
+from bus.naming import subjects
+from bus.naming.live_queues import LiveQueue
+from bus.naming.reserved_subjects import may_reply_to
+from bus.nats.connection import Bus, Message
+from bus.streams.declarations import ensure_streams, live_pull_group
+from bus.streams.pull import StandingPull
+from runtime.containment import contained
+from runtime.log_limiter import LogLimiter
+from scheduler.batching.batch import Batch, BatchReconciler
+from scheduler.batching.custom_strategy import StrategyFiles
+from scheduler.batching.request import QueuedRequest, by_frame, requests_of
+from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
+from scheduler.recording.event_log import RecordedModelScheduler
+from scheduler.service import clock
+from scheduler.service.known_models import KnownModelStore
+from scheduler.service.lease_gate import LeaseGate
+from scheduler.service.messages import batch_message, cancellation_messages, error_responses
+from scheduler.service.owned_queue import (
+    Intake,
+    OwnedQueue,
+    PolicyFactory,
+    PulledFrame,
+    QueueContext,
+    TotalBufferedFrames,
+    drain_queue,
+    new_policy,
+    poll_until,
+)
+from scheduler.service.registry_watcher import RegistryWatcher
+from scheduler.service.statistics import RetiredCounters, pack_scheduler_counters
+from schemas.core.errors import internal
+from schemas.wire.codec import MalformedMessage
+from schemas.wire.messages import (
+    BatchOutcome,
+    Cancellation,
+    pack_error,
+    pack_responses,
+    unpack_completions,
+    unpack_frame,
+)
+from schemas.wire.model_control import DrainMessage
+from schemas.wire.registry import Heartbeat
+from telemetry.logs import log_request, logs_requests
+
+logger = logging.getLogger("weir.scheduler")
+
+_limited = LogLimiter(logger)
+
+PROBE_INTERVAL_S = 0.25
+"""How often workers that hold batches are probed: the death of one is noticed within this time."""
+
+_UNDECODABLE = "the request could not be decoded"
+
+_NOT_SENT = "an unexpected error occurred while the request was sent to its worker; the scheduler's log has the details"
+
+_QUEUE_FAILED = "an unexpected error occurred in the model's queue; the scheduler's log has the details"
+
+RECONNECT_GRACE_S = 2.0
+"""How long after a reconnection no process is considered dead: the others have to reconnect, too."""
+
+
+class ServiceOptions(NamedTuple):
+    """How a scheduler serves its queues.
+
+    `new_policy` creates the policy of a queue. `repositories` are the folders in which it looks for models' own batch
+    strategies. With `scale_to_zero` it remembers models whose workers have all left.
+    """
+
+    new_policy: PolicyFactory = new_policy
+    repositories: Sequence[Path] = ()
+    scale_to_zero: bool = False
+
+
+class SchedulerService:
+    """One scheduler process: serves the queues that it owns and keeps their instances busy.
+
+    `scheduler.ownership` decides which queues those are: it calls `serve`, `release`, `drop` and `resume`. It is notified
+    of batches that a worker rejected for a later owner (`on_batch_rejected`, with that owner's epoch) and of policies
+    that raised (`on_policy_failed`), and knows which ids were schedulers (`is_lost_scheduler`).
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        scheduler_id: str,
+        background: asyncio.TaskGroup,
+        options: ServiceOptions = ServiceOptions(),  # noqa: B008 - immutable
+    ) -> None:
+        self._new_policy = options.new_policy
+        self._bus = bus
+        self._background = background
+        self._id = scheduler_id
+        self._born_ns = time.time_ns()
+        self.registry = RegistryView(bus)
+        self.lease_gate = LeaseGate()
+        self.on_batch_rejected: Callable[[OwnedQueue, int], None] = lambda owned, epoch: None
+        self.is_lost_scheduler: Callable[[str], bool] = lambda id: False
+        self.on_policy_failed: Callable[[OwnedQueue], None] = lambda owned: None
+        self._queues: dict[LiveQueue, OwnedQueue] = {}
+        self._of_model: dict[str, list[OwnedQueue]] = defaultdict(list)
+        self._retired = RetiredCounters()
+        self._batches: dict[int, OwnedQueue] = {}
+        self._batch_ids = count(1)
+        self._context = QueueContext(self._mark_dirty, bus.publish, TotalBufferedFrames())
+        self.known = KnownModelStore(bus, self.registry, self._owns, options.scale_to_zero)
+        self._watcher = RegistryWatcher(self.registry, StrategyFiles(options.repositories), self.known.get)
+        self.queues_of = self._watcher.queues_of
+        self._dirty: set[OwnedQueue] = set()  # queues that may have something to dispatch
+        self._pump = self.lease_gate.guard(self._dispatch)
+        self._expire_requests = self.lease_gate.guard(self._expire)
+        self._reconciler = BatchReconciler(scheduler_id)
+        self._no_deaths_before_s = 0.0
+        self._ticker: asyncio.Task[None] | None = None
+        self.malformed_messages = 0
+
+    async def start(self) -> None:
+        """Connects to the streams and the registry; when it returns, the workers are known and no queue is served yet."""
+        await ensure_streams(self._bus)
+        await self.listen()
+        self.registry.on_model_change(self.lease_gate.guard(self._on_model_change))
+        self.registry.on_worker_lost(self.lease_gate.guard(self._on_worker_lost))
+        self.registry.on_heartbeat(self.lease_gate.guard(self._on_heartbeat))
+        await self.known.start(self._background)
+        await self.registry.start(self._background)
+        self._ticker = self._background.create_task(self._tick())
+        self._bus.publish(subjects.LAST_COUNTERS, self._counters())
+
+    async def listen(self) -> None:
+        """Subscribes to ends of batches, reports of lost workers and statistics queries."""
+        await self._bus.subscribe(subjects.done(self._id), self.lease_gate.guard(self._on_done))
+        await self._bus.subscribe(subjects.lost(self._id, "*"), self.lease_gate.guard(self._on_lost))
+        await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
+
+    async def serve(self, queue: LiveQueue, consumer: str, epoch: int = 0, is_successor: bool = False) -> OwnedQueue:
+        """Serves a queue with the frames that `consumer` delivers. `is_successor`: it had another owner before."""
+        inbox = queue.inbox(self._id)
+        on_frame = self.lease_gate.guard(self._on_frame)
+        pull = StandingPull(
+            self._bus,
+            self._bus.live_layout.stream(queue),
+            consumer,
+            lambda message: on_frame(owned, message.data, message.reply),
+        )
+        unsubscribe = await self._bus.subscribe(inbox, pull.receive)
+        draw = self._batch_ids.__next__
+        policy = self._new_policy(queue, draw, is_successor=1) if is_successor else self._new_policy(queue, draw)
+        owned = OwnedQueue(queue, epoch, policy, Intake(pull, unsubscribe), self._context)
+        owned.counters = self._retired.restore(queue)
+        self._queues[queue] = owned
+        self._of_model[queue.model].append(owned)
+        for subject, act in ((queue.cancel_subject, self._on_cancel), (queue.drain_subject, self._on_drain)):
+            ends = await self._bus.subscribe(subject, self.lease_gate.guard(partial(act, owned)))
+            owned.add_subscription(ends)
+        self._follow(owned)
+        pull.start(inbox, live_pull_group(epoch))
+        return owned
+
+    def _owns(self, model: str) -> bool:
+        return LiveQueue(model) in self._queues
+
+    def find(self, queue: LiveQueue) -> OwnedQueue | None:
+        """Returns the queue if it is served here, else None."""
+        return self._queues.get(queue)
+
+    async def release(self, queue: LiveQueue) -> None:
+        """Stops serving a queue after its requests have run; those that do not run in time go to its next owner."""
+        owned = self._queues[queue]
+        await drain_queue(owned, lambda: owned in self._batches.values())
+        self.drop(owned)
+
+    def drop(self, owned: OwnedQueue) -> None:
+        """Stops serving a queue that has another owner: none of its requests is answered or acknowledged any more."""
+        if self._queues.get(owned.queue) is not owned:
+            return
+        owned.discard()
+        del self._queues[owned.queue]
+        self._of_model[owned.name].remove(owned)
+        self._batches = {id: of for id, of in self._batches.items() if of is not owned}
+        self._retired.add(owned.queue, owned.counters, owned.scheduler)
+        if isinstance(owned.scheduler, RecordedModelScheduler):
+            owned.scheduler.log.close()
+
+    def resume(self, owned: OwnedQueue) -> None:
+        """Serves a stopped queue again, which is still owned: batches that workers rejected are sent with its new epoch."""
+        rejected, owned.rejected_batches, owned.stopped = owned.rejected_batches, [], False
+        for batch_id in rejected:
+            if self._batches.pop(batch_id, None) is owned:
+                self._end_batch(owned, clock.now_us(), (batch_id, BatchOutcome.NOT_RUN, 0, ()))
+        self._mark_dirty(owned)
+
+    def suspend_death_detection(self) -> None:
+        """Considers no process dead for a while: the broker has come back, and others have to reconnect."""
+        self._no_deaths_before_s = time.monotonic() + RECONNECT_GRACE_S
+        self._reconciler.clear()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Waits for running batches. Requests that have no response then stay in the stream for the next owner."""
+        for owned in self._queues.values():
+            owned.close()
+        await poll_until(lambda: not self._batches, timeout_s)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in self.known.tasks:
+            task.cancel()
+        self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
+
+    def known_models(self) -> set[str]:
+        """Returns the models that workers report, or that are remembered."""
+        return {name for view in self.registry.workers.values() for name in view.models} | self.known.names()
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return sum(len(owned.scheduler) for owned in self._queues.values())
+
+    @property
+    def owned_queues(self) -> list[tuple[str, int, int]]:
+        """Model, partition and epoch of each queue that is served."""
+        return [(*queue, owned.epoch) for queue, owned in self._queues.items()]
+
+    def _on_frame(self, owned: OwnedQueue, data: bytes, ack_subject: str) -> None:
+        if not ack_subject or owned.stopped:
+            return  # not from the stream, and so without a claim to a response; or for the next owner
+        now_us = clock.now_us()
+        undecodable: list[int] = []
+
+        def on_malformed(key: int | None, error: MalformedMessage) -> None:
+            self._log_malformed(owned.name, error)
+            if key is not None:
+                undecodable.append(key)
+
+        try:
+            gateway, envelopes = unpack_frame(data, on_malformed)
+        except MalformedMessage as error:
+            self._log_malformed(owned.name, error)
+            owned.pull.reject(ack_subject)
+            return
+        if undecodable:
+            responses = [pack_error(key, internal(_UNDECODABLE)) for key in undecodable]
+            self._bus.publish(subjects.reply(gateway), pack_responses(0, responses))
+        owned.counters.frame_received(ack_subject)
+        if not envelopes:
+            owned.pull.ack(ack_subject)
+            return
+        frame = PulledFrame(owned, ack_subject, len(data), len(envelopes))
+        owned.frame_received(len(data))
+        self._enqueue(owned, requests_of(gateway, envelopes, now_us, frame, clock.at_unix_ms), now_us)
+
+    @contained(on_error="_queue_failed")
+    def _enqueue(self, owned: OwnedQueue, requests: list[QueuedRequest], now_us: int) -> None:
+        owned.signals.add_arrivals(requests[0].lane, len(requests))
+        refused = owned.scheduler.enqueue(requests)
+        if refused:
+            self._answer_failures(refused)
+        if owned.scheduler.has_withdrawn:
+            self._finish(owned.scheduler.expire(now_us))
+        self._mark_dirty(owned)
+
+    def _on_done(self, message: Message) -> None:
+        try:
+            completions = unpack_completions(message.data, self._log_malformed_end)
+        except MalformedMessage as error:
+            self._log_malformed("", error)
+            return
+        now_us = clock.now_us()
+        for completion in completions:
+            owned = self._batches.get(completion[0])
+            if owned is not None:
+                self._end_batch(owned, now_us, completion)
+
+    @contained(on_error="_queue_failed")
+    def _end_batch(self, owned: OwnedQueue, now_us: int, completion: Sequence[Any]) -> None:
+        batch_id, outcome, busy_us, rescheduled = completion
+        # The common case: the worker has acknowledged the frames.
+        if outcome == BatchOutcome.ANSWERED and not rescheduled:
+            self._batches.pop(batch_id, None)
+            self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled), batch_id)
+        elif outcome == BatchOutcome.REFUSED:
+            owned.batch_rejected(batch_id)
+            self.on_batch_rejected(owned, busy_us)
+        else:
+            if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
+                self._batches.pop(batch_id, None)
+            self._finish(owned.complete(now_us, batch_id, outcome, busy_us, rescheduled))
+        if owned.scheduler.waiting:
+            self._mark_dirty(owned)
+
+    @contained(on_error="_queue_failed")
+    def _on_cancel(self, owned: OwnedQueue, message: Message) -> None:
+        if owned.stopped:
+            return  # the queue may have another owner by now
+        try:
+            cancellation = Cancellation.unpack(message.data)
+        except MalformedMessage as error:
+            self._log_malformed(owned.name, error)
+            return
+        owned.signals.add_caller_rejections(cancellation.rejected)
+        gateway, keys = cancellation.gateway, cancellation.keys
+        self._finish(owned.scheduler.cancel(gateway, keys))
+        for worker, message_to_worker in cancellation_messages(self._id, owned, gateway, keys):
+            self._bus.publish(subjects.cancelled(worker), message_to_worker)
+        if owned.scheduler.waiting:
+            self._mark_dirty(owned)  # a sequence that ends with its request frees its slot
+
+    def _on_lost(self, message: Message) -> None:
+        worker = message.subject.rsplit(".", 1)[1]
+        if message.status == "503" and time.monotonic() > self._no_deaths_before_s:
+            if self.is_lost_scheduler(worker):
+                return
+            if worker in self.registry.workers:
+                logger.warning(
+                    "worker %s is gone: nats-server reports no subscriber; its batches are run again", worker
+                )
+                self.registry.drop(worker)
+                self._erase(worker)
+            else:
+                self._on_worker_lost(worker)
+
+    @contained()
+    def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        lost = self._reconciler.lost(heartbeat, self._in_flight_on)
+        by_queue: dict[OwnedQueue, list[int]] = defaultdict(list)
+        for batch_id in lost:
+            owned = self._batches.pop(batch_id, None)
+            if owned is not None:
+                by_queue[owned].append(batch_id)
+        for owned, batch_ids in by_queue.items():
+            self._batches_missing(owned, batch_ids)
+
+    @contained(on_error="_queue_failed")
+    def _batches_missing(self, owned: OwnedQueue, batch_ids: list[int]) -> None:
+        _limited.warning(
+            "batches lost", "queue %s: %d batches were lost on the way and are run again", owned.queue, len(batch_ids)
+        )
+        self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
+        self._mark_dirty(owned)
+
+    def _in_flight_on(self, worker: str) -> list[int]:
+        queues = [owned for owned in self._queues.values() if not owned.stopped]
+        return [batch_id for owned in queues for batch_id in self._batches_of(owned, worker) or ()]
+
+    @contained(on_error="_queue_failed")
+    def _batches_of(self, owned: OwnedQueue, worker: str) -> list[int] | None:
+        return owned.scheduler.in_flight_on(worker)
+
+    def _on_statistics_query(self, message: Message) -> None:
+        if may_reply_to(message, subjects.counters("")):
+            self._bus.publish(message.reply, self._counters())
+
+    def _counters(self, leaving: bool = False) -> bytes:
+        models = [row for owned in self._queues.values() if (row := self._counters_of(owned)) is not None]
+        models += self._retired.to_dicts()
+        return pack_scheduler_counters(self._id, self._born_ns, models, self.malformed_messages, leaving)
+
+    @contained()
+    def _counters_of(self, owned: OwnedQueue) -> dict[str, Any] | None:
+        return owned.to_dict(clock.now_us())
+
+    def _log_malformed(self, model: str, error: MalformedMessage) -> None:
+        self.malformed_messages += 1
+        _limited.warning("malformed message", "model %r: dropped a malformed message: %s", model, error)
+
+    def _log_malformed_end(self, _key: int | None, error: MalformedMessage) -> None:
+        self._log_malformed("", error)
+
+    # Models and workers
+
+    @contained()
+    def _on_model_change(self, name: str) -> None:
+        for owned in list(self._of_model.get(name, ())):
+            self._follow(owned)
+        if name:
+            views = self.registry.workers.values()
+            self._retired.reset_unloaded_failures(name, [view.models[name] for view in views if name in view.models])
+
+    @contained()
+    def _follow(self, owned: OwnedQueue) -> None:
+        for ended in self._watcher.update(owned, clock.now_us()):
+            self._finish(ended)
+        self._mark_dirty(owned)
+
+    @contained()
+    def _on_drain(self, owned: OwnedQueue, message: Message) -> None:
+        """Answers a worker that wants to unload versions: it may, once no request is left that it must run."""
+        try:
+            drain = DrainMessage.unpack(message.data)
+        except MalformedMessage as error:
+            self._log_malformed(owned.name, error)
+            return
+        free = None if owned.stopped else self._watcher.unneeded_versions(owned, drain, message.reply)
+        if free is None:
+            return
+        if free:
+            self._follow(owned)
+        self._bus.publish(message.reply, DrainMessage.of(self._id, owned.name, free, owned.queue.partition).pack())
+
+    @contained()
+    def _on_worker_lost(self, worker: str) -> None:
+        now_us = clock.now_us()
+        self._reconciler.forget(worker)
+        for owned in list(self._queues.values()):
+            self._lose_worker(owned, worker, now_us)
+
+    @contained(on_error="_queue_failed")
+    def _lose_worker(self, owned: OwnedQueue, worker: str, now_us: int) -> None:
+        for batch_id in owned.scheduler.in_flight_on(worker):
+            self._batches.pop(batch_id, None)
+        self._finish(owned.worker_lost(now_us, worker))
+        self._mark_dirty(owned)
+
+    def _erase(self, worker: str) -> None:
+        self._background.create_task(self._try_to_erase(worker))
+
+    @contained()
+    async def _try_to_erase(self, worker: str) -> None:
+        await self.registry.try_to_erase(worker)
+
+    def _mark_dirty(self, owned: OwnedQueue) -> None:
+        if not self._dirty:
+            self._bus.defer(self._pump)
+        self._dirty.add(owned)
+
+    def _dispatch(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        now_us = clock.now_us()
+        for owned in dirty:
+            if not owned.stopped:
+                self._dispatch_queue(owned, now_us)
+
+    @contained(on_error="_queue_failed")
+    def _dispatch_queue(self, owned: OwnedQueue, now_us: int) -> None:
+        overdue = owned.scheduler.overdue(now_us)
+        if overdue is not NOTHING_ENDED:
+            self._finish(overdue)
+        batches, wake_at_us = owned.scheduler.dispatch(now_us)
+        for batch in batches:
+            self._send(owned, batch, now_us)
+        owned.timer.set(wake_at_us)
+
+    @contained(on_error="_sending_failed")
+    def _send(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
+        message = batch_message(self._id, owned, batch, now_us)
+        if logs_requests(logger):
+            where = f"instance {batch.instance.number} of version {batch.version} on {batch.instance.worker}"
+            for request in batch.requests:
+                log_request(logger, f"in batch {batch.id} for {where}", owned.name, (request.gateway, request.key))
+        self._batches[batch.id] = owned
+        worker = batch.instance.worker
+        self._bus.publish(subjects.work(worker), message, subjects.lost(self._id, worker))
+
+    def _sending_failed(self, _error: Exception, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
+        self._batches.pop(batch.id, None)
+        self._end_unsent(owned, batch, now_us)
+
+    @contained(on_error="_queue_failed")
+    def _end_unsent(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
+        """Ends a batch that could not be packed: its requests get an error, and its instance is free."""
+        completed, failures = owned.scheduler.complete(now_us, batch.id, BatchOutcome.ANSWERED, 0)
+        unsent = [Failure(request, internal(_NOT_SENT)) for request in completed]
+        self._finish(((), [*failures, *unsent]))
+        self._mark_dirty(owned)
+
+    def _finish(self, ended: Ended, batch_id: int = 0) -> None:
+        completed, failures = ended
+        for frame, requests in by_frame(completed):
+            frame.requests_ended(requests, batch_id)
+        if failures:
+            self._answer_failures(failures)
+
+    def _answer_failures(self, failures: Iterable[Failure]) -> None:
+        for gateway, responses in error_responses(failures).items():
+            self._bus.publish(subjects.reply(gateway), pack_responses(0, responses))
+
+    async def _tick(self) -> None:
+        seconds = 0.0
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            self._probe_workers()
+            seconds += PROBE_INTERVAL_S
+            if seconds >= 1.0 and self._bus.is_connected:
+                seconds = 0.0
+                self._expire_workers()
+                self._expire_requests()
+
+    @contained()
+    def _probe_workers(self) -> None:
+        queues = list(self._queues.values())
+        for worker in {worker for owned in queues for worker in self._workers_of(owned) or ()}:
+            self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
+
+    @contained(on_error="_queue_failed")
+    def _workers_of(self, owned: OwnedQueue) -> set[str] | None:
+        return owned.scheduler.workers()
+
+    @contained()
+    def _expire_workers(self) -> None:
+        for worker in self.registry.expire():
+            self._erase(worker)
+
+    def _expire(self) -> None:
+        for owned in list(self._queues.values()):
+            self._measure_load(owned)
+            self._expire_queue(owned)
+
+    @contained()
+    def _measure_load(self, owned: OwnedQueue) -> None:
+        owned.signals.update(clock.now_us())
+
+    @contained(on_error="_queue_failed")
+    def _expire_queue(self, owned: OwnedQueue) -> None:
+        if not owned.stopped:
+            self._finish(owned.scheduler.expire(clock.now_us()))
+
+    # A policy that has failed
+
+    def _queue_failed(self, _error: Exception, owned: OwnedQueue, *arguments: object) -> None:
+        """Drops a queue whose policy raised, perhaps in the middle of a change, so that its state is not reliable.
+
+        Requests that were not sent to a worker end with an internal error; otherwise the request that makes the
+        policy fail would return with its frame forever. Batches that were sent are answered by their workers. Their
+        frames are not acknowledged here, so they are delivered again to the next server of the queue, which is this
+        scheduler with a new policy.
+        """
+        if self._queues.get(owned.queue) is not owned:
+            return  # an earlier failure has dropped the queue
+        coming = arguments[0] if arguments and isinstance(arguments[0], list) else []
+        waiting = dict.fromkeys(owned.scheduler.outside(self._batches))
+        waiting.update(dict.fromkeys(each for each in coming if isinstance(each, QueuedRequest)))
+        logger.error(
+            "queue %s: its policy raised an exception and is recreated; %d waiting requests end with an error",
+            owned.queue,
+            len(waiting),
+        )
+        try:
+            self._answer_failures(Failure(request, internal(_QUEUE_FAILED)) for request in waiting)
+        finally:
+            self.drop(owned)
+            self.on_policy_failed(owned)
