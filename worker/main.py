@@ -1,4 +1,4 @@
-"""`weir worker`: starts a worker process and runs it until it is told to stop."""
+"""`weir worker`: connects the components of a worker process, starts them, serves, and stops them."""
 
 from __future__ import annotations
 
@@ -7,244 +7,321 @@ import functools
 import logging
 import os
 import sys
-from functools import partial
-from typing import Any
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
-from bus.connection import Bus
-from bus.desired_models import DesiredModels
-from bus.direct_listener import DirectListener
-from bus.identity import own_id
-from bus.model_files import ModelFiles
-from bus.payload_budget import limit_payloads
-from bus.payload_fetcher import PayloadFetcher
-from bus.payload_server import PayloadServer
-from bus.payloads import remove_dead_segments
-from bus.presence import Presence
-from bus.sequence_states import SequenceStates
-from bus.settings import follow_log
-from bus.thread_publisher import ThreadPublisher
-from calls.cache_config import CacheConfig
-from calls.model_operations import ModelOperations
+from bus.kv.desired_models import DesiredModels
+from bus.kv.model_files import ModelFiles
+from bus.kv.presence import Presence
+from bus.kv.sequence_states import SequenceStates
+from bus.kv.settings import follow_log
+from bus.naming.identity import own_id
+from bus.nats.connection import Bus
+from bus.nats.thread_publisher import ThreadPublisher
+from bus.payloads.arena import limit_payloads, remove_dead_segments
+from bus.payloads.fetcher import PayloadFetcher
+from bus.payloads.peer.listener import PeerListener
+from bus.payloads.server import PayloadServer
+from client.cache.config import CacheConfig
+from client.model_control import ModelControl
 from repository.layout import ModelRepository
-from schemas.placement import Amounts, read_resource
+from runtime.locked_folder import remove_abandoned_folders
+from runtime.readiness import announce_failure, announce_ready, watch_parent
+from runtime.role_life import run_role
+from schemas.config.parameters import ResourceAmounts, read_resource
+from schemas.core.errors import invalid
+from schemas.core.names import repository_of
+from schemas.wire.registry import WorkerRecord
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
-from telemetry.metrics_config import parse_metrics_config
-from telemetry.readiness import announce_failure, announce_ready, watch_parent
-from telemetry.role_life import run_role
-from worker import mirror_folder, override_folder
-from worker.backend_registry import BackendRegistry
-from worker.backends.python_calls import PythonCalls
-from worker.batch_execution import FinishedBatch
-from worker.client_memory import ClientMemoryAccess
+from telemetry.metrics_config import MetricsConfig, parse_metrics_config
+from worker.backend_api.custom_metrics import ModelMetrics
+from worker.backend_api.inference_client import ClientOptions, InferenceClient
+from worker.backends.python.calls import ProcessCallServer
+from worker.backends.registry import BackendRegistry
+from worker.batch_dispatch import BatchDispatcher
 from worker.cuda.pinned import PINNED
-from worker.cuda_answers import CudaAnswers
-from worker.cuda_regions import CudaRegions, gpu_uuids
-from worker.device_metrics import DevicePoller, find_nvml
-from worker.devices import WorkerDevices
-from worker.drains import Drains
+from worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService, gpu_uuids
+from worker.devices.gpus import GpuMemory, WorkerDevices, find_gpus, gpu_limits
+from worker.devices.host_policy import HostPolicies
+from worker.devices.metrics import DevicePoller, find_nvml
 from worker.ensembles.backend import EnsembleBackend
-from worker.ensembles.following import EnsembleFollower
-from worker.execution_turns import execution_turns
-from worker.gpu_memory import GpuMemory, gpu_limits
-from worker.gpus import find_gpus
-from worker.health_reports import HealthReports
-from worker.host_policy import HostPolicies
-from worker.inner_calls import InnerCalls
-from worker.locked_folder import remove_left_folders
-from worker.model_control import ModelControl
-from worker.model_environment import ModelEnvironment
-from worker.model_loader import ModelLoader
-from worker.model_metrics import ModelMetrics
-from worker.model_placement import ModelPlacement
-from worker.readiness_answers import ReadinessAnswers
-from worker.repository_mirrors import RepositoryMirrors, open_mirrors
-from worker.repository_report import RepositoryReport
-from worker.rolling_reload import RollingReload
-from worker.service import WorkerService
+from worker.ensembles.dependencies import DependencyWatcher
+from worker.execution.batch_execution import BatchUpdate
+from worker.execution.instance import ModelEnvironment
+from worker.execution.rate_limiter import rate_limiter_permits
+from worker.execution.shared_memory import SharedMemoryAccess
+from worker.lifecycle import mirror_folder, override_folder
+from worker.lifecycle.coordination import DrainCoordinator, RollingReload
+from worker.lifecycle.loader import LoadPolicy, ModelLoader
+from worker.lifecycle.mirror import open_mirrors
+from worker.lifecycle.model_state import ManagedModels, RecordPublisher
+from worker.lifecycle.placement import ModelPlacement
+from worker.lifecycle.reconciler import ModelReconciler, check_startup_models
+from worker.lifecycle.transitions import LifecycleContext
+from worker.queries import QueryService
+from worker.service import CounterSources, WorkerService
 from worker.settings import WorkerSettings
-from worker.startup_models import check_startup_models
 
 logger = logging.getLogger("weir.worker")
 
 SWITCH_INTERVAL_S = 0.0005
-"""Instances are threads beside the event loop: the interpreter's default of 5 ms would be their latency."""
+"""The interpreter's thread switch interval. Instances are threads beside the event loop: the default of 5 ms would be added
+to their latency.
+"""
 
 
 def run(settings: WorkerSettings) -> int:
-    """Runs a worker; returns the exit status when it has stopped."""
+    """Runs a worker until SIGTERM or SIGINT; returns the exit status."""
     log = configure_logging("worker", LogSettings.of(settings))
     watch_parent()
     check_startup_models(settings.model_control_mode, settings.load_model)
     PINNED.total_bytes = settings.pinned_memory_pool_byte_size
-    # ONNX Runtime's packages report to their maker what is run, unless this says otherwise; Python models inherit it.
+    # ONNX Runtime's packages send usage data to their maker unless this is set. Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return run_role(functools.partial(_work, settings, log, _find_devices(settings)))
 
 
 def _find_devices(settings: WorkerSettings) -> WorkerDevices:
-    """Those that the worker is to use. Raises WeirError for a GPU that is not there."""
+    """The devices that the worker uses. Raises WeirError for a GPU that the host does not have."""
     host = find_gpus()
     logger.info("GPUs: %s", ", ".join(f"{gpu.ordinal} {gpu.name}" for gpu in host.gpus) or f"none, {host.problem}")
     return WorkerDevices.of([gpu.ordinal for gpu in host.gpus], settings.gpu, settings.cpu_instances)
 
 
 async def _work(
-    settings: WorkerSettings,
-    log: RoleLog,
-    own_devices: WorkerDevices,
-    stop: asyncio.Event,
-    background: asyncio.TaskGroup,
+    settings: WorkerSettings, log: RoleLog, devices: WorkerDevices, stop: asyncio.Event, background: asyncio.TaskGroup
 ) -> int:
     remove_dead_segments()
     limit_payloads(settings.payload_memory_byte_size)
     for prefix in (override_folder.PREFIX, mirror_folder.PREFIX):
-        remove_left_folders(prefix)
+        remove_abandoned_folders(prefix)
     worker_id = own_id("worker", settings.worker_id)
-    try:
-        metrics = parse_metrics_config(settings.metrics_config)
-        cache_config = CacheConfig.parse(settings.cache_config)
-        backends = BackendRegistry(settings.backend_config, settings.backend_directories)
-        bus = await Bus.connect(settings.nats_url, worker_id, background, access=settings.nats_access, role="worker")
-        bus.live_layout.wanted = settings.live_streams
-    except (OSError, ValueError) as error:
-        logger.error("%s", error)
-        announce_failure(str(error))
-        return 1
-    try:
-        listener = await DirectListener.opened(bus, worker_id, settings.payload_listen)
-    except (OSError, ValueError) as error:
-        logger.error("%s", error)
-        announce_failure(str(error))
-        await bus.close()
-        return 1
-    publisher = ThreadPublisher(bus, worker_id)
-    publisher.start(background)
-    devices = DevicePoller(settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None)
-    gpus = gpu_uuids() if settings.allow_client_shm else []
-    client_memory = ClientMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
-    fetcher, payload_server = PayloadFetcher(bus, worker_id), PayloadServer(bus, worker_id, listener)
-    inner_calls = InnerCalls(bus, worker_id, background, cache_config, metrics.summary_latencies, fetcher)
-    model_metrics = ModelMetrics()
-    capacity = Amounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
-    mode = settings.model_control_mode
-    counts = (inner_calls.cache_counters, model_metrics.snapshot)
-    service = WorkerService(bus, publisher, worker_id, devices, gpus, *counts, capacity, fetcher, payload_server, mode)
-    paths, mirrors = open_mirrors(bus, settings, background)
-    repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
-    readiness_answers = ReadinessAnswers(bus, worker_id, service.models)
-    ensembles = EnsembleBackend(repository, inner_calls, asyncio.get_running_loop())
-    desired, drains = DesiredModels(bus), Drains(bus, worker_id)
-    inner_calls.catalog.ask_whether_unwanted(desired.is_unwanted)
-    operations = ModelOperations(inner_calls.registry, desired, ModelFiles(bus), mode)
-    process_calls = PythonCalls(inner_calls, operations, model_metrics)
-    process_calls.on_asking = service.asks
-    health = HealthReports()
-    environment = ModelEnvironment(
-        arena_prefix=worker_id,
-        on_finished=service.finished,
+    async with AsyncExitStack() as shutdown:
+        try:
+            try:
+                context = await _connect(settings, worker_id, devices, background, shutdown)
+            except (OSError, ValueError) as error:
+                logger.error("%s", error)
+                announce_failure(str(error))
+                return 1
+            worker = _Worker(context)
+            await worker.start(shutdown, log)
+            return await worker.serve(stop)
+        except BaseException:
+            # After an unexpected exception the process ends at once, without an orderly shutdown: it is started again.
+            shutdown.pop_all()
+            raise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """The settings of a worker, read and checked, and its connections to the broker and to readers of payloads."""
+
+    settings: WorkerSettings
+    metrics: MetricsConfig
+    cache_config: CacheConfig | None
+    backends: BackendRegistry
+    devices: WorkerDevices
+    worker_id: str
+    bus: Bus
+    listener: PeerListener | None
+    background: asyncio.TaskGroup
+
+
+async def _connect(
+    settings: WorkerSettings,
+    worker_id: str,
+    devices: WorkerDevices,
+    background: asyncio.TaskGroup,
+    shutdown: AsyncExitStack,
+) -> _Context:
+    """Checks the settings and connects. Raises ValueError for settings that are invalid, OSError if it can't connect."""
+    metrics, cache_config = parse_metrics_config(settings.metrics_config), CacheConfig.parse(settings.cache_config)
+    backends = BackendRegistry(settings.backend_config, settings.backend_directories)
+    bus = await Bus.connect(settings.nats_url, worker_id, background, access=settings.nats_access, role="worker")
+    shutdown.push_async_callback(bus.close)
+    bus.live_layout.wanted = settings.live_streams
+    return _Context(
+        settings=settings,
         metrics=metrics,
-        client_memory=client_memory,
-        turns=execution_turns(settings.rate_limit, settings.rate_limit_resource),
-        checkpoints=SequenceStates(bus),
-        ensembles=ensembles,
-        process_calls=process_calls,
-        devices=own_devices,
-        gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
-        on_device_lost=partial(_end_for_another, service),
-        host_policies=HostPolicies(settings.host_policy),
-        on_health_change=health.changed,
+        cache_config=cache_config,
+        backends=backends,
+        devices=devices,
+        worker_id=worker_id,
+        bus=bus,
+        listener=await PeerListener.opened(bus, worker_id, settings.payload_listen),
+        background=background,
     )
-    auto_complete = not settings.disable_auto_complete_config
-    loader = ModelLoader(repository, environment, auto_complete, settings.model_load_retry_count, backends)
-    control = ModelControl(
-        service,
-        loader,
-        desired,
-        ModelFiles(bus),
-        drains,
-        EnsembleFollower(inner_calls, ensembles.circle),
-        ModelPlacement(service.describe, inner_calls, worker_id, capacity, environment.devices),
-        RollingReload(inner_calls, worker_id),
-        mirrors.refresh,
-        mode,
-        settings.load_model,
-        settings.model_load_thread_count,
-    )
-    health.listener = control.tell_health
-    if client_memory.cuda is not None:
-        await CudaAnswers(bus, worker_id, client_memory.cuda).start(background)
-    await fetcher.start(background)
-    await service.start(background)
-    presence = Presence(bus, "worker", worker_id)
-    presence_task = await presence.start(background)
-    polling = background.create_task(devices.run(settings.metrics_interval_ms))
-    await follow_log(bus, log)
-    await drains.start()
-    await readiness_answers.start(background)
-    await RepositoryReport(bus, worker_id, loader.repository, background, mirrors.problems).start()
-    if mode == "explicit":
-        await desired.start()
-        bus.on_reconnect(control.restore_files)
-    loading = background.create_task(_load(mirrors, control, settings, background))
-    stopping = background.create_task(stop.wait())
-    await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    status = 0
-    if loading.done():
+
+
+class _Worker:
+    """The components of one worker process: how they are connected, started and stopped."""
+
+    def __init__(self, context: _Context) -> None:
+        settings, bus, worker_id = context.settings, context.bus, context.worker_id
+        self._settings = settings
+        self._bus = bus
+        self._worker_id = worker_id
+        self._background = context.background
+        self._loop = asyncio.get_running_loop()
+        mode = settings.model_control_mode
+        self.publisher = ThreadPublisher(bus, worker_id)
+        self.device_metrics = DevicePoller(
+            settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None
+        )
+        gpus = gpu_uuids() if settings.allow_client_shm else []
+        self.shared_memory = SharedMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
+        self.fetcher = PayloadFetcher(bus, worker_id)
+        self.payload_server = PayloadServer(bus, worker_id, context.listener)
+        options = ClientOptions(
+            cache=context.cache_config, summary_latencies=context.metrics.summary_latencies, fetcher=self.fetcher
+        )
+        self.client = InferenceClient(bus, worker_id, context.background, options)
+        self.custom_metrics = ModelMetrics()
+        self.dispatcher = BatchDispatcher(bus, self.publisher, worker_id, self.fetcher)
+        capacity = ResourceAmounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
+        self.service = WorkerService(
+            bus,
+            self.publisher,
+            self.dispatcher,
+            WorkerRecord(worker_id, os.getpid(), gpus=gpus, capacity=capacity, model_control_mode=mode),
+            CounterSources(
+                payload_server=self.payload_server,
+                fetcher=self.fetcher,
+                devices=self.device_metrics,
+                cache_counters=self.client.cache_counters,
+                custom_metrics=self.custom_metrics.snapshot,
+            ),
+        )
+        cache = None if settings.model_cache_dir is None else Path(settings.model_cache_dir)
+        if settings.model_namespacing and any(map(repository_of, settings.model_repositories)):
+            raise invalid(
+                "--model-namespacing requires folders: a repository in NATS has another folder on each worker"
+            )
+        paths, self.mirrors = open_mirrors(bus, settings.model_repositories, cache, context.background)
+        repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
+        ensembles = EnsembleBackend(repository, self.client, self._loop)
+        self.desired, self.drains = DesiredModels(bus), DrainCoordinator(bus, worker_id)
+        self.client.catalog.set_unwanted_check(self.desired.is_unwanted)
+        model_control = ModelControl(self.client.registry, self.desired, ModelFiles(bus), mode)
+        process_calls = ProcessCallServer(self.client, model_control, self.custom_metrics)
+        process_calls.on_first_call = self.dispatcher.requeue_waiting
+        environment = ModelEnvironment(
+            arena_prefix=worker_id,
+            on_update=self.dispatcher.publish,
+            metrics=context.metrics,
+            shared_memory=self.shared_memory,
+            permits=rate_limiter_permits(settings.rate_limit, settings.rate_limit_resource),
+            checkpoints=SequenceStates(bus),
+            process_calls=process_calls,
+            devices=context.devices,
+            gpu_memory=GpuMemory(gpu_limits(settings.model_load_gpu_limit)),
+            on_device_lost=self._exit_without_device,
+            host_policies=HostPolicies(settings.host_policy),
+            on_health_change=self._on_health_change,
+        )
+        loader = ModelLoader(
+            repository,
+            environment,
+            context.backends,
+            ensembles,
+            LoadPolicy(not settings.disable_auto_complete_config, settings.model_load_retry_count),
+        )
+        models = ManagedModels(RecordPublisher(self.service))
+        self.reconciler = ModelReconciler(
+            LifecycleContext(
+                host=self.dispatcher,
+                models=models,
+                loader=loader,
+                desired=self.desired,
+                files=ModelFiles(bus),
+                drains=self.drains,
+                dependencies=DependencyWatcher(self.client, ensembles.find_circle),
+                placement=ModelPlacement(models, self.client, worker_id, capacity, context.devices),
+                rolling=RollingReload(self.client, worker_id),
+                refresh=self.mirrors.refresh,
+                control_mode=mode,
+                startup=settings.load_model,
+                threads=settings.model_load_thread_count,
+            )
+        )
+        self.queries = QueryService(bus, worker_id, self.dispatcher.models, repository, self.mirrors.problems)
+
+    async def start(self, shutdown: AsyncExitStack, log: RoleLog) -> None:
+        """Starts everything but the models. `shutdown` stops it in the opposite order."""
+        bus, background, timeout_s = self._bus, self._background, self._settings.exit_timeout_secs
+        shutdown.callback(self.custom_metrics.close)
+        shutdown.callback(self.device_metrics.close)
+        self.publisher.start(background)
+        shutdown.push_async_callback(self.publisher.close)
+        shutdown.callback(self.mirrors.remove_folders)
+        shutdown.callback(self.reconciler.remove_folders)
+        if self.shared_memory.cuda is not None:
+            await CudaSharedMemoryService(bus, self._worker_id, self.shared_memory.cuda).start(background)
+        shutdown.callback(self.payload_server.close)
+        await self.fetcher.start(background)
+        shutdown.callback(self.fetcher.close)
+        shutdown.push_async_callback(self.client.close)
+        presence = Presence(bus, "worker", self._worker_id)
+        shutdown.callback(presence.publish, leaving=True)
+        await self.service.start(background)
+        shutdown.callback((await presence.start(background)).cancel)
+        shutdown.push_async_callback(self.service.stop, timeout_s)
+        polling = background.create_task(self.device_metrics.run(self._settings.metrics_interval_ms))
+        shutdown.callback(polling.cancel)
+        await follow_log(bus, log)
+        await self.drains.start()
+        await self.queries.start(background)
+        if self._settings.model_control_mode == "explicit":
+            await self.desired.start()
+            bus.on_reconnect(self.reconciler.restore_files)
+        shutdown.push_async_callback(self.mirrors.stop)
+        shutdown.push_async_callback(self.reconciler.stop, timeout_s)
+
+    async def serve(self, stop: asyncio.Event) -> int:
+        """Loads the models of the start, then serves until `stop` is set; returns the exit status."""
+        settings = self._settings
+        loading = self._background.create_task(self._load())
+        stopping = self._background.create_task(stop.wait())
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            return 0
         problems = loading.result()
         if problems and settings.exit_on_error:
             announce_failure("; ".join(problems))
-            status = 1
             stopping.cancel()
-        else:
-            await service.settle()
-            announce_ready(worker=worker_id)
-            if mode == "poll":
-                mirrors.on_change(control.poll_once)
-            await _until(stopping, control, settings, background)
-            await control.hand_over(settings.exit_timeout_secs / 2)
-    loading.cancel()
-    await control.stop(settings.exit_timeout_secs)
-    await mirrors.stop()
-    polling.cancel()
-    await service.stop(settings.exit_timeout_secs)
-    presence_task.cancel()
-    presence.tell(leaving=True)
-    await inner_calls.close()
-    fetcher.close()
-    payload_server.close()
-    control.remove_folders()
-    mirrors.remove_folders()
-    await publisher.close()
-    await bus.close()
-    devices.close()
-    model_metrics.close()
-    return status
+            return 1
+        await self.service.describe(settled=True)
+        announce_ready(worker=self._worker_id)
+        polling = None
+        if settings.model_control_mode == "poll":
+            self.mirrors.on_change(self.reconciler.poll_once)
+            if settings.repository_poll_secs > 0:
+                polling = self._background.create_task(self.reconciler.poll(settings.repository_poll_secs))
+        await stopping
+        if polling is not None:
+            polling.cancel()
+        await self.reconciler.hand_over(settings.exit_timeout_secs / 2)
+        return 0
 
+    async def _load(self) -> list[str]:
+        """Fetches the repositories that lie in NATS, then loads the models of the start; returns the problems."""
+        await self.mirrors.start(follows=self._settings.model_control_mode != "none")
+        return await self.reconciler.start(self._background)
 
-def _end_for_another(service: WorkerService, reason: str, batch: FinishedBatch | None) -> None:
-    """Ends this process at once: CUDA works in none that has seen an error that stays. Its supervisor starts another."""
-    service.device_lost(reason, batch)
-    logging.shutdown()
-    os._exit(1)
+    def _on_health_change(self, identity: str) -> None:
+        """Publishes the health of a model; called in any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self.reconciler.publish_health, identity)
+        except RuntimeError:
+            pass  # the event loop has been closed
 
-
-async def _load(
-    mirrors: RepositoryMirrors, control: ModelControl, settings: WorkerSettings, background: asyncio.TaskGroup
-) -> list[str]:
-    """Fetches what lies in NATS, then loads what is to be there at the start."""
-    await mirrors.start(follows=settings.model_control_mode != "none")
-    return await control.start(background)
-
-
-async def _until(
-    stopping: asyncio.Task[Any], control: ModelControl, settings: WorkerSettings, background: asyncio.TaskGroup
-) -> None:
-    """Serves until it is told to stop, looking at the repositories meanwhile where they are to be polled."""
-    polling = None
-    if settings.model_control_mode == "poll" and settings.repository_poll_secs > 0:
-        polling = background.create_task(control.poll(settings.repository_poll_secs))
-    await stopping
-    if polling is not None:
-        polling.cancel()
+    def _exit_without_device(self, reason: str, batch: BatchUpdate | None) -> None:
+        """Ends the process after an error that makes CUDA unusable in it; its supervisor starts another one."""
+        self.service.device_lost(reason, batch)
+        logging.shutdown()
+        os._exit(1)

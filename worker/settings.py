@@ -1,34 +1,32 @@
-"""What a worker is told at its start; `weir worker` fills it in from the command line."""
+"""`WorkerSettings`: the settings of a worker, filled by `weir worker` from the command line."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.broker_access import NO_ACCESS, BrokerAccess
+from bus.nats.access import NO_ACCESS, BrokerAccess
+from telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """Settings of one worker; fields have the names of Triton's options, in their units.
+class WorkerSettings(LogOptions):
+    """Settings of one worker. Fields have the names and units of Triton's options, where Triton has them.
 
-    `model_repositories` are folders that exist when the worker is started, or addresses of repositories in NATS
-    (`nats://NAME`), of which it has copies in `model_cache_dir`, or where temporary files lie. `worker_id` None lets the
-    worker draw one. `model_config_name` NAME reads `configs/NAME.pbtxt` of a model instead of its `config.pbtxt`, where it
-    exists.
-    With `model_namespacing`, models of different repositories may have the same name.
-    `model_control_mode` is "none", "poll" or "explicit"; `load_model` names the models that are loaded at the start in
-    explicit mode ("*" alone: all). With `exit_on_error` a model that fails to load at the start ends the worker
-    (`announce_failure`); without it the others serve. False (None does not) also allows repositories that are not there.
-    `backend_config` holds values of the form `<backend>,<key>=<value>`, or `<key>=<value>` for all backends; in
-    `backend_directories` are those of the user's own.
-    `exit_timeout_secs` is the time for running batches after SIGTERM.
-    `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
-    `payload_memory_byte_size` 0 takes what follows from the host.
-    `cache_config` is for what its models ask of others. `model_memory_bytes` (0: nobody counts) and `worker_resource`
-    (`NAME=COUNT`) are what there is for models that declare what they need. `gpu` is the one GPU whose instances it runs,
-    None for all of the host's; `cpu_instances` says that it runs those that need none. `model_load_gpu_limit` holds values
-    of the form `<gpu>:<fraction>`. `host_policy` holds values of the form `<policy>,<setting>=<value>`.
+    - `model_repositories` are existing folders, or addresses of repositories in NATS (`nats://NAME`), which are mirrored in
+      `model_cache_dir` (None: in temporary folders). `model_config_name` NAME replaces a model's `config.pbtxt` by
+      `configs/NAME.pbtxt` if that exists. With `model_namespacing`, models of different repositories may share a name.
+    - `model_control_mode` is "none", "poll" or "explicit"; in explicit mode `load_model` names the models to load at the
+      start ("*": all). With `exit_on_error` a model that fails to load at the start ends the worker; False (not None) also
+      allows missing repositories.
+    - `backend_config` has values `<backend>,<key>=<value>` or, for all backends, `<key>=<value>`; `backend_directories` are
+      folders of custom backends. `cache_config` is for calls of other models. `host_policy` has values
+      `<policy>,<setting>=<value>`, `model_load_gpu_limit` has values `<gpu>:<fraction>`.
+    - `gpu` is the only GPU to use (None: all of the host); `cpu_instances` enables instances without a GPU.
+      `model_memory_bytes` (0: unknown) and `worker_resource` (`NAME=COUNT`) are the capacity for models that declare needs.
+    - `worker_id` None generates an id. `live_streams` None uses the existing number. `payload_listen` is the address for
+      readers of payloads (None: none). `payload_memory_byte_size` 0 derives the size from the host. `exit_timeout_secs` is
+      the time for running batches after SIGTERM.
     """
 
     nats_url: str
@@ -66,9 +64,3 @@ class WorkerSettings:
     gpu: int | None = None
     cpu_instances: bool = True
     model_load_gpu_limit: tuple[str, ...] = ()
-    log_format: str = "default"
-    log_file: str = ""
-    log_verbose: int = 0
-    log_info: bool = True
-    log_warning: bool = True
-    log_error: bool = True

@@ -1,5 +1,5 @@
-"""Instances on NVIDIA GPUs: their streams, their pinned buffers, and batches on their way through a device.
+"""Instances on NVIDIA GPUs: streams, pinned buffers, CUDA graphs, and how a batch runs on a device.
 
-Nothing of CUDA is imported before an instance on a GPU is made. Of NVIDIA's packages only `cuda.bindings` is used: its
-runtime API is that of CUDA itself, which doesn't change its names, reports errors as values, and costs 0.4 us a call.
+CUDA is not imported before an instance on a GPU is created. Of NVIDIA's packages only `cuda.bindings` is used: its runtime
+API is that of CUDA itself, has stable names, returns errors as values, and costs 0.4 us for each call.
 """

@@ -1,4 +1,4 @@
-"""`BatchBuffers`: the memory and the events that one batch needs on its way to a GPU, through it and back."""
+"""`BatchBuffers`: the memory and the events of one batch, for its copies to a GPU and back, and its run."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from schemas.datatypes import DATATYPES
-from schemas.tensors import element_count
-from worker.batch_tensors import InputPieces
-from worker.cuda.pinned import HostBuffer, roomy
+from schemas.core.tensors import DATATYPES, element_count
+from worker.backend_api.interface import DeviceTensor
+from worker.cuda.pinned import HostBuffer, allocation_size
 from worker.cuda.stream import CudaEvent, CudaStream, DeviceBuffer, InstanceStreams
-from worker.device_runner import DeviceTensor
+from worker.execution.batch_tensors import InputPieces
 
 _ALIGNMENT = 256
-"""Of tensors in a buffer, as of CUDA's own allocations."""
+"""The alignment of tensors in a buffer, as of CUDA's allocations."""
 
 
 class BatchBuffers:
-    """See the module: one of the two sets of an instance. All of it grows with the batches, and stays.
+    """One of the two sets of an instance. Its buffers grow with the batches and are reused.
 
-    A batch takes a set once the results of the one before in it have been waited for, so nothing in it is waited for here.
-    Where inputs or outputs are not to be pinned, they go through ordinary memory. Events tell when the inputs were there,
-    when the run of the model began and ended, and when the outputs were on the host; waiting for one `spins`, or sleeps.
+    A set is free when the results of its last batch were awaited, so nothing has to wait here. Inputs or outputs that are
+    not pinned use ordinary memory. Events mark when the inputs were copied, when the run of the model started and ended,
+    and when the outputs were on the host; a thread that waits for one `spins` or sleeps.
     """
 
     def __init__(self, streams: InstanceStreams, pins_inputs: bool, pins_outputs: bool, spins: bool) -> None:
@@ -33,33 +32,33 @@ class BatchBuffers:
         self._host_out: HostBuffer | None = None
         self._device_in: DeviceBuffer | None = None
         self.inputs_copied = CudaEvent(spins)
-        self.run_begun = CudaEvent(spins)
+        self.run_started = CudaEvent(spins)
         self.run_ended = CudaEvent(spins)
         self.outputs_copied = CudaEvent(spins)
 
     def copy_in(
-        self, pieces: Sequence[InputPieces], places: Mapping[str, DeviceTensor] | None = None
+        self, pieces: Sequence[InputPieces], targets: Mapping[str, DeviceTensor] | None = None
     ) -> dict[str, DeviceTensor]:
-        """Puts inputs together and has them copied to the device, to `places` or to memory of this set.
+        """Joins inputs and enqueues their copies to the device, to `targets` or to memory of this set.
 
-        What is then done on the instance's stream finds them there.
+        Work that is enqueued on the instance's stream afterwards can use them.
         """
         streams = self._streams
-        offsets, size = laid_out([piece.size_bytes for piece in pieces])
+        offsets, size = layout([piece.size_bytes for piece in pieces])
         host = self._host_in
         if host is None or host.size_bytes < size:
             host = self._host_in = HostBuffer(size, self._pins_inputs)
         device = self._device_in
-        if places is None and (device is None or device.size_bytes < size):
-            # What is allocated on the stream of the copies is there for what follows on it.
+        if targets is None and (device is None or device.size_bytes < size):
+            # Memory that is allocated on the stream of the copies is valid for the copies after it.
             self._device_in = None
-            device = self._device_in = streams.copy_in.allocate(roomy(size))
+            device = self._device_in = streams.copy_in.allocate(allocation_size(size))
         tensors: dict[str, DeviceTensor] = {}
         for piece, offset in zip(pieces, offsets, strict=True):
-            if places is not None:
-                tensor = places[piece.name]
+            if targets is not None:
+                tensor = targets[piece.name]
             else:
-                assert device is not None  # noqa: S101 - made above
+                assert device is not None  # noqa: S101 - allocated above
                 tensor = DeviceTensor(piece.datatype, piece.shape, device.pointer + offset, device)
             tensors[piece.name] = tensor
             if piece.size_bytes:
@@ -67,20 +66,20 @@ class BatchBuffers:
                 streams.copy_in.copy_in(tensor.pointer, host.pointer + offset, piece.size_bytes)
         streams.copy_in.record(self.inputs_copied)
         streams.compute.wait(self.inputs_copied)
-        streams.compute.record(self.run_begun)
+        streams.compute.record(self.run_started)
         return tensors
 
     def copy_out(self, outputs: Sequence[DeviceTensor | np.ndarray]) -> list[np.ndarray]:
-        """Has outputs copied from the device, after what the instance's stream has been told; returns where they will be.
+        """Enqueues copies of outputs to the host, after the work on the instance's stream; returns the target arrays.
 
-        Arrays among them are returned as they are.
+        Outputs that are arrays already are returned unchanged.
         """
         compute, stream = self._streams.compute, self._streams.copy_out
         compute.record(self.run_ended)
         if stream is not compute:
             stream.wait(self.run_ended)
         sizes = [0 if isinstance(output, np.ndarray) else size_of(output.datatype, output.shape) for output in outputs]
-        offsets, size = laid_out(sizes)
+        offsets, size = layout(sizes)
         host = self._host_out
         if size and (host is None or host.size_bytes < size):
             host = self._host_out = HostBuffer(size, self._pins_outputs)
@@ -93,16 +92,18 @@ class BatchBuffers:
             if not size:
                 arrays.append(np.empty(output.shape, numpy_type))
                 continue
-            assert host is not None  # noqa: S101 - made above, as there is something to hold
+            assert host is not None  # noqa: S101 - allocated above, because the size is not 0
             stream.copy_out(host.pointer + offset, output.pointer, size)
             arrays.append(host.array[offset : offset + size].view(numpy_type).reshape(output.shape))
         stream.record(self.outputs_copied)
         return arrays
 
 
-def device_places(stream: CudaStream, tensors: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, DeviceTensor]:
-    """Device memory of its own for tensors of these (name, datatype, shape), allocated on the stream."""
-    offsets, size = laid_out([size_of(datatype, shape) for _, datatype, shape in tensors])
+def allocate_tensors(
+    stream: CudaStream, tensors: Sequence[tuple[str, str, tuple[int, ...]]]
+) -> dict[str, DeviceTensor]:
+    """Allocates device memory on the stream for tensors of these (name, datatype, shape)."""
+    offsets, size = layout([size_of(datatype, shape) for _, datatype, shape in tensors])
     memory = stream.allocate(size)
     return {
         name: DeviceTensor(datatype, shape, memory.pointer + offset, memory)
@@ -111,12 +112,12 @@ def device_places(stream: CudaStream, tensors: Sequence[tuple[str, str, tuple[in
 
 
 def size_of(datatype: str, shape: Sequence[int]) -> int:
-    """Bytes of a tensor."""
+    """The size of a tensor in bytes."""
     return element_count(shape) * DATATYPES[datatype].size_bytes
 
 
-def laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each of so many bytes begins, one behind the other and aligned, and how many there are in all."""
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Aligned offsets for contents of these sizes, and the total size."""
     offsets: list[int] = []
     end = 0
     for size in sizes:

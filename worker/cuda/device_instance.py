@@ -1,8 +1,8 @@
-"""`DeviceInstance`: an instance of a model on a GPU, whatever backend runs it; the counterpart of `ArrayInstance`.
+"""`DeviceInstance`: an instance of a model on a GPU, for any backend; the counterpart of `ArrayInstance` on the host.
 
-A batch is put together in pinned memory, copied to the device, run, and copied back, each on a stream and each after the
-one before by an event, so that the thread waits for nothing but the end. There are two sets of buffers: one batch is put
-together and copied while the one before it runs.
+A batch is joined in pinned memory, copied to the device, run, and copied back. Each step is enqueued on a stream and
+ordered after the one before it by an event, so that the thread waits only for the end. With two sets of buffers, a batch is
+joined and copied while the one before it runs.
 """
 
 from __future__ import annotations
@@ -11,37 +11,48 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.datatypes import name_of_numpy
-from schemas.errors import WeirError, internal
-from schemas.execution_config import CudaOptimization, OptimizationPolicy, PinnedMemoryBuffer
-from schemas.model_config import ModelConfig
-from schemas.requests import InferRequest
-from worker.backend import DeviceLost, Execution, InstanceDevice, Pending, Result
-from worker.batch_inputs import BatchInputs
-from worker.batch_outputs import BatchOutputs
-from worker.batch_tensors import BatchAssembler, InputPieces, ragged_inputs
+from schemas.config.model_config import CudaOptimization, ModelConfig, OptimizationPolicy, PinnedMemoryBuffer
+from schemas.core.errors import WeirError, internal
+from schemas.core.requests import InferRequest
+from schemas.core.tensors import name_of_numpy
+from worker.backend_api.interface import (
+    DeviceLost,
+    DeviceRunner,
+    DeviceTensor,
+    Execution,
+    ExecutionHandle,
+    InstanceDevice,
+    InstanceStream,
+    Result,
+)
 from worker.cuda.buffers import BatchBuffers
 from worker.cuda.graphs import RunGraphs, specified_shapes
 from worker.cuda.pinned import PINNED
 from worker.cuda.stream import InstanceStreams
-from worker.device_runner import DeviceRunner, DeviceTensor, InstanceStream
-from worker.tensor_declarations import NamedDatatype
+from worker.execution.batch_tensors import (
+    BatchAssembler,
+    BatchInputs,
+    BatchOutputs,
+    InputPieces,
+    NamedDatatype,
+    ragged_inputs,
+)
 
 logger = logging.getLogger("weir.worker")
 
-_BATCHES_UNDER_WAY = 2
-"""One that the GPU runs, and one that is on its way there; see `worker.backend.Instance.execute`."""
+_MAX_BATCHES = 2
+"""Batches at a time: one that the GPU runs, and one that is copied; see `worker.backend_api.interface.Instance.execute`."""
 
 
 class DeviceInstance:
-    """See the module, and `worker.backend.Instance`.
+    """An `Instance` whose batches run on a GPU. It is created, used and closed in one thread.
 
-    `open_runner` makes what runs the model, on the stream that it is given. `outputs` and then those of `states` that are
-    none of them are the names that the runner answers with. Made, used and closed in one thread. Raises WeirError, or
-    DeviceLost.
+    `open_runner` creates the backend's runner of the model for a stream. The runner returns `outputs`, then the `states`
+    that are not outputs. Raises WeirError, or DeviceLost.
     """
 
     def __init__(
@@ -65,11 +76,11 @@ class DeviceInstance:
         self._batch_inputs = BatchInputs(config) or None
         self._streams = streams = InstanceStreams(device.device_id, cuda.output_copy_stream)
         self._sets = [
-            BatchBuffers(streams, pins_inputs, pins_outputs, cuda.busy_wait_events) for _ in range(_BATCHES_UNDER_WAY)
+            BatchBuffers(streams, pins_inputs, pins_outputs, cuda.busy_wait_events) for _ in range(_MAX_BATCHES)
         ]
         PINNED.is_available = True
         self._graphs: list[RunGraphs] = []
-        self._free = deque(range(_BATCHES_UNDER_WAY))
+        self._free = deque(range(_MAX_BATCHES))
         self._runner = open_runner(streams.compute)
         try:
             if cuda.graphs:
@@ -79,25 +90,25 @@ class DeviceInstance:
             self._runner.close()
             raise
 
-    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Pending:
-        """See `worker.backend.Instance`."""
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> ExecutionHandle:
+        """Enqueues the batch and returns a handle to wait for it."""
         if not self._free:
-            raise internal(f"{self._name} has {_BATCHES_UNDER_WAY} batches under way already")
-        # Not simply in turns: between two batches under way requests of one that has failed may be run alone.
+            raise internal(f"{self._name} runs {_MAX_BATCHES} batches already")
+        # Not simply alternating: requests of a failed batch may run again while another batch is on the device.
         number = self._free.popleft()
         try:
-            return self._begin(number, requests, execution)
+            return self._start(number, requests, execution)
         except DeviceLost:
             raise
         except BaseException:
             self._free.append(number)
-            # Whatever it has been told to do: the buffers are for another batch now. This also tells a GPU that is lost
-            # from a backend's own error, however the backend calls it.
+            # Another batch gets the buffers, so the GPU must be done with them. This also raises DeviceLost if the GPU is
+            # lost, whatever error the backend has raised.
             self._streams.synchronize()
             raise
 
     def close(self) -> None:
-        """See `worker.backend.Instance`."""
+        """Waits for the device and closes the runner."""
         try:
             self._streams.synchronize()
         except (WeirError, DeviceLost) as error:
@@ -106,17 +117,17 @@ class DeviceInstance:
         self._runner.close()
 
     def has_ended(self, number: int) -> None:
-        """A batch has been waited for: after its results set `number` may be another's."""
+        """Releases set `number` of buffers, whose batch has ended."""
         self._free.append(number)
 
     def results_of(self, requests: Sequence[InferRequest], arrays: Sequence[np.ndarray]) -> list[Result]:
-        """The results of a batch whose outputs have arrived in `arrays`."""
+        """The results of a batch with these output arrays."""
         if self._outputs.has_states:
-            # States outlast the batch, which may also be run in more pieces than there are buffers.
+            # States are kept longer than the buffers, which the next batch uses.
             arrays = [np.array(array) for array in arrays]
         return self._outputs.results(requests, arrays)
 
-    def _begin(self, number: int, requests: Sequence[InferRequest], execution: Execution) -> Pending:
+    def _start(self, number: int, requests: Sequence[InferRequest], execution: Execution) -> ExecutionHandle:
         buffers = self._sets[number]
         pieces, arrays = self._assembler.pieces(requests, self._batching, execution.reader, self._runner.host_inputs)
         if self._batch_inputs is not None:
@@ -132,7 +143,8 @@ class DeviceInstance:
             self._check(outputs)
             if graphs is not None:
                 graphs.has_run(pieces)
-        return _DeviceRun(self, number, buffers, requests, execution, outputs, arrays)
+        on_host = buffers.copy_out(outputs)
+        return _DeviceRun(self, number, buffers, requests, execution, on_host, kept=(outputs, arrays))
 
     def _add_batch_inputs(
         self, values: Mapping[str, np.ndarray], pieces: list[InputPieces], arrays: dict[str, np.ndarray]
@@ -155,8 +167,8 @@ class DeviceInstance:
         on_host = [tensor.name for tensor in config.input if tensor.data_type == "TYPE_STRING"]
         on_host += self._runner.host_inputs
         if not self._runner.can_capture or on_host:
-            why = f"input '{on_host[0]}' stays on the host" if on_host else "its backend can't be recorded"
-            logger.warning("model '%s' runs without CUDA graphs: %s", config.name, why)
+            reason = f"input '{on_host[0]}' stays on the host" if on_host else "its backend can't be captured"
+            logger.warning("model '%s' runs without CUDA graphs: %s", config.name, reason)
             return
         specified = specified_shapes(config, cuda)
         for _ in self._sets:
@@ -166,38 +178,32 @@ class DeviceInstance:
             self._graphs.append(graphs)
 
 
-class _DeviceRun(Pending):
-    """A batch in set `number`. `kept` is what the GPU reads or writes until it is done, of which nobody else has a hold."""
+@dataclass(slots=True, eq=False)
+class _DeviceRun(ExecutionHandle):
+    """A batch that the GPU works on, with the buffers of set `number`.
 
-    def __init__(
-        self,
-        instance: DeviceInstance,
-        number: int,
-        buffers: BatchBuffers,
-        requests: Sequence[InferRequest],
-        execution: Execution,
-        outputs: Sequence[DeviceTensor | np.ndarray],
-        kept: object,
-    ) -> None:
-        self._instance = instance
-        self._number = number
-        self._buffers = buffers
-        self._requests = requests
-        self._execution = execution
-        self._kept: object = (outputs, kept)
-        self._arrays = buffers.copy_out(outputs)
+    `arrays` are those of the outputs on the host. `kept` is device memory that the GPU uses until the run ends.
+    """
+
+    instance: DeviceInstance
+    number: int
+    buffers: BatchBuffers
+    requests: Sequence[InferRequest]
+    execution: Execution
+    arrays: Sequence[np.ndarray]
+    kept: object
 
     def results(self) -> list[Result]:
-        buffers, execution = self._buffers, self._execution
+        buffers, execution = self.buffers, self.execution
         try:
             buffers.outputs_copied.synchronize("running a batch")
         finally:
-            self._instance.has_ended(self._number)
-            self._kept = None
-        # The thread saw nothing of what the GPU did, but events know when.
+            self.instance.has_ended(self.number)
+            self.kept = None
+        # The phases are measured by the events of the GPU.
         done_ns = time.monotonic_ns()
         infer_end_ns = done_ns - buffers.run_ended.ns_until(buffers.outputs_copied)
-        input_end_ns = infer_end_ns - buffers.run_begun.ns_until(buffers.run_ended)
+        input_end_ns = infer_end_ns - buffers.run_started.ns_until(buffers.run_ended)
         execution.input_end_ns = max(execution.start_ns, input_end_ns)
         execution.infer_end_ns = max(execution.input_end_ns, infer_end_ns)
-        return self._instance.results_of(self._requests, self._arrays)
+        return self.instance.results_of(self.requests, self.arrays)

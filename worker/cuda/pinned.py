@@ -1,7 +1,7 @@
-"""Pinned host memory: what a GPU copies from and to by itself, while everybody goes on.
+"""Pinned host memory, which a GPU can copy from and to asynchronously.
 
-The process has so much of it and no more (`--pinned-memory-pool-byte-size`, as in Triton): it is taken from all other
-processes of the host. Beyond that, buffers are ordinary memory, through which copies are slower and wait for each other.
+The process has a limited amount (`--pinned-memory-pool-byte-size`, as in Triton), because other processes of the host can't
+use it. Beyond the limit, buffers are ordinary memory: copies are slower, and those to the host block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.cuda.runtime import cuda_runtime, refuse
+from worker.cuda.runtime import cuda_runtime, raise_cuda
 
 logger = logging.getLogger("weir.worker")
 
@@ -26,10 +26,7 @@ _STEP_BYTES = 1 << 20
 
 
 class PinnedMemory:
-    """How much of it the process may have, and has. For any thread.
-
-    `is_available` once there are instances on GPUs here, which alone take of it.
-    """
+    """The process's budget of pinned memory. Thread-safe. `is_available` once there is an instance on a GPU."""
 
     def __init__(self, total_bytes: int = DEFAULT_POOL_BYTES) -> None:
         self.total_bytes = total_bytes
@@ -38,8 +35,8 @@ class PinnedMemory:
         self._lock = threading.Lock()
         self._has_warned = False
 
-    def take(self, size_bytes: int) -> bool:
-        """Whether there is so much left; then it is the caller's until `give_back`."""
+    def acquire(self, size_bytes: int) -> bool:
+        """Takes bytes from the budget; returns whether there were enough."""
         with self._lock:
             if self.used_bytes + size_bytes <= self.total_bytes:
                 self.used_bytes += size_bytes
@@ -54,24 +51,24 @@ class PinnedMemory:
             )
         return False
 
-    def give_back(self, size_bytes: int) -> None:
-        """So much is not used any more."""
+    def release(self, size_bytes: int) -> None:
+        """Returns bytes to the budget."""
         with self._lock:
             self.used_bytes -= size_bytes
 
 
 PINNED = PinnedMemory()
-"""That of this process."""
+"""The budget of this process."""
 
 
 class HostBuffer:
-    """Host memory of a GPU's copies: `array` are its bytes, `pointer` is where they begin. Pinned where it can be.
+    """Host memory for copies of a GPU, pinned if possible: `array` has its bytes, which start at `pointer`.
 
-    It lasts for as long as anything refers to it or to a part of `array`.
+    It is freed when nothing refers to it or to a part of `array` any more.
     """
 
     def __init__(self, size_bytes: int, wants_pinned: bool, pinned: PinnedMemory = PINNED) -> None:
-        self.size_bytes = roomy(size_bytes)
+        self.size_bytes = allocation_size(size_bytes)
         memory = _pinned(self.size_bytes, pinned) if wants_pinned else None
         self.is_pinned = memory is not None
         self.array = np.empty(self.size_bytes, np.uint8) if memory is None else np.frombuffer(memory, np.uint8)
@@ -79,17 +76,17 @@ class HostBuffer:
 
 
 def _pinned(size_bytes: int, pinned: PinnedMemory) -> Any:
-    """So much pinned memory, which frees itself; None where there is none left."""
-    if not pinned.take(size_bytes):
+    """Allocates pinned memory, which is freed with its last reference; None if there is not enough."""
+    if not pinned.acquire(size_bytes):
         return None
     runtime = cuda_runtime()
     # Portable: pinned for all GPUs of the process.
     status, address = runtime.cudaHostAlloc(size_bytes, runtime.cudaHostAllocPortable)
     if status:
-        pinned.give_back(size_bytes)
+        pinned.release(size_bytes)
         if status != runtime.cudaError_t.cudaErrorMemoryAllocation:
-            refuse(status, "pinning memory")
-        logger.warning("the host has no %d bytes of memory to be pinned: copies go without", size_bytes)
+            raise_cuda(status, "pinning memory")
+        logger.warning("the host can't pin %d bytes of memory: slower copies use ordinary memory", size_bytes)
         return None
     memory = (ctypes.c_ubyte * size_bytes).from_address(int(address))
     weakref.finalize(memory, _free, runtime, int(address), size_bytes, pinned).atexit = False
@@ -98,11 +95,11 @@ def _pinned(size_bytes: int, pinned: PinnedMemory) -> Any:
 
 def _free(runtime: Any, address: int, size_bytes: int, pinned: PinnedMemory) -> None:
     runtime.cudaFreeHost(address)
-    pinned.give_back(size_bytes)
+    pinned.release(size_bytes)
 
 
-def roomy(size_bytes: int) -> int:
-    """What is allocated for so many bytes: more, so that buffers of batches that grow are seldom made anew."""
+def allocation_size(size_bytes: int) -> int:
+    """The size of a buffer for `size_bytes`: larger, so that growing batches rarely need a new buffer."""
     if size_bytes <= _SMALLEST_BYTES:
         return _SMALLEST_BYTES
     if size_bytes <= _STEP_BYTES:

@@ -1,11 +1,11 @@
-"""The CUDA runtime as this package calls it: loaded when it is first needed, its errors made ours."""
+"""The CUDA runtime: imported when it is first needed, with its error codes turned into exceptions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from schemas.errors import internal, unavailable
-from worker.backend import DeviceLost
+from schemas.core.errors import internal, unavailable
+from worker.backend_api.interface import DeviceLost
 
 STICKY = frozenset(
     {
@@ -27,15 +27,15 @@ STICKY = frozenset(
         "cudaErrorExternalDevice",
     }
 )
-"""Errors after which CUDA does nothing in this process any more.
+"""Errors after which CUDA can't be used in this process any more.
 
-Those of which CUDA's documentation says that the process must be terminated and relaunched, and the uncorrectable errors of
-memory and links.
+These are the errors for which CUDA's documentation requires that the process is terminated and relaunched, and the
+uncorrectable errors of memory and links.
 """
 
 
 def cuda_runtime() -> Any:
-    """The module `cuda.bindings.runtime`. Raises WeirError (UNAVAILABLE) where it can't be used."""
+    """The module `cuda.bindings.runtime`. Raises WeirError (UNAVAILABLE) if it can't be imported."""
     try:
         from cuda.bindings import runtime
     except ImportError as error:
@@ -43,19 +43,19 @@ def cuda_runtime() -> Any:
     return runtime
 
 
-def succeed(outcome: tuple[Any, ...], doing: str) -> Any:
-    """What a call of CUDA returned besides its status: a value, several in a tuple, or None.
+def check_cuda(outcome: tuple[Any, ...], doing: str) -> Any:
+    """The result of a CUDA call without its status: a value, a tuple of values, or None.
 
-    `doing` says what it was for. Raises DeviceLost for an error that stays, WeirError (INTERNAL) for any other.
+    `doing` describes the call. Raises DeviceLost for a status in `STICKY`, WeirError (INTERNAL) for any other error.
     """
     status = outcome[0]
     if status:
-        refuse(status, doing)
+        raise_cuda(status, doing)
     return outcome[1] if len(outcome) == 2 else outcome[1:] or None
 
 
-def refuse(status: Any, doing: str) -> None:
-    """Raises the error that `status` is, as `succeed` does."""
+def raise_cuda(status: Any, doing: str) -> None:
+    """Raises the exception for an error status, as `check_cuda` does."""
     name = getattr(status, "name", str(status))
     if name in STICKY:
         raise DeviceLost(f"CUDA error {name} while {doing}: the GPU can't be used by this process any more")

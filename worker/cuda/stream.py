@@ -1,8 +1,8 @@
-"""The CUDA streams of one instance, the events between them, and device memory in their order.
+"""The CUDA streams of one instance, events between them, and stream-ordered device memory.
 
-An instance computes on one stream, which backends know by its handle. Its copies to the device have a stream of their own,
-so that those of one batch go on while another is computed; its copies from the device have one where the model's
-configuration asks for it (`optimization.cuda.output_copy_stream`, as in Triton).
+An instance computes on one stream, whose handle its backend gets. Copies to the device have their own stream, so that one
+batch is copied while another is computed. Copies from the device have their own stream if the model's configuration sets
+`optimization.cuda.output_copy_stream`, as in Triton.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.errors import unavailable
-from worker.cuda.runtime import cuda_runtime, refuse, succeed
+from schemas.core.errors import unavailable
+from worker.cuda.runtime import check_cuda, cuda_runtime, raise_cuda
 
 _KEEP_EVERYTHING = 2**64 - 1
 
 
 class CudaStream:
-    """A stream of GPU `device_id`; see `worker.device_runner.InstanceStream`. Made in the thread that will use it.
+    """An `InstanceStream` of GPU `device_id`. It must be created in the thread that uses it.
 
-    `handle` is its `cudaStream_t`. It lasts for as long as anything refers to it, memory that was allocated on it included.
+    `handle` is its `cudaStream_t`. It is destroyed when nothing refers to it any more; memory that was allocated on it
+    does.
     """
 
     def __init__(self, device_id: int) -> None:
         self.device_id = device_id
         self.handle = 0
         self._runtime = runtime = cuda_runtime()
-        succeed(runtime.cudaSetDevice(device_id), f"choosing GPU {device_id}")
+        check_cuda(runtime.cudaSetDevice(device_id), f"selecting GPU {device_id}")
         _MemoryPools.prepare(runtime, device_id)
-        stream = succeed(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "making a stream")
+        stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "creating a stream")
         self.handle = int(stream)
         self._elsewhere: tuple[CudaStream, list[DeviceBuffer]] | None = None
         self._to_free: list[int] = []
 
     def allocate(self, size_bytes: int) -> DeviceBuffer:
-        """See `InstanceStream`."""
+        """Allocates device memory in the order of the stream."""
         if self._elsewhere is None:
             return DeviceBuffer(self, size_bytes)
         stream, kept = self._elsewhere
@@ -46,7 +47,7 @@ class CudaStream:
         return memory
 
     def free(self, pointer: int) -> None:
-        """Gives up memory that was allocated on this stream, after what it has been told to do."""
+        """Frees memory of this stream, after the work that is enqueued on it."""
         if self._elsewhere is None:
             self._runtime.cudaFreeAsync(pointer, self.handle)
         else:
@@ -54,10 +55,10 @@ class CudaStream:
 
     @contextlib.contextmanager
     def allocating_on(self, other: CudaStream) -> Iterator[list[DeviceBuffer]]:
-        """Meanwhile memory comes from the other stream, and is there at once; what was allocated is in the list.
+        """Allocates from the other stream, synchronously, while the context lasts; yields the list of allocations.
 
-        For the time while a graph is recorded, to which memory of this stream would belong, and whose launches would each
-        give up again what is given up meanwhile: that waits.
+        Used while a graph is captured: memory of this stream would belong to the graph. Frees are delayed until the end,
+        because each launch of the graph would repeat them.
         """
         kept: list[DeviceBuffer] = []
         self._elsewhere = other, kept
@@ -69,40 +70,40 @@ class CudaStream:
                 self.free(self._to_free.pop())
 
     def record(self, event: CudaEvent) -> None:
-        """The event is what the stream has been told to do by now."""
+        """Records the event after the work that is enqueued now."""
         status = self._runtime.cudaEventRecord(event.handle, self.handle)[0]
         if status:
-            refuse(status, "recording an event")
+            raise_cuda(status, "recording an event")
 
     def wait(self, event: CudaEvent) -> None:
-        """What the stream is told to do from now on is done after the event, as it was recorded last."""
+        """Lets work that is enqueued from now on wait for the last record of the event."""
         status = self._runtime.cudaStreamWaitEvent(self.handle, event.handle, 0)[0]
         if status:
-            refuse(status, "ordering streams")
+            raise_cuda(status, "ordering streams")
 
     def copy_in(self, to: int, source: int, size_bytes: int) -> None:
-        """Copies host memory to device memory, once the stream has come so far."""
+        """Enqueues a copy of host memory to device memory."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
         status = self._runtime.cudaMemcpyAsync(to, source, size_bytes, kind, self.handle)[0]
         if status:
-            refuse(status, "copying inputs to the GPU")
+            raise_cuda(status, "copying inputs to the GPU")
 
     def copy_out(self, to: int, source: int, size_bytes: int) -> None:
-        """Copies device memory to host memory, once the stream has come so far."""
+        """Enqueues a copy of device memory to host memory."""
         kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
         status = self._runtime.cudaMemcpyAsync(to, source, size_bytes, kind, self.handle)[0]
         if status:
-            refuse(status, "copying outputs from the GPU")
+            raise_cuda(status, "copying outputs from the GPU")
 
     def synchronize(self) -> None:
-        """Waits until everything is done that the stream was told to do."""
-        succeed(self._runtime.cudaStreamSynchronize(self.handle), "waiting for a stream")
+        """Waits until all enqueued work is done."""
+        check_cuda(self._runtime.cudaStreamSynchronize(self.handle), "waiting for a stream")
 
     def check(self) -> None:
-        """Raises DeviceLost if the GPU can't be used any more: errors that stay are the answer to whatever is asked."""
+        """Raises DeviceLost if the GPU can't be used any more: any query returns a sticky error then."""
         status = self._runtime.cudaStreamQuery(self.handle)[0]
         if status and status != self._runtime.cudaError_t.cudaErrorNotReady:
-            refuse(status, "looking after a failure")
+            raise_cuda(status, "checking the GPU after a failure")
 
     def __del__(self) -> None:
         if self.handle:
@@ -110,14 +111,14 @@ class CudaStream:
 
 
 class DeviceBuffer:
-    """Device memory, given up in the order of its stream when nothing refers to it. See `DeviceMemory`."""
+    """A `DeviceMemory` that is freed in the order of its stream when nothing refers to it any more."""
 
     def __init__(self, stream: CudaStream, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.pointer = 0
         self._stream = stream
         self._runtime = runtime = stream._runtime
-        # CUDA has no memory of no bytes, and a tensor without elements has an address all the same.
+        # CUDA does not allocate 0 bytes, but a tensor without elements needs an address as well.
         size = max(1, size_bytes)
         status, pointer = runtime.cudaMallocAsync(size, stream.handle)
         out_of_memory = runtime.cudaError_t.cudaErrorMemoryAllocation
@@ -125,11 +126,11 @@ class DeviceBuffer:
             _MemoryPools.trim(runtime, stream)
             status, pointer = runtime.cudaMallocAsync(size, stream.handle)
         if status == out_of_memory:
-            told = runtime.cudaMemGetInfo()
-            free = f"{told[1]} of its {told[2]} bytes are free" if not told[0] else "it does not tell how much is free"
+            info = runtime.cudaMemGetInfo()
+            free = "its free memory is unknown" if info[0] else f"{info[1]} of its {info[2]} bytes are free"
             raise unavailable(f"GPU {stream.device_id} has no memory for {size_bytes} bytes more: {free}")
         if status:
-            refuse(status, f"allocating {size_bytes} bytes on GPU {stream.device_id}")
+            raise_cuda(status, f"allocating {size_bytes} bytes on GPU {stream.device_id}")
         self.pointer = int(pointer)
 
     def __del__(self) -> None:
@@ -138,23 +139,25 @@ class DeviceBuffer:
 
 
 class CudaEvent:
-    """An event, which has a time. Whoever waits for it sleeps or `spins`, which is quicker and costs a processor."""
+    """An event with a time. A thread that waits for it sleeps, or `spins`, which reacts faster and occupies a core."""
 
     def __init__(self, spins: bool = False) -> None:
         self.handle = 0
         self._runtime = runtime = cuda_runtime()
         flags = runtime.cudaEventDefault if spins else runtime.cudaEventBlockingSync
-        self.handle = int(succeed(runtime.cudaEventCreateWithFlags(flags), "making an event"))
+        self.handle = int(check_cuda(runtime.cudaEventCreateWithFlags(flags), "creating an event"))
 
     def synchronize(self, doing: str) -> None:
-        """Waits for it. Raises what went wrong before it, as `succeed` does with `doing`."""
+        """Waits for the event. Raises errors of the work before it, as `check_cuda` does with `doing`."""
         status = self._runtime.cudaEventSynchronize(self.handle)[0]
         if status:
-            refuse(status, doing)
+            raise_cuda(status, doing)
 
     def ns_until(self, later: CudaEvent) -> int:
-        """Nanoseconds between the two, once both have come about."""
-        elapsed_ms = succeed(self._runtime.cudaEventElapsedTime(self.handle, later.handle), "reading times of events")
+        """Nanoseconds from this event to a later one; both must have occurred."""
+        elapsed_ms = check_cuda(
+            self._runtime.cudaEventElapsedTime(self.handle, later.handle), "reading times of events"
+        )
         return int(elapsed_ms * 1e6)
 
     def __del__(self) -> None:
@@ -163,7 +166,7 @@ class CudaEvent:
 
 
 class InstanceStreams:
-    """Those of one instance: `compute`, `copy_in` and `copy_out`, which is `compute` unless it is to be another."""
+    """The streams of one instance: `compute`, `copy_in`, and `copy_out`, which is `compute` without `own_copy_out`."""
 
     def __init__(self, device_id: int, own_copy_out: bool) -> None:
         self.compute = CudaStream(device_id)
@@ -171,33 +174,33 @@ class InstanceStreams:
         self.copy_out = CudaStream(device_id) if own_copy_out else self.compute
 
     def synchronize(self) -> None:
-        """Waits until all of them are idle."""
+        """Waits until all streams are idle."""
         for stream in (self.copy_in, self.compute, self.copy_out):
             stream.synchronize()
 
 
 class _MemoryPools:
-    """The pools that stream-ordered memory comes from, one a GPU. They keep what is given up for what comes next."""
+    """The pools of stream-ordered memory, one for each GPU. They keep freed memory for later allocations."""
 
     _lock = threading.Lock()
     _pools: dict[int, Any] = {}  # noqa: RUF012 - of the process, as CUDA's own are
 
     @classmethod
     def prepare(cls, runtime: Any, device_id: int) -> None:
-        """Has the GPU's pool keep its memory; by default it would be given back at each wait for the GPU."""
+        """Lets the GPU's pool keep freed memory; by default it would return it at each synchronization."""
         with cls._lock:
             if device_id in cls._pools:
                 return
             from cuda.bindings import driver
 
-            pool = succeed(runtime.cudaDeviceGetDefaultMemPool(device_id), "looking for the memory pool")
+            pool = check_cuda(runtime.cudaDeviceGetDefaultMemPool(device_id), "getting the memory pool")
             threshold = runtime.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
             kept = driver.cuuint64_t(_KEEP_EVERYTHING)
-            succeed(runtime.cudaMemPoolSetAttribute(pool, threshold, kept), "setting up the memory pool")
+            check_cuda(runtime.cudaMemPoolSetAttribute(pool, threshold, kept), "configuring the memory pool")
             cls._pools[device_id] = pool
 
     @classmethod
     def trim(cls, runtime: Any, stream: CudaStream) -> None:
-        """Gives back what the pool keeps and nobody uses: other libraries have pools of their own to be filled again."""
+        """Returns unused memory of the pool to the GPU, for other libraries with pools of their own."""
         stream.synchronize()
-        succeed(runtime.cudaMemPoolTrimTo(cls._pools[stream.device_id], 0), "giving back kept memory")
+        check_cuda(runtime.cudaMemPoolTrimTo(cls._pools[stream.device_id], 0), "trimming the memory pool")

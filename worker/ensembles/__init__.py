@@ -1,1 +1,1 @@
-"""Models made of other models: what runs after what, and the coordinator that asks the steps through the bus."""
+"""Ensembles: loading and checking them, and the coordinator that calls the models of their steps through the bus."""

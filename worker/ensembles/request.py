@@ -1,204 +1,216 @@
-"""`EnsembleRequest`: one request to an ensemble while its steps run: asks them, and keeps count of who needs which tensor.
+"""`EnsembleRequest`: one request to an ensemble: sends the steps' requests and passes tensors on between them.
 
-It does what its `EnsembleRun` says. Tensors are passed on as they came: what lies in shared memory stays where the
-worker of the step has put it, and goes into the next step's request, or the answer, as a reference.
+It carries out the actions of its `EnsembleRun`. Tensors are passed on without a copy: an output in shared memory stays
+where the worker of the step has put it, and goes into the next step's request, or the response, as a reference.
+
+`StepLimiter` bounds how many requests of an ensemble each step handles at a time (`max_inflight_requests`). As in Triton,
+each step has its own limit, shared by all requests of the ensemble.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
-from bus.identity import lies_elsewhere
-from bus.payloads import PayloadReader, StalePayload
-from calls.pending import Pending
+from bus.naming.identity import lies_elsewhere
+from bus.payloads.arena import PayloadReader, StalePayload
+from client.in_flight import PendingRequest
 from runtime.containment import report
-from schemas.errors import Reason, WeirError, internal, invalid, unavailable
-from schemas.messages import Moments
-from schemas.model_config import ModelConfig
-from schemas.request_errors import is_given_up
-from schemas.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
-from schemas.tensors import PayloadRef, Tensor
-from worker.ensembles.plan import EnsemblePlan
-from worker.ensembles.run import Actions, Call, EnsembleRun
-from worker.ensembles.step_gates import StepGates
-from worker.inner_calls import InnerCalls
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
+from schemas.core.request_limits import is_cancelled_error
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
+from schemas.core.tensors import PayloadRef, Tensor
+from schemas.wire.messages import Timestamps
+from worker.backend_api.inference_client import InferenceClient
+from worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
 
 logger = logging.getLogger("weir.worker")
 
+
 MAX_RUNS = 3
-"""How often a request is run whose tensors were lost with the worker that had made them."""
+"""How often a request runs at most, if tensors between its steps are lost with the worker that has them."""
 
 
-class Sequence(NamedTuple):
-    """The correlation id and the flags that go with a tensor."""
+class SequenceIdentity(NamedTuple):
+    """The correlation id and sequence flags that belong to a tensor."""
 
     correlation_id: int | str
     flags: int
 
 
-class Value:
-    """A tensor of the ensemble. `is_lent`: its content lies in a worker's memory, and is to be given back."""
+class TensorValue:
+    """A tensor of the ensemble. If it `is_lent`, its content lies in a worker's payload slot, which must be released."""
 
     __slots__ = ("is_lent", "sequence", "tensor")
 
-    def __init__(self, tensor: Tensor, sequence: Sequence | None = None, is_lent: bool = False) -> None:
+    def __init__(self, tensor: Tensor, sequence: SequenceIdentity | None = None, is_lent: bool = False) -> None:
         self.tensor = tensor
         self.sequence = sequence
         self.is_lent = is_lent
 
 
 class Caller(Protocol):
-    """Who is told how the request goes on."""
+    """Gets the responses to an ensemble request."""
 
     def responded(self, outputs: list[Tensor], parameters: Parameters) -> None:
-        """A response; content of outputs that is a reference is the caller's from now on."""
+        """Handles a response. The caller owns the payload slots to which outputs refer."""
 
     def ended(self, error: WeirError | None) -> None:
-        """The end, which comes once: with an error, or after the responses."""
+        """Handles the end of the request, once: with an error, or after the last response."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleContext:
+    """What all requests to one ensemble on this worker share."""
+
+    config: ModelConfig
+    plan: EnsemblePlan
+    limiter: StepLimiter
+    client: InferenceClient
+    reader: PayloadReader
 
 
 class EnsembleRequest:
-    """See the module. Everything runs in the event loop; `caller` may be told before `begin` has returned."""
+    """One request to an ensemble. Runs in the event loop; `caller` may be called before `begin` has returned."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        plan: EnsemblePlan,
-        gates: StepGates,
-        request: InferRequest,
-        calls: InnerCalls,
-        reader: PayloadReader,
-        caller: Caller,
-    ) -> None:
-        self._config = config
+    def __init__(self, ensemble: EnsembleContext, request: InferRequest, caller: Caller) -> None:
+        plan = ensemble.plan
+        self._config = ensemble.config
         self._plan = plan
-        self._gates = gates
+        self._limiter = ensemble.limiter
+        self._client = ensemble.client
+        self._reader = ensemble.reader
         self._request = request
-        self._calls = calls
-        self._reader = reader
         self._caller = caller
-        self._own = Sequence(request.correlation_id, request.sequence_flags)
+        self._own = SequenceIdentity(request.correlation_id, request.sequence_flags)
         self._writes_to_clients = any(output.region is not None for output in request.outputs)
         self._selection = plan.select(output.name for output in request.outputs)
-        self._run: EnsembleRun[Value] = EnsembleRun(self._selection, plan.is_decoupled)
+        self._run: EnsembleRun[TensorValue] = EnsembleRun(self._selection, plan.is_decoupled)
         self._runs = 0
-        self._whole: dict[str, Value] | None = None  # the one response of an ensemble that isn't decoupled
+        self._response: dict[str, TensorValue] | None = None  # the only response, if the ensemble is not decoupled
         self._has_responded = False
         self._is_over = False
         self.phases_ns = [0, 0, 0]
-        """Compute input, infer and output of its steps so far, summed up."""
+        """The sums of the durations (compute input, infer, output) of its steps so far."""
 
     def begin(self) -> None:
-        """Starts the steps that the request's own tensors are enough for."""
+        """Starts the steps that need only tensors of the request."""
         self._runs += 1
-        given = {tensor.name: Value(tensor) for tensor in self._request.inputs}
+        given = {tensor.name: TensorValue(tensor) for tensor in self._request.inputs}
         with self._guarded():
             self._do(self._run.begin(given, self._plan.inputs - given.keys()))
 
     def cancel(self) -> None:
-        """Gives everything up; the caller is told nothing any more."""
+        """Cancels all steps; the caller is not called any more."""
         self._drop(self._run.cancel())
-        self._release_whole()
+        self._release_response()
 
-    def _do(self, actions: Actions[Value]) -> None:
+    def _do(self, actions: RunActions[TensorValue]) -> None:
         run = self._run
         self._drop(actions)
         for outputs in actions.respond:
             if self._plan.is_decoupled:
                 self._respond(outputs)
             else:
-                self._whole = outputs
+                self._response = outputs
         for call in actions.start:
             if run is not self._run or run.has_ended:
-                return  # one of them could not be started
-            self._gates.enter(call.step.number, call, partial(self._start, call))
+                return  # a step could not be started, and the request has ended
+            self._limiter.enter(call.step.number, call, partial(self._start, call))
         if actions.ended:
             self._end(actions.is_deadlock)
 
-    def _drop(self, actions: Actions[Value]) -> None:
+    def _drop(self, actions: RunActions[TensorValue]) -> None:
         for value in actions.release:
             self._release(value)
-        for call in actions.abandon:
-            self._gates.leave(call.step.number, call)
+        for call in actions.cancel:
+            self._limiter.leave(call.step.number, call)
             if call.handle is not None:
-                self._calls.abandon(cast(Pending, call.handle))
+                self._client.cancel(cast(PendingRequest, call.handle))
 
-    def _release(self, value: Value) -> None:
+    def _release(self, value: TensorValue) -> None:
         if value.is_lent:
-            self._calls.release(cast(PayloadRef, value.tensor.data))
+            self._client.release(cast(PayloadRef, value.tensor.data))
 
-    def _release_whole(self) -> None:
-        whole, self._whole = self._whole, None
-        for value in (whole or {}).values():
+    def _release_response(self) -> None:
+        response, self._response = self._response, None
+        for value in (response or {}).values():
             self._release(value)
 
     # Steps
 
-    def _start(self, call: Call[Value]) -> None:
-        # The place at the gate may have been given by another request, which an error of this one is none of.
+    def _start(self, call: StepCall[TensorValue]) -> None:
+        # Another request that leaves the limiter may call this: it must not get the exceptions of this one.
         with self._guarded():
             self._submit(call)
 
-    def _submit(self, call: Call[Value]) -> None:
+    def _submit(self, call: StepCall[TensorValue]) -> None:
         if self._run.has_ended:
             return
         try:
-            pending = call.handle = self._calls.submit(self._request_of(call), partial(self._on_answer, call))
-            # What the client wants in memory of its own is written there from here.
+            pending = call.handle = self._client.submit(self._request_of(call), partial(self._on_response, call))
+            # Outputs for memory that the client shares are written there by this worker.
             pending.reads_content = self._writes_to_clients
         except WeirError as error:
             self._fail(call, error)
 
-    def _request_of(self, call: Call[Value]) -> InferRequest:
+    def _request_of(self, call: StepCall[TensorValue]) -> InferRequest:
         step, own = call.step, self._request
-        model = self._calls.catalog.resolve(step.model, step.version)
+        model = self._client.catalog.resolve(step.model, step.version)
         request = InferRequest(step.model, step.version, own.id, parameters=own.parameters)
         sequence = self._own
         for name, tensor in step.inputs:
             value = call.inputs.get(tensor)
             if value is None:
                 continue
-            shape = _fitting(list(value.tensor.shape), name, model.config)
+            shape = _fit_shape(list(value.tensor.shape), name, model.config)
             request.inputs.append(Tensor(name, value.tensor.datatype, shape, value.tensor.data))
             sequence = value.sequence or sequence
         request.outputs = [RequestedOutput(name) for name, _ in step.outputs]
         request.correlation_id, request.sequence_flags = sequence
         request.priority, request.timeout_us = own.priority, own.timeout_us
         request.deadline_ms, request.lane = own.deadline_ms, own.lane
-        request.wants_moments = True
+        request.wants_timestamps = True
         return request
 
-    def _on_answer(self, call: Call[Value], outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+    def _on_response(
+        self, call: StepCall[TensorValue], outcome: InferResponse | WeirError | None, is_final: bool
+    ) -> None:
         with self._guarded():
-            self._take(call, outcome, is_final)
+            self._handle_response(call, outcome, is_final)
 
-    def _take(self, call: Call[Value], outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+    def _handle_response(
+        self, call: StepCall[TensorValue], outcome: InferResponse | WeirError | None, is_final: bool
+    ) -> None:
         if is_final:
-            self._gates.leave(call.step.number, call)
+            self._limiter.leave(call.step.number, call)
         if isinstance(outcome, WeirError):
             if not is_final:
-                self._calls.abandon(cast(Pending, call.handle))  # the rest of it is of no use
-            if is_given_up(outcome):
+                self._client.cancel(cast(PendingRequest, call.handle))  # its further responses have no use
+            if is_cancelled_error(outcome):
                 self._lost(call)
             else:
                 self._fail(call, outcome)
             return
         if is_final:
-            self._count(cast(Pending, call.handle).moments)
+            self._count(cast(PendingRequest, call.handle).timestamps)
         outputs = None if outcome is None else self._values(call, outcome)
         self._do(self._run.responded(call, outputs, is_final))
 
-    def _values(self, call: Call[Value], response: InferResponse) -> dict[str, Value]:
+    def _values(self, call: StepCall[TensorValue], response: InferResponse) -> dict[str, TensorValue]:
         names = dict(call.step.outputs)
         sequence = _sequence_of(call, self._own)
-        changed = _changed(sequence, response.parameters)
-        values: dict[str, Value] = {}
+        changed = _update_sequence(sequence, response.parameters)
+        values: dict[str, TensorValue] = {}
         for tensor in response.outputs:
-            value = Value(tensor, changed, isinstance(tensor.data, PayloadRef))
+            value = TensorValue(tensor, changed, isinstance(tensor.data, PayloadRef))
             name = names.get(tensor.name)
             if name is None or name in values:
                 self._release(value)
@@ -206,19 +218,19 @@ class EnsembleRequest:
                 values[name] = value
         return values
 
-    def _count(self, moments: Moments | None) -> None:
-        if not moments:
+    def _count(self, timestamps: Timestamps | None) -> None:
+        if not timestamps:
             return
-        begun = moments.get("COMPUTE_START", 0)
+        start = timestamps.get("COMPUTE_START", 0)
         for position, name in enumerate(("COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")):
-            ended = moments.get(name, begun)
-            self.phases_ns[position] += max(0, ended - begun)
-            begun = ended
+            end = timestamps.get(name, start)
+            self.phases_ns[position] += max(0, end - start)
+            start = end
 
-    def _lost(self, call: Call[Value]) -> None:
-        """Tensors that the step was to read have gone with the worker that had made them: all of it runs again."""
+    def _lost(self, call: StepCall[TensorValue]) -> None:
+        """Runs the request again: tensors for the step were lost with the worker that had them."""
         if self._own.correlation_id:
-            # A step that has run may have taken the request into its sequence's state.
+            # A step that has run may have changed the state of its sequence.
             self._fail(
                 call, unavailable("tensors between its steps were lost: start the sequence again", Reason.SEQUENCE_LOST)
             )
@@ -228,29 +240,29 @@ class EnsembleRequest:
             return
         actions = self._run.failed(call)
         if actions.ended:
-            self._gates.leave(call.step.number, call)
+            self._limiter.leave(call.step.number, call)
             self._drop(actions)
             self._run_again()
 
     def _run_again(self) -> None:
-        self._release_whole()
+        self._release_response()
         self._run = EnsembleRun(self._selection, self._plan.is_decoupled)
         self.begin()
 
-    def _fail(self, call: Call[Value], error: WeirError) -> None:
+    def _fail(self, call: StepCall[TensorValue], error: WeirError) -> None:
         actions = self._run.failed(call)
         if not actions.ended:
             return
-        self._gates.leave(call.step.number, call)
+        self._limiter.leave(call.step.number, call)
         self._drop(actions)
-        self._release_whole()
+        self._release_response()
         self._ended(self._named(error))
 
-    # Answers
+    # Responses
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Ends the request with an error where our own code fails: nobody else would ever answer it."""
+        """Ends the request with an error if Weir's own code raises: it would never get a response otherwise."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - reported
@@ -271,16 +283,20 @@ class EnsembleRequest:
             )
             self._ended(self._named(invalid(text)))
             return
-        if self._whole is not None and self._runs < MAX_RUNS and not all(map(self._is_there, self._whole.values())):
+        if (
+            self._response is not None
+            and self._runs < MAX_RUNS
+            and not all(map(self._is_readable, self._response.values()))
+        ):
             self._run_again()
             return
-        whole, self._whole = self._whole, None
-        if whole is not None:
-            self._respond(whole)
+        response, self._response = self._response, None
+        if response is not None:
+            self._respond(response)
         self._ended(None)
 
-    def _is_there(self, value: Value) -> bool:
-        """Whether an output that was made a while ago can still be read."""
+    def _is_readable(self, value: TensorValue) -> bool:
+        """Whether the content of an output can still be read."""
         ref = value.tensor.data
         if not isinstance(ref, PayloadRef) or not value.is_lent or lies_elsewhere(ref.segment):
             return True
@@ -290,7 +306,7 @@ class EnsembleRequest:
             return False
         return True
 
-    def _respond(self, values: Mapping[str, Value]) -> None:
+    def _respond(self, values: Mapping[str, TensorValue]) -> None:
         self._has_responded = True
         outputs: list[Tensor] = []
         sequence = self._own
@@ -299,17 +315,17 @@ class EnsembleRequest:
             if value is None:
                 continue
             tensor, sequence = value.tensor, value.sequence or sequence
-            shape = _fitting(list(tensor.shape), declared.name, self._config)
+            shape = _fit_shape(list(tensor.shape), declared.name, self._config)
             outputs.append(Tensor(declared.name, tensor.datatype, shape, tensor.data))
-        self._caller.responded(outputs, _told(sequence))
+        self._caller.responded(outputs, _sequence_parameters(sequence))
 
     def _named(self, error: WeirError) -> WeirError:
         message = f"in ensemble '{self._config.name}', {error.message}"
         return WeirError(error.code, message, error.retry_after_s, reason=error.reason)
 
 
-def _fitting(shape: list[int], name: str, config: ModelConfig) -> list[int]:
-    """The shape as the model has it: where only one side has a batch dimension, it is a batch of one."""
+def _fit_shape(shape: list[int], name: str, config: ModelConfig) -> list[int]:
+    """The shape with or without a batch dimension, as the model has it: the batch is of one row."""
     declared = config.input_by_name.get(name) or config.output_by_name.get(name)
     if declared is None:
         return shape
@@ -318,14 +334,14 @@ def _fitting(shape: list[int], name: str, config: ModelConfig) -> list[int]:
     return shape[1:] if len(shape) == len(declared.dims) + 1 and shape[0] == 1 else shape
 
 
-def _sequence_of(call: Call[Value], own: Sequence) -> Sequence:
+def _sequence_of(call: StepCall[TensorValue], own: SequenceIdentity) -> SequenceIdentity:
     for value in call.inputs.values():
         own = value.sequence or own
     return own
 
 
-def _changed(sequence: Sequence, parameters: Parameters | None) -> Sequence:
-    """What a step's response parameters make of the sequence, for what follows."""
+def _update_sequence(sequence: SequenceIdentity, parameters: Parameters | None) -> SequenceIdentity:
+    """The sequence identity for later steps, as changed by the parameters of a step's response."""
     if not parameters:
         return sequence
     correlation_id, flags = sequence
@@ -335,13 +351,84 @@ def _changed(sequence: Sequence, parameters: Parameters | None) -> Sequence:
     for name, flag in (("sequence_start", SEQUENCE_START), ("sequence_end", SEQUENCE_END)):
         if isinstance(parameters.get(name), bool):
             flags = flags | flag if parameters[name] else flags & ~flag
-    return Sequence(correlation_id, flags)
+    return SequenceIdentity(correlation_id, flags)
 
 
-def _told(sequence: Sequence) -> Parameters:
-    """The parameters that an ensemble's response has, as in Triton."""
+def _sequence_parameters(sequence: SequenceIdentity) -> Parameters:
+    """The parameters of an ensemble's response, as in Triton."""
     return {
         "sequence_id": sequence.correlation_id,
         "sequence_start": bool(sequence.flags & SEQUENCE_START),
         "sequence_end": bool(sequence.flags & SEQUENCE_END),
     }
+
+
+STEP_TIMEOUT_S = 300.0
+"""How long a request waits for a step. It then proceeds beyond the limit, so that steps never wait for each other forever.
+"""
+
+
+class _Waiting:
+    """A call that waits for its step."""
+
+    __slots__ = ("call", "start", "timer")
+
+    def __init__(self, call: Hashable, start: Callable[[], None]) -> None:
+        self.call = call
+        self.start = start
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class StepLimiter:
+    """Limits the calls of each step of one ensemble on one worker; with `limit` 0 there is no limit.
+
+    Calls beyond the limit wait in order, for `timeout_s` at most.
+    """
+
+    def __init__(self, steps: int, limit: int, timeout_s: float = STEP_TIMEOUT_S) -> None:
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._running: list[set[Hashable]] = [set() for _ in range(steps)]
+        self._waiting: list[deque[_Waiting]] = [deque() for _ in range(steps)]
+
+    def enter(self, step: int, call: Hashable, start: Callable[[], None]) -> None:
+        """Calls `start` now, or when the step may handle another call."""
+        if not self._limit:
+            start()
+        elif len(self._running[step]) < self._limit:
+            self._running[step].add(call)
+            start()
+        else:
+            waiting = _Waiting(call, start)
+            waiting.timer = asyncio.get_running_loop().call_later(self._timeout_s, self._time_out, step, waiting)
+            self._waiting[step].append(waiting)
+
+    def leave(self, step: int, call: Hashable) -> None:
+        """Removes a call that has ended or that waits; does nothing if it was removed before."""
+        if not self._limit:
+            return
+        if call in self._running[step]:
+            self._running[step].remove(call)
+        else:
+            for waiting in self._waiting[step]:
+                if waiting.call is call:
+                    self._waiting[step].remove(waiting)
+                    _cancel_timer(waiting)
+                    break
+        while self._waiting[step] and len(self._running[step]) < self._limit:
+            self._admit(step, self._waiting[step].popleft())
+
+    def _time_out(self, step: int, waiting: _Waiting) -> None:
+        if waiting in self._waiting[step]:
+            self._waiting[step].remove(waiting)
+            self._admit(step, waiting)
+
+    def _admit(self, step: int, waiting: _Waiting) -> None:
+        _cancel_timer(waiting)
+        self._running[step].add(waiting.call)
+        waiting.start()
+
+
+def _cancel_timer(waiting: _Waiting) -> None:
+    if waiting.timer is not None:
+        waiting.timer.cancel()

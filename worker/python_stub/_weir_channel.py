@@ -1,10 +1,12 @@
-"""How a worker and the process of a Python model talk: msgpack arrays over a socket pair, each after its length.
+"""How a worker and the process of a Python model communicate: msgpack arrays over socket pairs, each preceded by its
+length.
 
-Three channels join them. On the first the worker asks, to load the model or to run a batch, and on the second the
-process does, whenever the model has a response to send or wants to know something, from whichever thread and however
-many batches are open: every question is answered with DONE or FAILED before the next one, so nothing piles up. On the
-third the model asks for what takes its time, other models' answers and changes of the repository: any number of calls
-are under way there at once, each under a number that the process gives it.
+Three channels join them. On the first the worker sends commands: to load the model, or to run a batch. On the second the
+process sends responses and queries, from any of its threads and however many batches are open. On these two each message is
+answered with DONE or FAILED before the next one, so that nothing piles up. On the third the process sends what may take
+long: requests to other models, and changes of the repository. Any number of these calls may be open; the process numbers
+them.
+
 Both ends import this file, so that neither can drift from the other.
 """
 
@@ -18,66 +20,66 @@ from typing import Any
 import msgpack
 
 INLINE_LIMIT = 64 * 1024
-"""Tensors of more bytes than this travel in shared memory."""
+"""Tensors of more bytes than this are passed in shared memory."""
 
 MAX_MESSAGE_BYTES = 1 << 29
-"""No message is longer. What a model has written into the channel by mistake begins with more, if it is text."""
+"""The longest message. Text that a model writes into the channel by mistake reads as a greater length."""
 
 LENGTH = struct.Struct("<I")
-"""What stands before each message: its bytes."""
+"""Precedes each message: its length in bytes."""
 
 
 class Kind(IntEnum):
-    """What a message is: its first element. The others are named beside it."""
+    """The first element of a message. The comment at each kind lists the others, and the value of its DONE."""
 
     INITIALIZE = 1
-    """arguments for the model's `initialize`. Done: whether it has an `is_ready`."""
+    """arguments of the model's `initialize`. DONE: whether it has an `is_ready`."""
     AUTO_COMPLETE = 2
-    """model configuration as JSON. Done: the completed one, as JSON."""
+    """model configuration as JSON. DONE: the completed one, as JSON."""
     EXECUTE = 3
-    """number of the run, requests. Done: for each a response, or None for one that is answered on the other channel."""
+    """number of the run, requests. DONE: for each a response, or None for one that is sent on the second channel."""
     FINALIZE = 5
-    """Done: None; the process ends."""
+    """DONE: None; the process ends."""
     DONE = 6
-    """the answer's value."""
+    """the value."""
     FAILED = 7
-    """why, as text for the client."""
+    """the reason, as text for the client."""
     RESPONSE = 8
-    """number of the run, place of the request in it, response or None, whether it is the last. Done: None."""
+    """number of the run, position of the request in it, response or None, whether it is final. DONE: None."""
     IS_CANCELLED = 9
-    """number of the run, place of the request in it. Done: whether its caller has given up."""
+    """number of the run, position of the request in it. DONE: whether its client has cancelled it."""
     RUN_FAILED = 10
-    """number of the run, why: what it has not answered yet has failed. Done: None."""
+    """number of the run, reason: its requests without a final response have failed. DONE: None."""
     DROPPED = 11
-    """number of the run, place of the request in it: the model holds nothing any more that could answer it. Done: None."""
+    """number of the run, position of the request in it: the model has deleted its response sender. DONE: None."""
     LOG = 20
-    """log settings, by their names. Done: None."""
+    """log settings by name. DONE: None."""
     CALL = 30
-    """number of the call, whether it may have several responses, the request. Answered with ANSWER."""
-    GIVE_UP = 31
-    """number of the call: its responses are wanted no more. No answer."""
+    """number of the call, whether it may have several responses, the request. Responses are CALL_RESPONSE messages."""
+    CANCEL_CALL = 31
+    """number of the call, which is cancelled. No reply."""
     RELEASE = 32
-    """tensors of answers that have been read, each (segment, slot, generation). No answer."""
+    """tensors of responses that were read, each (segment, slot, generation). No reply."""
     LOAD = 33
-    """number of the call, model, its configuration or None, files by path. DONE with the number, FAILED with it."""
+    """number of the call, model, its configuration or None, files by path. The number precedes the value in the reply."""
     UNLOAD = 34
-    """number of the call, model, whether with its dependents. As LOAD."""
+    """number of the call, model, whether with its dependents. Reply as for LOAD."""
     IS_MODEL_READY = 35
-    """number of the call, model, version. DONE with the number and whether it is."""
-    TAKEN = 36
-    """number of the call: the memory in which its large tensors lay may be used again."""
-    ANSWER = 37
-    """number of the call, response, whether it is the last."""
+    """number of the call, model, version. Reply as for LOAD: whether it is ready."""
+    TENSORS_COPIED = 36
+    """number of the call: the memory of its large tensors may be reused."""
+    CALL_RESPONSE = 37
+    """number of the call, response, whether it is final."""
     METRIC_FAMILY = 50
-    """number of the call, the process's number for the family, name, description, kind. As LOAD."""
+    """number of the call, the process's number for the family, name, description, kind. Reply as for LOAD."""
     METRIC = 51
-    """number of the call, the family's number, labels, bounds or None. DONE with the number, place and bounds."""
-    METRIC_FAMILIES_GONE = 52
-    """numbers of families that the model has given up. No answer."""
+    """number of the call, the family's number, labels, bounds or None. Reply as for LOAD: (index, bounds)."""
+    METRIC_FAMILIES_DELETED = 52
+    """numbers of families that the model has deleted. No reply."""
 
 
 class Channel:
-    """One end of the socket pair. Used by one thread at a time, or by one that sends and another that receives."""
+    """One end of a channel. For one thread at a time, or one that sends and another that receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -89,13 +91,13 @@ class Channel:
         self._end = 0
 
     def set_timeout(self, seconds: float | None) -> None:
-        """Bounds each wait for the other end; None waits for ever."""
+        """Limits each wait for the other end; None is no limit."""
         self._socket.settimeout(seconds)
 
     def send(self, *message: Any) -> None:
         """Sends one message.
 
-        Raises OSError when the other end is gone, TypeError, ValueError or OverflowError for what can't be packed.
+        Raises OSError when the other end is closed, TypeError, ValueError or OverflowError for values that can't be packed.
         """
         payload = self._pack(message)
         self._socket.sendall(LENGTH.pack(len(payload)) + payload)
@@ -103,8 +105,8 @@ class Channel:
     def receive(self) -> Any:
         """The next message, as a tuple.
 
-        Raises EOFError or OSError when the other end is gone, TimeoutError, and ValueError for what is no message: after
-        that the channel is of no use.
+        Raises EOFError or OSError when the other end is closed, TimeoutError, and ValueError for a malformed message, after
+        which the channel can't be used.
         """
         self._fill(LENGTH.size)
         (length,) = LENGTH.unpack_from(self._buffer, self._start)
@@ -116,11 +118,11 @@ class Channel:
         return msgpack.unpackb(self._view[body : self._start], use_list=False)
 
     def shut_down(self) -> None:
-        """Ends the connection: whoever waits in `receive`, at either end, learns so. For any thread."""
+        """Ends the connection: a `receive` that waits at either end raises. For any thread."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it has ended before
+            pass  # it has already ended
 
     def close(self) -> None:
         """Closes this end."""

@@ -1,17 +1,17 @@
-"""The two errors a Python model speaks in: one it raises, one it answers a request with."""
+"""The two errors of a Python model: an exception that fails a whole batch, and the error of one response."""
 
 from __future__ import annotations
 
 
 class TritonModelException(Exception):
-    """Raised by a model, or by this API for what a model does wrong; ends the whole batch."""
+    """Raised by a model, or by this API where a model violates the contract; fails the whole batch."""
 
 
 class TritonError:
     """The error of one response: a message for the client and one of Triton's eight codes (default INTERNAL).
 
-    The ninth code is Weir's own: something is full for now, which clients are told as status 429. The numbers are
-    those of `schemas.errors.ErrorCode`, as which they travel.
+    RESOURCE_EXHAUSTED is Weir's own: a limit is reached for now, which clients see as status 429. The numbers are those of
+    `schemas.core.errors.ErrorCode`.
     """
 
     UNKNOWN = 1
@@ -44,9 +44,9 @@ class TritonError:
         return f"TritonError({self._message!r}, {self._code})"
 
     def message(self) -> str:
-        """What the client is told."""
+        """The message for the client."""
         return self._message
 
     def code(self) -> int:
-        """One of this class's codes."""
+        """One of the codes of this class."""
         return self._code

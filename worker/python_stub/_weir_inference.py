@@ -1,4 +1,4 @@
-"""`InferenceRequest` of `triton_python_backend_utils`."""
+"""`InferenceRequest`, `InferenceTrace` and `PreferredMemory` of `triton_python_backend_utils`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,59 @@ from typing import Any
 from _weir_calls import OnResponse, current_calls
 from _weir_channel import Kind
 from _weir_errors import TritonModelException
-from _weir_preferred_memory import PreferredMemory
-from _weir_response import InferenceResponse, Parameters, check_parameters
+from _weir_response import InferenceResponse, InferenceResponseSender, Parameters, ResponseChannel, check_parameters
 from _weir_response_iterator import ResponseIterator
-from _weir_response_sender import InferenceResponseSender, ResponseChannel
 from _weir_tensor import Tensor
-from _weir_trace import InferenceTrace
+
+
+class InferenceTrace:
+    """The trace of a request. `context` is JSON, "" where the request is not traced."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: str = "") -> None:
+        self._context = context
+
+    def get_context(self) -> str | None:
+        """The trace context for spans of the model's own: JSON with W3C's `traceparent`, and `tracestate` if any.
+
+        None unless traces are exported by OpenTelemetry and this request is traced.
+        """
+        return self._context or None
+
+
+TRITONSERVER_MEMORY_CPU = 0
+TRITONSERVER_MEMORY_GPU = 2
+
+
+class PreferredMemory:
+    """Where a model would like the responses of others to lie. Today they always lie in host memory."""
+
+    __slots__ = ("_device_id", "_kind")
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        kinds = (TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU)
+        if preferred_memory_type not in kinds or not isinstance(preferred_device_id, int):
+            raise TypeError(
+                "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
+                "    1. PreferredMemory(preferred_memory_type: MemoryType, preferred_device_id: int = 0)"
+            )
+        self._kind = preferred_memory_type
+        self._device_id = preferred_device_id
+
 
 RELEASE_RESCHEDULE = 2
 """`TRITONSERVER_REQUEST_RELEASE_RESCHEDULE`."""
 
 
 class InferenceRequest:
-    """A request handed to a model's `execute`, or one that a model makes for another model.
+    """A request that a model's `execute` receives, or that a model creates for another model.
 
-    `requested_output_names` empty are all outputs, `model_version` -1 the latest, `timeout` microseconds. The responses'
-    tensors lie in host memory whatever memory is preferred. Names and ids may be `bytes` too, as elements of BYTES tensors
-    are. With `trace=request.trace()` the asked model's request
-    continues the trace. Raises TypeError for arguments of other types, TritonModelException for a correlation id that is
-    neither int nor str and for parameters that are not bool, int or str.
+    An empty `requested_output_names` requests all outputs; `model_version` -1 is the latest; `timeout` is in microseconds.
+    The tensors of responses lie in host memory whatever memory is preferred. Names and ids may also be `bytes`, as elements
+    of BYTES tensors are. With `trace=request.trace()` the new request continues the trace. Raises TypeError for
+    arguments of other types, TritonModelException for a correlation id that is neither int nor str and for parameters
+    that are not bool, int or str.
     """
 
     __slots__ = (
@@ -48,7 +82,7 @@ class InferenceRequest:
         "model_version",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Triton's signature
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
@@ -111,24 +145,18 @@ class InferenceRequest:
     @classmethod
     def received(
         cls,
-        request_id: str,
-        correlation_id: int | str,
-        flags: int,
-        timeout: int,
-        parameters: Parameters,
-        trace: str,
+        facts: Sequence[Any],
         outputs: Sequence[str],
         inputs: list[Tensor],
         channel: ResponseChannel,
         place: tuple[int, int],
     ) -> InferenceRequest:
-        """A request as it came from a client, already checked; at `place` the other end of `channel` knows it."""
+        """A checked request of a client, of which `facts` are the other fields of its message.
+
+        `place` is (number of the run, position of the request in it).
+        """
         request = cls.__new__(cls)
-        request._id = request_id
-        request._correlation_id = correlation_id
-        request._flags = flags
-        request._timeout = timeout
-        request._parameters = parameters
+        request._id, request._correlation_id, request._flags, request._timeout, request._parameters, trace = facts
         request._trace = InferenceTrace(trace)
         request._outputs = list(outputs)
         request._inputs = inputs
@@ -143,11 +171,11 @@ class InferenceRequest:
         return self._inputs
 
     def requested_output_names(self) -> list[str]:
-        """The outputs the caller wants: those it named, else all of the model's configuration."""
+        """The outputs that the client requested, by default all of the model's configuration."""
         return self._outputs
 
     def request_id(self) -> str:
-        """The caller's own id, or ""."""
+        """The client's id of the request, or ""."""
         return self._id
 
     def correlation_id(self) -> int | str:
@@ -163,27 +191,27 @@ class InferenceRequest:
         self._flags = flags
 
     def timeout(self) -> int:
-        """The caller's time limit in microseconds; 0 for none."""
+        """The client's timeout in microseconds; 0 for none."""
         return self._timeout
 
     def parameters(self) -> str:
-        """The caller's parameters as JSON."""
+        """The client's parameters as JSON."""
         return json.dumps(self._parameters)
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has given up; never for a request that the model made itself."""
+        """Whether the client has cancelled the request; always False for one that the model created."""
         if self._sender is not None:
             return self._sender.is_cancelled()
         return self._channel is not None and bool(self._channel.ask(Kind.IS_CANCELLED, *self._place))
 
     def trace(self) -> InferenceTrace:
-        """The trace the request belongs to; there is one also where it is not traced."""
+        """The trace of the request; an empty one where it is not traced."""
         return self._trace
 
     def get_response_sender(self) -> InferenceResponseSender:
-        """What sends this request's responses, always the same one.
+        """The object that sends this request's responses, the same for every call.
 
-        Raises TritonModelException for a request that the model made itself.
+        Raises TritonModelException for a request that the model created.
         """
         if self._channel is None:
             raise TritonModelException("a request made by a model has no response sender")
@@ -193,69 +221,69 @@ class InferenceRequest:
         return self._sender
 
     def __del__(self) -> None:
-        # A decoupled model need not have taken the sender: without it nobody can answer the request any more.
+        # A decoupled model that never took the sender can't respond to the request any more.
         channel = getattr(self, "_channel", None)
         if channel is not None and channel.is_decoupled and self._sender is None:
             channel.drop(self._place)
 
     def has_sender(self) -> bool:
-        """Whether somebody has the response sender, and may have used it."""
+        """Whether the model has taken the response sender, and may have used it."""
         return self._sender is not None
 
     def returned(self) -> None:
-        """`execute` returned the response. Raises TritonModelException when that is one too many."""
+        """Records that `execute` returned the response. Raises TritonModelException if another was sent before."""
         if self._sender is not None:
             self._sender.returned()
 
     def close(self) -> None:
-        """The request is over: its response sender sends nothing any more."""
+        """Ends the request: its response sender can't send anything any more."""
         if self._channel is not None:
             self.get_response_sender().close()
 
     def set_release_flags(self, flags: int) -> None:
-        """With TRITONSERVER_REQUEST_RELEASE_RESCHEDULE the request runs again, if its model's sequences are iterative."""
+        """TRITONSERVER_REQUEST_RELEASE_RESCHEDULE runs the request again, if the model's sequences are iterative."""
         self._release_flags = flags
 
     def is_rescheduled(self) -> bool:
-        """Whether the request is to run again: not one that has its last response."""
+        """Whether the request is to run again; False for one that has its final response."""
         return bool(self._release_flags & RELEASE_RESCHEDULE) and not (self._sender and self._sender.has_ended())
 
     def exec(self, decoupled: bool = False) -> InferenceResponse | ResponseIterator:
-        """Asks the model for a response and waits for it; with `decoupled` returns the iterator of its responses.
+        """Sends the request to the model and waits for the response; with `decoupled` returns an iterator of responses.
 
-        What goes wrong with the request is told by a response that is an error. Raises TritonModelException outside of
-        `execute`, from `initialize` and `finalize`, and for what can't be sent.
+        A request that fails has a response that is an error. Raises TritonModelException outside of `execute` (in
+        `initialize` and `finalize`), and for values that can't be sent.
         """
         if decoupled:
             return self._started_iterator()
-        answered: SimpleQueue[InferenceResponse] = SimpleQueue()
-        self._start(False, lambda response, _is_final: answered.put(response))
-        return answered.get()
+        responses: SimpleQueue[InferenceResponse] = SimpleQueue()
+        self._start(False, lambda response, _is_final: responses.put(response))
+        return responses.get()
 
     def async_exec(self, decoupled: bool = False) -> Any:
-        """As `exec`, as an awaitable; cancelling it gives the request up. With `decoupled` it waits for the first response.
+        """As `exec`, as an awaitable; cancelling it cancels the request. With `decoupled` it waits for the first response.
 
-        To be called in a coroutine: raises RuntimeError where no event loop runs.
+        Call it in a coroutine: it raises RuntimeError where no event loop runs.
         """
         import asyncio  # a third of the start-up time, which few models need
 
         loop = asyncio.get_running_loop()
         if decoupled:
-            return loop.create_task(self._started_iterator().begun())
+            return loop.create_task(self._started_iterator().first_response())
         future = loop.create_future()
 
-        def settle(response: InferenceResponse) -> None:
+        def set_result(response: InferenceResponse) -> None:
             if not future.done():
                 future.set_result(response)
 
         def on_response(response: InferenceResponse, _is_final: bool) -> None:
             try:
-                loop.call_soon_threadsafe(settle, response)
+                loop.call_soon_threadsafe(set_result, response)
             except RuntimeError:
-                pass  # the loop has ended, and nobody waits in it
+                pass  # the loop has ended, so nothing waits in it
 
         number = self._start(False, on_response)
-        future.add_done_callback(lambda done: done.cancelled() and current_calls().give_up(number))
+        future.add_done_callback(lambda done: done.cancelled() and current_calls().cancel(number))
         return future
 
     def _started_iterator(self) -> ResponseIterator:
@@ -265,7 +293,7 @@ class InferenceRequest:
 
     def _start(self, is_decoupled: bool, on_response: OnResponse) -> int:
         if self._channel is not None:
-            raise TritonModelException("a request that was received can't be executed: make a new one of its inputs")
+            raise TritonModelException("a received request can't be executed: create a new one from its inputs")
         facts = (
             self.model_name,
             self.model_version,
@@ -281,7 +309,7 @@ class InferenceRequest:
 
 
 def _text(value: Any) -> Any:
-    """`bytes` as text, where they are UTF-8; anything else as it is."""
+    """`bytes` in UTF-8 as a str; anything else unchanged."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -1,4 +1,4 @@
-"""`Logger` of `triton_python_backend_utils`: lines in the server's log, in its format, by its settings."""
+"""`Logger` of `triton_python_backend_utils`: writes to the server's log, in its format and by its settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from datetime import UTC, datetime
 
 
 class Logger:
-    """Writes to the server's log; verbose messages only where verbose logging is on. Used as a class, never made."""
+    """Writes to the server's log; verbose messages only where verbose logging is on.
+
+    Used as a class, never instantiated.
+    """
 
     INFO = 0
     WARNING = 1
@@ -24,22 +27,17 @@ class Logger:
     _fd: int | None = None
 
     @classmethod
-    def configure(
-        cls,
-        log_file: str,
-        log_info: bool,
-        log_warning: bool,
-        log_error: bool,
-        log_verbose_level: int,
-        log_format: str,
-    ) -> None:
-        """Takes the server's log settings, which may change while the model runs."""
-        switches = ((cls.INFO, log_info), (cls.WARNING, log_warning), (cls.ERROR, log_error))
-        verbose = (cls.VERBOSE, log_verbose_level > 0)
-        cls._shown = frozenset(level for level, is_on in (*switches, verbose) if is_on)
+    def configure(cls, *, log_file: str, log_format: str, log_verbose_level: int, **switches: bool) -> None:
+        """Applies the server's log settings, which may change while the model runs.
+
+        `switches` are `log_info`, `log_warning` and `log_error`.
+        """
+        levels = {"log_info": cls.INFO, "log_warning": cls.WARNING, "log_error": cls.ERROR}
+        shown = {level for name, level in levels.items() if switches[name]}
+        cls._shown = frozenset(shown | ({cls.VERBOSE} if log_verbose_level > 0 else set()))
         cls._format = log_format
         if log_file != cls._file:
-            # Each line is one write at the end of the file, so those of several processes don't mix.
+            # Each entry is one append to the file, so that entries of several processes don't mix.
             cls._fd = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             cls._file = log_file
 
@@ -85,7 +83,7 @@ class Logger:
 
     @classmethod
     def _put(cls, line: str) -> None:
-        # One write an entry, so that those of threads don't mix; quoted, so that a message can't forge another one.
+        # One write per entry, so that entries of threads don't mix; quoted, so that a message can't forge an entry.
         if cls._fd is None:
             sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
@@ -119,7 +117,7 @@ class Logger:
 
 
 def log_exception(message: str, error: BaseException) -> None:
-    """Logs an error of the model's, or of this process's own code, with its traceback, by the server's log settings."""
+    """Logs an exception of the model, or of this process's own code, with its traceback."""
     if Logger.ERROR not in Logger._shown:
         return
     frames = traceback.extract_tb(error.__traceback__)
@@ -129,7 +127,7 @@ def log_exception(message: str, error: BaseException) -> None:
 
 
 def log_exceptions_of_threads() -> None:
-    """From now on what ends a thread of the model is logged by `log_exception`."""
+    """From now on exceptions that end threads of the model are logged by `log_exception`."""
 
     def log(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):

@@ -1,7 +1,12 @@
-"""Memory for large tensors between a worker and the process of a Python model.
+"""Memory that a worker shares with the processes of Python models: for large tensors, and for the values of custom metrics.
 
-Each direction has one file without a name (a memfd), written by one side, read by the other, reused by every batch. It
-grows when a batch needs more and is sealed against shrinking, so that no reader can be made to fault on a lost page.
+For tensors each direction has one file without a name (a memfd), which one side writes, the other reads, and every batch
+reuses. It grows when a batch needs more and is sealed against shrinking, so that a reader can't fault on a missing page.
+
+The values of custom metrics lie in one memory for all processes of a worker. A change therefore needs no message, is
+visible before the response that it belongs to, and outlives the process that made it. Each series has a run of 64-bit
+floats. A writer holds the kernel's lock on these bytes, which the kernel releases when the holder ends; reading a
+single value needs no lock. A model that writes elsewhere in this memory can corrupt values, but nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +14,9 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import struct
+import threading
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -16,7 +24,7 @@ _GROWTH = 1024 * 1024
 
 
 def create_memory(name: str) -> int:
-    """The file descriptor of a new, empty memory; `name` is for people who look at the process."""
+    """The file descriptor of a new, empty memory; `name` appears in `/proc/<pid>/fd`."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return fd
@@ -32,11 +40,11 @@ class MemoryWriter:
         self._end = 0
 
     def rewind(self) -> None:
-        """Begins a new batch: what was placed before may be overwritten."""
+        """Starts a new batch: what was placed before may be overwritten."""
         self._end = 0
 
     def place(self, data: bytes | memoryview | np.ndarray) -> tuple[int, int]:
-        """Copies `data` (C-contiguous, of one-byte elements) in; where it lies: (offset, size) in bytes."""
+        """Copies `data` (C-contiguous, of one-byte elements) in, and returns its place: (offset, size) in bytes."""
         size = len(data)
         offset = self._end
         self._end = _align(offset + size, mmap.PAGESIZE)
@@ -46,7 +54,7 @@ class MemoryWriter:
         return offset, size
 
     def close(self) -> None:
-        """Unmaps the memory; the file descriptor stays its owner's."""
+        """Unmaps the memory; its owner closes the file descriptor."""
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -66,15 +74,68 @@ class MemoryReader:
         self._view = memoryview(b"")
 
     def view(self, offset: int, size: int) -> memoryview:
-        """A read-only view, whose content lasts until the writer's next batch. Raises ValueError outside the memory."""
+        """A read-only view, valid until the writer's next batch. Raises ValueError for a place outside the memory."""
         if offset + size > len(self._view):
-            # The old mapping goes when the last view of it does.
+            # The old mapping is unmapped with the last view of it.
             length = os.fstat(self._fd).st_size
             self._view = memoryview(mmap.mmap(self._fd, length, prot=mmap.PROT_READ) if length else b"")
         if offset < 0 or size < 0 or offset + size > len(self._view):
-            raise ValueError("a tensor lies outside of the shared memory")
+            raise ValueError("a tensor lies outside the shared memory")
         return self._view[offset : offset + size]
 
 
 def _align(value: int, unit: int) -> int:
     return -(-value // unit) * unit
+
+
+SIZE = 8
+"""Bytes of one metric value."""
+
+
+class MetricNumbers:
+    """Reads and changes the values of custom metrics in the memory `fd`, which its owner closes. For any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()  # the kernel's lock only excludes other processes
+        self._numbers = memoryview(b"").cast("d")
+
+    def read(self, first: int, count: int) -> tuple[float, ...]:
+        """`count` values from index `first` on. Raises ValueError outside the memory."""
+        return struct.unpack_from(f"={count}d", self._mapped(first + count).cast("B"), first * SIZE)
+
+    def add(self, first: int, count: int, changes: Iterable[tuple[int, float]]) -> None:
+        """Adds to values of the series at `first`, which has `count` of them.
+
+        `changes` are (index in the series, increment).
+        """
+        with self._lock:
+            numbers = self._mapped(first + count)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX, count * SIZE, first * SIZE)
+            try:
+                for place, more in changes:
+                    numbers[first + place] += more
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, count * SIZE, first * SIZE)
+
+    def write(self, first: int, values: Iterable[float]) -> None:
+        """Replaces the values of the series at `first`."""
+        values = list(values)
+        with self._lock:
+            numbers = self._mapped(first + len(values))
+            fcntl.lockf(self._fd, fcntl.LOCK_EX, len(values) * SIZE, first * SIZE)
+            try:
+                for place, value in enumerate(values):
+                    numbers[first + place] = value
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN, len(values) * SIZE, first * SIZE)
+
+    def _mapped(self, count: int) -> memoryview[float]:
+        numbers = self._numbers
+        if count > len(numbers):
+            length = os.fstat(self._fd).st_size
+            if count * SIZE > length:
+                raise ValueError("a metric lies outside the shared memory")
+            # The old mapping is unmapped with the last view of it.
+            numbers = self._numbers = memoryview(mmap.mmap(self._fd, length)).cast("d")
+        return numbers

@@ -1,7 +1,7 @@
-"""`MetricFamily` of `triton_python_backend_utils`: metrics of a model's own, on the server's metrics page.
+"""`MetricFamily` of `triton_python_backend_utils`: a model's own metrics, on the server's metrics page.
 
-The worker knows which families and series there are, and is asked when one is made. Their numbers lie in memory that all
-processes of the worker share (`_weir_metric_numbers`), so changing one asks nobody, and all instances of a model, and all
+The worker keeps the list of families and series, and is asked when one is created. Their values lie in memory that all
+processes of the worker share (`_weir_memory`), so changing one sends no message. All instances of a model, and all
 models of a worker that use the same names, share one series. Messages are those of Triton's Python backend.
 """
 
@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 from _weir_calls import Calls, current_calls
 from _weir_channel import Kind
 from _weir_errors import TritonModelException
-from _weir_metric_numbers import MetricNumbers
+from _weir_memory import MetricNumbers
 
 
 class MetricKind(IntEnum):
-    """What a family's series are."""
+    """The kind of a family's series."""
 
     COUNTER = 0
     GAUGE = 1
@@ -30,7 +30,10 @@ class MetricKind(IntEnum):
 
 
 class Metrics:
-    """The custom metrics of this process; `instance` is the name in messages. `current` are those of this process."""
+    """The custom metrics of this process; `instance` is the name in messages.
+
+    `current` is the one object of the process.
+    """
 
     current: ClassVar[Metrics | None] = None
 
@@ -39,29 +42,29 @@ class Metrics:
         self.numbers = MetricNumbers(fd)
         self.handles = count(1)
         self.instance = ""
-        # Put in by the garbage collector, which may come in the midst of anything: so they are told of later.
-        self.gone: SimpleQueue[int] = SimpleQueue()
+        # Filled by finalizers, which may run at any point and must not send messages: they are reported later.
+        self.deleted: SimpleQueue[int] = SimpleQueue()
 
-    def tell_gone(self) -> None:
-        """Tells the worker which families the model has given up since."""
-        if self.gone.empty():
+    def report_deleted(self) -> None:
+        """Reports to the worker which families the model has deleted since the last call."""
+        if self.deleted.empty():
             return
         handles = []
-        while not self.gone.empty():
-            handles.append(self.gone.get())
-        self.calls.tell(Kind.METRIC_FAMILIES_GONE, handles)
+        while not self.deleted.empty():
+            handles.append(self.deleted.get())
+        self.calls.notify(Kind.METRIC_FAMILIES_DELETED, handles)
 
-    def refusal(self, what: str, reason: str) -> TritonModelException:
-        """What the model is told when the server would not do something."""
+    def error(self, what: str, reason: str) -> TritonModelException:
+        """The exception for an operation that the server rejected."""
         return TritonModelException(
             f"{what}: Failed to process the request for model '{self.instance}', message: {reason}"
         )
 
 
 class Metric:
-    """One series of a family, made by `MetricFamily.Metric`. For any thread.
+    """One series of a family, created by `MetricFamily.Metric`. For any thread.
 
-    Raises TritonModelException for what its kind can't do, and once its family is gone.
+    Raises TritonModelException for operations that its kind does not have, and once its family is deleted.
     """
 
     __slots__ = ("_bounds", "_first", "_is_cleared", "_kind", "_metrics")
@@ -74,11 +77,11 @@ class Metric:
         self._is_cleared = False
 
     def increment(self, value: float) -> None:
-        """Adds `value`: 0 or more for a counter, anything for a gauge."""
+        """Adds `value`, which must be 0 or more for a counter."""
         self._check("increment", value)
         if self._kind is MetricKind.COUNTER:
             if value < 0:
-                raise self._refusal(
+                raise self._error(
                     "increment",
                     "TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically by non-negative values.",
                 )
@@ -90,7 +93,7 @@ class Metric:
             raise self._unsupported("increment", "Increment")
 
     def set(self, value: float) -> None:
-        """Makes `value` the gauge's."""
+        """Sets the gauge to `value`."""
         self._check("set", value)
         if self._kind is not MetricKind.GAUGE:
             raise self._unsupported("set", "Set")
@@ -106,7 +109,7 @@ class Metric:
         self._metrics.numbers.add(self._first, buckets + 1, changes)
 
     def value(self) -> float:
-        """What the counter or gauge stands at, all processes of the worker together."""
+        """The value of the counter or gauge, for all processes of the worker together."""
         self._check("get", 0.0)
         if self._kind is MetricKind.HISTOGRAM:
             raise self._unsupported("get", "Value")
@@ -126,17 +129,17 @@ class Metric:
             )
 
     def _unsupported(self, what: str, operation: str) -> TritonModelException:
-        return self._refusal(what, f"TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {operation}")
+        return self._error(what, f"TRITONSERVER_METRIC_KIND_{self._kind.name} does not support {operation}")
 
-    def _refusal(self, what: str, reason: str) -> TritonModelException:
-        return self._metrics.refusal(f"Failed to {what} metric value", reason)
+    def _error(self, what: str, reason: str) -> TritonModelException:
+        return self._metrics.error(f"Failed to {what} metric value", reason)
 
 
 class MetricFamily:
     """A metric by its name, with series by their labels (`Metric`).
 
-    Whoever makes a family that is there already gets the same one, if it is of the same kind. It is on the metrics page as
-    long as anybody has it: its object has to be kept as long as its metrics are used.
+    Creating a family that exists returns the same one, if it is of the same kind. It is on the metrics page while any
+    object of it exists: keep the object as long as its metrics are used.
     """
 
     COUNTER = MetricKind.COUNTER
@@ -162,10 +165,10 @@ class MetricFamily:
         self._process = metrics
 
     def Metric(self, labels: Any = None, buckets: Any = None) -> Metric:  # Triton's name
-        """The series with these labels, which all who give the same ones share; it is there from now on.
+        """The series with these labels, created if it does not exist; equal labels share one series.
 
-        `buckets`, upper bounds in ascending order, are for histograms, and only for them; those that a series was made
-        with stay its. Raises TritonModelException for others, and for names of labels that Prometheus has not.
+        `buckets` (upper bounds in ascending order) are for histograms only; a series keeps those it was created with.
+        Raises TritonModelException for buckets of other kinds, and for label names that Prometheus does not allow.
         """
         if labels is not None and not isinstance(labels, dict):
             raise TritonModelException("Failed to create metric. Labels must be a dictionary.")
@@ -188,12 +191,12 @@ class MetricFamily:
         for metric in self._metrics:
             metric._is_cleared = True
         if hasattr(self, "_process"):
-            self._process.gone.put(self._handle)
+            self._process.deleted.put(self._handle)
 
 
 def current_metrics() -> Metrics:
     """The metrics of this process. Raises TritonModelException outside of a server."""
     current_calls()
     if Metrics.current is None:
-        raise TritonModelException("there is no server to count for")
+        raise TritonModelException("this process runs outside of a server")
     return Metrics.current

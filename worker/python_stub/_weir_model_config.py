@@ -1,4 +1,4 @@
-"""`ModelConfig` of `triton_python_backend_utils`: what a model's `auto_complete_config` fills in."""
+"""`ModelConfig` of `triton_python_backend_utils`: the configuration that a model's `auto_complete_config` completes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Properties = dict[str, Any]
 class ModelConfig:
     """A model configuration being completed, as the dictionary form of `config.pbtxt`.
 
-    What the configuration file says stands: completing it with something else raises ValueError, so does an entry with
-    missing or unknown properties.
+    Values of the configuration file can't be changed: completing them with other values raises ValueError, and so do
+    entries with missing or unknown properties.
     """
 
     def __init__(self, model_config: str) -> None:
@@ -60,7 +60,7 @@ class ModelConfig:
             )
 
     def add_input(self, input: Properties) -> None:
-        """Adds an input, or completes the one of that name: `name`, `data_type`, `dims` and maybe `optional`."""
+        """Adds an input, or completes the one of that name: `name`, `data_type`, `dims`, and optionally `optional`."""
         self._add("input", input, ("name", "data_type", "dims"), ("optional",))
 
     def add_output(self, output: Properties) -> None:

@@ -7,18 +7,17 @@ import weakref
 from collections import deque
 from typing import Any
 
-from _weir_call_limits import MAX_KEPT_BYTES, MAX_UNREAD_BYTES
-from _weir_calls import OnResponse, current_calls
+from _weir_calls import MAX_KEPT_BYTES, MAX_UNREAD_BYTES, OnResponse, current_calls
 from _weir_errors import TritonError, TritonModelException
 from _weir_response import InferenceResponse
 
 
 class ResponseIterator:
-    """Iterates over responses as they come, with `for` and with `async for`, in any thread.
+    """Iterates over responses as they arrive, with `for` and with `async for`, in any thread.
 
-    The last may have no outputs. Once all have been read, a new iteration begins with the first again, unless they were
-    too large to be kept. Without a reader the request goes on, and so it does when the iterator is dropped; `cancel`
-    ends it.
+    The last one may have no outputs. Once all have been read, a new iteration starts with the first again, unless they
+    were too large to be kept. The request continues when nothing reads the responses, also when the iterator is deleted;
+    `cancel` ends it.
     """
 
     def __init__(self) -> None:
@@ -27,13 +26,13 @@ class ResponseIterator:
         self._unread_bytes = 0
         self._kept: list[InferenceResponse] | None = []
         self._kept_bytes = 0
-        self._position: int | None = None  # in what is kept, where that is read again
+        self._position: int | None = None  # index into `_kept` of the next one to read again
         self._is_complete = False
-        self._sleepers: list[tuple[Any, Any]] = []
+        self._waiters: list[tuple[Any, Any]] = []
         self._number: int | None = None
 
     def receiver(self) -> OnResponse:
-        """What is to be told of the responses; it does not keep the iterator alive."""
+        """The function to be called with the responses; it does not keep the iterator alive."""
         reference = weakref.ref(self)
 
         def receive(response: InferenceResponse, is_final: bool) -> None:
@@ -44,7 +43,7 @@ class ResponseIterator:
         return receive
 
     def started(self, number: int) -> None:
-        """The request was sent as this call."""
+        """Records the number of the call."""
         self._number = number
 
     def __iter__(self) -> ResponseIterator:
@@ -57,7 +56,7 @@ class ResponseIterator:
 
     def __next__(self) -> InferenceResponse:
         with self._changed:
-            while (response := self._taken()) is None:
+            while (response := self._next()) is None:
                 self._changed.wait()
         if isinstance(response, InferenceResponse):
             return response
@@ -69,22 +68,22 @@ class ResponseIterator:
     async def __anext__(self) -> InferenceResponse:
         while True:
             with self._changed:
-                response = self._taken()
+                response = self._next()
                 if response is None:
-                    woken = self._sleeper()
+                    woken = self._waiter()
             if isinstance(response, InferenceResponse):
                 return response
             if response is not None:
                 raise StopAsyncIteration
             await woken
 
-    async def begun(self) -> ResponseIterator:
-        """Returns the iterator once the first response is there: a model may then read it without `await`, as in Triton.
+    async def first_response(self) -> ResponseIterator:
+        """Returns the iterator once the first response has arrived, which can then be read without `await`, as in Triton.
 
-        Its event loop runs others until then. Cancelling it gives the request up.
+        Cancelling this cancels the request.
         """
         with self._changed:
-            woken = None if self._unread or self._is_complete else self._sleeper()
+            woken = None if self._unread or self._is_complete else self._waiter()
         if woken is not None:
             try:
                 await woken
@@ -93,19 +92,19 @@ class ResponseIterator:
                 raise
         return self
 
-    def _sleeper(self) -> Any:
-        """A future of the running loop, which is done after the next response; under the lock."""
+    def _waiter(self) -> Any:
+        """A future of the running loop that is done after the next response. The caller holds the lock."""
         import asyncio
 
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
-        self._sleepers.append((loop, woken))
+        self._waiters.append((loop, woken))
         return woken
 
     def cancel(self) -> None:
-        """Gives the request up: the model it was sent to is told, and after what has come the iteration ends."""
+        """Cancels the request; the iteration ends after the responses that have arrived."""
         if self._number is not None:
-            current_calls().give_up(self._number)
+            current_calls().cancel(self._number)
         with self._changed:
             self._end()
 
@@ -114,8 +113,8 @@ class ResponseIterator:
         if number is not None and not self._is_complete:
             current_calls().ignore(number)
 
-    def _taken(self) -> InferenceResponse | bool | None:
-        """The next response, False after the last, None while it has not come."""
+    def _next(self) -> InferenceResponse | bool | None:
+        """The next response, False after the last, None while it has not arrived."""
         if self._position is not None and self._kept is not None and self._position < len(self._kept):
             self._position += 1
             return self._kept[self._position - 1]
@@ -138,14 +137,14 @@ class ResponseIterator:
             self._unread_bytes += response.size_bytes()
             is_flooded = self._unread_bytes > MAX_UNREAD_BYTES
             if is_flooded:
-                text = "the responses came faster than they were read, and the rest of them was given up"
+                text = "the responses came faster than they were read, and the request was cancelled"
                 response = InferenceResponse(error=TritonError(text, TritonError.UNAVAILABLE))
             self._unread.append(response)
             if is_final or is_flooded:
                 self._end()
             self._wake()
         if is_flooded and self._number is not None:
-            current_calls().give_up(self._number)
+            current_calls().cancel(self._number)
 
     def _end(self) -> None:
         self._is_complete = True
@@ -153,14 +152,14 @@ class ResponseIterator:
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        for loop, woken in self._sleepers:
+        for loop, woken in self._waiters:
             try:
-                loop.call_soon_threadsafe(_settle, woken)
+                loop.call_soon_threadsafe(_set_done, woken)
             except RuntimeError:
-                pass  # the loop has ended, and nobody waits in it
-        self._sleepers.clear()
+                pass  # the loop has ended, so nothing waits in it
+        self._waiters.clear()
 
 
-def _settle(woken: Any) -> None:
+def _set_done(woken: Any) -> None:
     if not woken.done():
         woken.set_result(None)

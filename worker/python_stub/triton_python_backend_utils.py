@@ -1,4 +1,4 @@
-"""What a Python model imports: the classes and functions of Triton's Python backend (`pb_utils` by custom).
+"""The module that Python models import, usually as `pb_utils`: the API of Triton's Python backend.
 
 Names, arguments and messages are those of Triton's documentation of its Python backend.
 """
@@ -9,19 +9,29 @@ import json
 from typing import Any
 
 import numpy as np
-from _weir_datatypes import NAMES, NUMBERS, SCALARS, name_of_numpy
+from _weir_calls import is_model_ready, load_model, unload_model
 from _weir_errors import TritonError, TritonModelException
-from _weir_inference import InferenceRequest
+from _weir_inference import (
+    TRITONSERVER_MEMORY_CPU,
+    TRITONSERVER_MEMORY_GPU,
+    InferenceRequest,
+    InferenceTrace,
+    PreferredMemory,
+)
 from _weir_logger import Logger
 from _weir_metrics import Metric, MetricFamily, MetricKind
 from _weir_model_config import ModelConfig
-from _weir_model_control import is_model_ready, load_model, unload_model
-from _weir_preferred_memory import TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU, PreferredMemory
-from _weir_response import InferenceResponse
+from _weir_response import FINAL, InferenceResponse, InferenceResponseSender
 from _weir_response_iterator import ResponseIterator
-from _weir_response_sender import FINAL, InferenceResponseSender
-from _weir_tensor import Tensor, deserialize_bytes_tensor, serialize_byte_tensor
-from _weir_trace import InferenceTrace
+from _weir_tensor import (
+    NAMES,
+    NUMBERS,
+    SCALARS,
+    Tensor,
+    deserialize_bytes_tensor,
+    name_of_numpy,
+    serialize_byte_tensor,
+)
 
 __all__ = [
     "TRITONSERVER_MEMORY_CPU",
@@ -60,7 +70,7 @@ __all__ = [
     "using_decoupled_model_transaction_policy",
 ]
 
-# Where a model sees a class come from, in messages as in pickles.
+# The module that a model sees for each class, in messages and in pickles.
 for _public in (
     InferenceRequest,
     InferenceResponse,
@@ -118,7 +128,7 @@ def get_output_config_by_name(model_config: dict[str, Any], name: str) -> dict[s
 
 
 def using_decoupled_model_transaction_policy(model_config: dict[str, Any] | str) -> bool:
-    """Whether a model configuration (a dictionary, or JSON) says that the model answers decoupled from its requests."""
+    """Whether a model configuration (a dictionary, or JSON) uses the decoupled transaction policy."""
     config = json.loads(model_config) if isinstance(model_config, str) else model_config
     return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
@@ -133,7 +143,7 @@ def triton_string_to_numpy(triton_type_string: str) -> type[np.generic]:
 
 
 def triton_to_numpy_type(data_type: int) -> type[np.generic] | None:
-    """The numpy type of Triton's number of a type, None where there is none."""
+    """The numpy type of a type by Triton's number, None where there is none."""
     return SCALARS.get(NAMES[data_type]) if 0 <= data_type < len(NAMES) else None
 
 
@@ -149,7 +159,7 @@ def get_model_dir() -> str:
 
 
 class ModelDirectory:
-    """Where the model lies, as the stub says."""
+    """The folder of the model's version, which the stub sets."""
 
     path = ""
 

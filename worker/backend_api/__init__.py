@@ -1,0 +1,1 @@
+"""What a backend implements and what it is given."""

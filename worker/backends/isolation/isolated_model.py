@@ -1,0 +1,203 @@
+"""The Python model that runs one instance of another backend in a process (`worker.backends.isolation.backend`).
+
+No file of a user lies beside it. Only here Weir's own packages are on the path of a model's process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from _weir_logger import log_exception
+
+_HERE = Path(__file__).resolve().parent
+# Weir's packages come before all others of the same name, and the modules of this folder are not on the path.
+sys.path[:] = [str(_HERE.parents[2]), *(entry for entry in sys.path if Path(entry or ".").resolve() != _HERE)]
+
+from bus.payloads.arena import PayloadReader
+from repository.completion import DescribedModel
+from repository.config_text import config_from_dict, config_to_json
+from schemas.config.model_config import (
+    InstanceGroup,
+    ModelConfig,
+)
+from schemas.core.errors import WeirError, internal
+from schemas.core.requests import InferRequest, RequestedOutput
+from schemas.core.tensors import Tensor
+from worker.backend_api.interface import RESCHEDULED, Execution, InstanceDevice, InstanceDied, ModelVersion, Result
+from worker.backends.custom import CheckedInstance
+from worker.backends.isolation.messages import (
+    BATCH_ERROR_PREFIX,
+    DESCRIPTION_PARAMETER,
+    MODEL_PARAMETER,
+    STATE_PREFIX,
+    encode_error,
+    import_backend,
+)
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """Hosts the inner backend's instance behind the interface of Triton's Python backend."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Returns the description of the model in a parameter of the configuration."""
+        fields = config.as_dict()
+        try:
+            description = _describe(json.loads(fields["parameters"][MODEL_PARAMETER]["string_value"]))
+        except WeirError as error:
+            raise pb_utils.TritonModelException(encode_error(error)) from error
+        fields["parameters"][DESCRIPTION_PARAMETER] = {"string_value": json.dumps(description)}
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the model in the inner backend, and creates the instance."""
+        outer = json.loads(args["model_config"])
+        source = json.loads(outer["parameters"][MODEL_PARAMETER]["string_value"])
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in source["device"].items()
+        }
+        device = InstanceDevice(**fields)
+        self._reader = PayloadReader()
+        self._name = source["name"]
+        self._is_decoupled = bool(pb_utils.using_decoupled_model_transaction_policy(outer))
+        try:
+            self._loaded = import_backend(source["backend"]).load(_model(source, device))
+            instance = self._loaded.create_instance(device)
+        except WeirError as error:
+            raise pb_utils.TritonModelException(encode_error(error)) from error
+        is_custom = "file" in source["backend"]
+        self._instance = CheckedInstance(source["config"].get("backend", ""), instance) if is_custom else instance
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Runs the batch as an instance in the worker does."""
+        received = [self._convert(request) for request in requests]
+        execution = _Execution(self._reader, requests)
+        try:
+            outcomes: Any = self._instance.execute(received, execution)
+            wait = getattr(outcomes, "results", None)
+            if wait is not None:  # a device runs it
+                outcomes = wait()
+        except InstanceDied as death:
+            # Nothing can run here any more. The worker starts another process, which runs the batch again.
+            log_exception("the instance has died", death)
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise
+        except WeirError as error:
+            return self._failed(execution, error)
+        except Exception as error:  # noqa: BLE001 - an exception of the model fails its batch only
+            log_exception("the model raised an exception", error)
+            return self._failed(execution, internal(f"{type(error).__name__}: {error}"))
+        if self._is_decoupled:
+            for position, outcome in enumerate(outcomes):
+                if outcome is RESCHEDULED:
+                    requests[position].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+                elif outcome is not None:
+                    execution.respond(position, outcome, True)
+            return None
+        return [_response(request, outcome) for request, outcome in zip(requests, outcomes, strict=True)]
+
+    def finalize(self) -> None:
+        """Closes the instance and unloads the model."""
+        self._instance.close()
+        self._loaded.unload()
+
+    def _convert(self, request: Any) -> InferRequest:
+        inputs = [
+            Tensor(tensor.name(), tensor.datatype(), tensor.shape(), memoryview(tensor.content(0)))
+            for tensor in request.inputs()
+        ]
+        received = InferRequest(self._name, id=request.request_id(), inputs=inputs)
+        received.outputs = [
+            RequestedOutput(name) for name in request.requested_output_names() if not name.startswith(STATE_PREFIX)
+        ]
+        received.correlation_id = request.correlation_id()
+        received.sequence_flags = request.flags()
+        received.timeout_us = request.timeout()
+        received.parameters = json.loads(request.parameters())
+        return received
+
+    def _failed(self, execution: _Execution, error: WeirError) -> list[Any] | None:
+        if self._is_decoupled:
+            execution.fail(error)
+            return None
+        failure = WeirError(error.code, BATCH_ERROR_PREFIX + error.message)
+        return [_response(None, Result(error=failure)) for _ in execution.requests]
+
+
+class _Execution(Execution):
+    """Sends the responses that the inner backend sends itself, by the response senders of the requests."""
+
+    __slots__ = ("_has_responded", "requests")
+
+    def __init__(self, reader: PayloadReader, requests: list[Any]) -> None:
+        super().__init__(reader)
+        self.requests = requests
+        self._has_responded = False
+
+    def respond(self, position: int, result: Result | None, is_final: bool) -> None:
+        self._has_responded = True
+        sender = self.requests[position].get_response_sender()
+        if not sender.has_ended():
+            sender.send(None if result is None else _response(None, result), _FINAL if is_final else 0)
+
+    def fail(self, error: WeirError) -> None:
+        for position in range(len(self.requests)):
+            self.respond(position, Result(error=error), True)
+
+    def is_cancelled(self, position: int) -> bool:
+        return bool(self.requests[position].is_cancelled())
+
+    @property
+    def has_responded(self) -> bool:
+        return self._has_responded
+
+
+def _response(request: Any, outcome: Result | None) -> Any:
+    if outcome is None:
+        return None
+    if outcome is RESCHEDULED:
+        request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+        return None
+    if outcome.error is not None:
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(outcome.error.message, outcome.error.code.number))
+    outputs = [_sent(tensor, tensor.name) for tensor in outcome.outputs]
+    outputs += [_sent(tensor, STATE_PREFIX + tensor.name) for tensor in outcome.states]
+    return pb_utils.InferenceResponse(outputs, parameters=outcome.parameters)
+
+
+def _sent(tensor: Tensor, name: str) -> Any:
+    data = tensor.data
+    if isinstance(data, tuple):
+        raise internal(f"the content of output '{name}' has not been fetched")
+    content = np.frombuffer(data, np.uint8) if isinstance(data, memoryview) and len(data) else bytes(data)
+    return pb_utils.Tensor.received(name, tensor.datatype, tensor.shape, content)
+
+
+def _describe(source: dict[str, Any]) -> dict[str, Any] | None:
+    backend = import_backend(source["backend"])
+    if not hasattr(backend, "describe"):  # optional in a user's backend
+        return None
+    described = backend.describe(_model(source, None))
+    if isinstance(described, DescribedModel):
+        return {"tensors": [[list(row) for row in rows] for rows in described]}
+    return {"config": config_to_json(described)} if isinstance(described, ModelConfig) else None
+
+
+def _model(source: dict[str, Any], device: InstanceDevice | None) -> ModelVersion:
+    config = config_from_dict(source["config"])
+    if device is not None:
+        # This process has one instance, whatever the configured count is.
+        gpus = [device.device_id] if device.kind == "KIND_GPU" else []
+        group: dict[str, Any] = {"name": device.name, "kind": device.kind, "count": 1, "gpus": gpus}
+        config = config.replace(instance_group=[InstanceGroup(**group)])
+    folder = Path(source["model_directory"])
+    return ModelVersion(source["name"], source["version"], folder, config, settings=source["settings"])

@@ -1,0 +1,72 @@
+"""What a worker and the process of an isolated instance exchange: names, errors, and which backend to load.
+
+The names contain characters that names of users' configurations and models can't contain.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any, Protocol, cast, runtime_checkable
+
+from schemas.core.errors import ErrorCode, WeirError, internal
+from worker.backend_api.interface import Backend, ModelVersion
+from worker.backends.custom import import_file
+
+MODEL_PARAMETER = "weir_isolated"
+"""The parameter that contains, in JSON, what the process loads."""
+
+DESCRIPTION_PARAMETER = "weir_described"
+"""The parameter in which the process returns the description of the model, in JSON."""
+
+STATE_PREFIX = "\x00state "
+"""Precedes the name of an output that is a state."""
+
+BATCH_ERROR_PREFIX = "\x00"
+"""Precedes the message of an error that fails the whole batch, as opposed to a model's response to one request."""
+
+_ENCODED_ERROR = re.compile("\x00([0-9]+) (.*)\x00", re.DOTALL)
+_SOURCE_ROOT = Path(__file__).parents[3]
+
+
+def encode_error(error: WeirError) -> str:
+    """The error as text, which `decode_error` finds also within a longer text."""
+    return f"\x00{error.code.number} {error.message}\x00"
+
+
+def decode_error(text: str) -> WeirError | None:
+    """The encoded error within a text, None where there is none."""
+    found = _ENCODED_ERROR.search(text)
+    return None if found is None else WeirError(ErrorCode.from_number(int(found[1])), found[2])
+
+
+@runtime_checkable
+class HasCodeFile(Protocol):
+    """A backend that is the class `Backend` of a user's file."""
+
+    def code_file(self, model: ModelVersion) -> Path:
+        """The file whose class serves this model."""
+
+
+def locate_backend(backend: Backend, model: ModelVersion) -> dict[str, str]:
+    """Where the backend's class is defined, for `import_backend`. Raises WeirError for a class that can't be imported."""
+    if isinstance(backend, HasCodeFile):
+        return {"file": str(backend.code_file(model).resolve()), "class": "Backend"}
+    kind = type(backend)
+    file = Path(inspect.getfile(kind)).resolve()
+    if "." in kind.__qualname__:
+        raise internal(f"backend {kind.__qualname__} is not at the top level of a module, so no process can import it")
+    if file.is_relative_to(_SOURCE_ROOT) and kind.__module__.startswith("worker."):
+        return {"module": kind.__module__, "class": kind.__qualname__}
+    return {"file": str(file), "class": kind.__qualname__}
+
+
+def import_backend(location: dict[str, str]) -> Backend:
+    """The backend at this location, in the process that runs it."""
+    if "module" in location:
+        module: Any = importlib.import_module(location["module"])
+    else:
+        module = import_file(Path(location["file"]), "isolated_backend")
+    return cast(Backend, getattr(module, location["class"])())

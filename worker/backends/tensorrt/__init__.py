@@ -1,0 +1,1 @@
+"""The TensorRT backend."""

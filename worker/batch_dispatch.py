@@ -1,0 +1,375 @@
+"""`BatchDispatcher`: takes batches from the bus to instances, and what leaves the instances back to the bus.
+
+Runs in the event loop, except where it says otherwise; it never decodes a request. See `worker.execution` for what happens
+to a batch between `RunningBatch` and `BatchUpdate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, ValuesView
+from functools import partial
+from itertools import count
+
+from msgspec.structs import astuple
+
+from bus.naming import subjects
+from bus.nats.connection import Bus, Message
+from bus.nats.thread_publisher import Outgoing, ThreadPublisher
+from bus.payloads.fetcher import PayloadFetcher
+from runtime.containment import contained
+from schemas.core.errors import Reason, unavailable
+from schemas.wire.codec import MalformedMessage
+from schemas.wire.messages import (
+    NO_REPLY,
+    BatchCompletion,
+    BatchMessage,
+    BatchOutcome,
+    Completions,
+    QueueOwner,
+    RunningCancellation,
+    SlotRelease,
+    pack_error,
+    pack_responses,
+)
+from worker.ensembles.instance import EnsembleInstance
+from worker.execution.batch_execution import BatchUpdate
+from worker.execution.instance import ModelInstance
+from worker.execution.microbatch import MAX_HELD_S, Microbatch
+from worker.execution.remote_payloads import RemotePayloads
+from worker.execution.running_batch import RunningBatch
+from worker.lifecycle.loader import LoadResult
+from worker.lifecycle.served_version import AnyInstance, ServedVersion
+
+logger = logging.getLogger("weir.worker")
+
+_ACK = b"+ACK"
+
+MAX_QUEUES = 65_536
+"""Queues whose owners are remembered. Their names come from messages only, so the number has to be bounded."""
+
+
+class OwnershipFence:
+    """Rejects batches of schedulers that have lost the ownership of a queue.
+
+    A scheduler that was suspended may send batches, when it goes on, that the queue's next owner has run or runs. Each
+    ownership has an epoch, announced before the first batch of the new owner. `rejected` counts rejected batches.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[str, int], tuple[int, str]] = {}
+        self.rejected = 0
+        self.malformed_messages = 0
+
+    async def start(self, bus: Bus) -> None:
+        """Subscribes to announcements of new owners."""
+        await bus.subscribe(subjects.OWNER_ANNOUNCEMENT, self._on_announcement)
+
+    def newer_epoch(self, batch: BatchMessage) -> int:
+        """The epoch of a later owner than the batch's, or of another owner in the same epoch; 0 if there is none."""
+        if not batch.epoch:
+            return 0
+        epoch, owner = self._owners.get((batch.model, batch.partition), (0, ""))
+        if epoch < batch.epoch:
+            self._note(batch.model, batch.partition, batch.epoch, batch.scheduler)
+        elif epoch > batch.epoch or owner != batch.scheduler:
+            self.rejected += 1
+            logger.warning(
+                "model %s: rejected a batch of scheduler %s: another scheduler owns the queue since epoch %d",
+                batch.model,
+                batch.scheduler,
+                epoch,
+            )
+            return epoch
+        return 0
+
+    def _on_announcement(self, message: Message) -> None:
+        try:
+            model, partition, owner, epoch = astuple(QueueOwner.unpack(message.data))
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("subject %s: %s", message.subject, error)
+            return
+        if owner and epoch > self._owners.get((model, partition), (0, ""))[0]:
+            self._note(model, partition, epoch, owner)
+
+    def _note(self, model: str, partition: int, epoch: int, owner: str) -> None:
+        if len(self._owners) >= MAX_QUEUES and (model, partition) not in self._owners:
+            del self._owners[next(iter(self._owners))]
+        self._owners[model, partition] = epoch, owner
+
+
+class BatchDispatcher:
+    """The batches of one worker. It is the `ModelHost` of the model life cycle: `models` are the loaded models by identity.
+
+    `fetcher` fetches payloads from other hosts; without one, requests that refer to such payloads fail.
+    """
+
+    def __init__(
+        self, bus: Bus, publisher: ThreadPublisher, worker_id: str, fetcher: PayloadFetcher | None = None
+    ) -> None:
+        self.models: dict[str, LoadResult] = {}
+        self._bus = bus
+        self._worker_id = worker_id
+        self._loop = asyncio.get_running_loop()
+        self._publisher = publisher
+        self._remote = None if fetcher is None else RemotePayloads(fetcher)
+        self._fence = OwnershipFence()
+        self._arenas: dict[str, AnyInstance] = {}
+        # By (scheduler, batch id): added by the event loop, removed by the publishing threads.
+        self._held: dict[tuple[str, int], RunningBatch | Microbatch] = {}
+        self._microbatches: dict[int, Microbatch] = {}  # by the ids of their open parts
+        self._part_ids = count(-1, -1)
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._malformed_messages = 0
+
+    async def start(self) -> None:
+        """Subscribes to batches, cancellations and releases of payload slots."""
+        await self._fence.start(self._bus)
+        await self._bus.subscribe(subjects.work(self._worker_id), self._on_batch)
+        await self._bus.subscribe(subjects.cancelled(self._worker_id), self._on_cancelled)
+        await self._bus.subscribe(subjects.release(self._worker_id), self._on_release)
+
+    @property
+    def malformed_messages(self) -> int:
+        """Messages that could not be decoded."""
+        return self._malformed_messages + self._fence.malformed_messages
+
+    @property
+    def slots_held(self) -> int:
+        """Payload slots with outputs that no gateway has released yet."""
+        return sum(instance.slots_held for instance in list(self._arenas.values()))
+
+    @property
+    def held(self) -> ValuesView[RunningBatch | Microbatch]:
+        """The batches that have not ended."""
+        return self._held.values()
+
+    def held_ids(self) -> dict[str, list[int]]:
+        """The ids of the batches that have not ended, by scheduler."""
+        batches: dict[str, list[int]] = defaultdict(list)
+        for scheduler, batch_id in list(self._held):
+            batches[scheduler].append(batch_id)
+        return dict(batches)
+
+    # Models
+
+    def install(self, result: LoadResult) -> None:
+        """Implements `ModelHost.install`."""
+        self.models[result.name] = result
+        for served in result.served.values():
+            for instance in served.instances:
+                self._arenas[instance.arena_name] = instance
+
+    def uninstall(self, name: str) -> None:
+        """Implements `ModelHost.uninstall`."""
+        self.models.pop(name, None)
+
+    def unload_version(self, served: ServedVersion) -> None:
+        """Implements `ModelHost.unload_version`."""
+        arenas = [instance.arena_name for instance in served.instances]
+        try:
+            served.unload(wait_for_readers=True)
+        finally:
+            for name in arenas:
+                self._arenas.pop(name, None)
+
+    # From instances to the bus
+
+    def publish(self, update: BatchUpdate) -> None:
+        """Publishes responses and the completion of a batch; called in any thread."""
+        self._publish(update)
+
+    @contained(on_error="_publishing_failed")
+    def _publish(self, update: BatchUpdate) -> None:
+        completion = update.completion
+        if completion is not None and completion.batch_id < 0:
+            is_released = completion.outcome == BatchOutcome.RELEASED
+            parts, part = self._microbatches, completion.batch_id
+            (parts[part] if is_released else parts.pop(part)).part_updated(update)
+            return
+        self._publisher.publish(self._messages(update), partial(self._on_sent, update))
+
+    def _messages(self, update: BatchUpdate) -> list[Outgoing]:
+        """Responses come before the completion: a scheduler forgets the requests when it receives the completion. The batch
+        leaves the heartbeats after both: a scheduler takes a batch that is in neither for lost.
+        """
+        messages = [*update.first]
+        messages += [(subjects.reply(gateway), data) for gateway, data in update.responses if gateway != NO_REPLY]
+        if update.completion is not None:
+            messages.append((subjects.done(update.scheduler), Completions(self._worker_id, [update.completion]).pack()))
+            messages += [(ack, _ACK) for ack in update.acks]
+        return messages
+
+    def _publishing_failed(self, _error: Exception, update: BatchUpdate) -> None:
+        """Reports the batch as lost, so that the scheduler runs it again. An update of an open batch is tried once more."""
+        completion = update.completion
+        if completion is None or completion.outcome == BatchOutcome.RELEASED:
+            self._publisher.publish(self._messages(update), partial(self._on_sent, update))
+            return
+        lost = BatchCompletion(completion.batch_id, BatchOutcome.UNANSWERED, completion.busy_us)
+        if lost.batch_id < 0:
+            microbatch = self._microbatches.pop(lost.batch_id, None)
+            if microbatch is not None:
+                microbatch.part_updated(BatchUpdate(update.scheduler, lost))
+        else:
+            message = subjects.done(update.scheduler), Completions(self._worker_id, [lost]).pack()
+            self._publisher.publish([message], partial(self._on_sent, update))
+
+    def _on_sent(self, update: BatchUpdate) -> None:
+        completion = update.completion
+        if completion is None or completion.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
+            return
+        self._held.pop((update.scheduler, completion.batch_id), None)
+        if self._is_draining and not self._held:
+            self._loop.call_soon_threadsafe(self._idle.set)
+
+    def _complete(self, batch: BatchMessage, outcome: BatchOutcome, busy_us: int = 0) -> None:
+        self.publish(BatchUpdate(batch.scheduler, BatchCompletion(batch.batch_id, outcome, busy_us)))
+
+    # From the bus to instances
+
+    def _on_batch(self, message: Message) -> None:
+        try:
+            batch = BatchMessage.unpack(message.data)
+        except MalformedMessage as error:
+            self._malformed_messages += 1
+            logger.warning("dropped a malformed batch message: %s", error)
+            return
+        self._accept(batch)
+
+    @contained(on_error="_dispatch_failed")
+    def _accept(self, batch: BatchMessage) -> None:
+        if self._remote is None or not self._remote.needs_fetch(batch):
+            self._dispatch(batch)
+            return
+        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
+        result = self.models.get(batch.model)
+        # An ensemble passes the references of its request on; the workers of its steps fetch the tensors.
+        config = None if result is None else result.config
+        with_tensors = config is None or config.ensemble_scheduling is None
+        self._remote.fetch(running, with_tensors, partial(self._dispatch, batch, running))
+
+    @contained(on_error="_dispatch_failed")
+    def _dispatch(self, batch: BatchMessage, fetched: RunningBatch | None = None) -> None:
+        """Submits the batch to its instance. `fetched` is the batch with its remote payloads, if it waited for them."""
+        newer_epoch = self._fence.newer_epoch(batch)
+        if newer_epoch:
+            self._complete(batch, BatchOutcome.REFUSED, newer_epoch)
+            return
+        # The scheduler's view of the registry may be older than this worker's state.
+        result = self.models.get(batch.model)
+        served = None if result is None else result.served.get(batch.version)
+        if served is None or not served.instances:
+            self._reject(batch)
+            return
+        instance = served.instance(batch.instance)
+        if instance is None:
+            self._complete(batch, BatchOutcome.UNANSWERED)
+            return
+        # The model may have been reloaded since the batch was sent: its present configuration counts.
+        if len(batch.entries) > 1 and (batch.is_series or served.runs_alone) and isinstance(instance, ModelInstance):
+            if served.model.config.is_decoupled:
+                # Streams are identified by scheduler and batch, which parts of a microbatch do not have.
+                self._complete(batch, BatchOutcome.NOT_RUN)
+            else:
+                self._submit_microbatch(batch, instance, fetched)
+            return
+        running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch)
+        instance.submit(running)
+
+    def _dispatch_failed(self, _error: Exception, batch: BatchMessage, _fetched: RunningBatch | None = None) -> None:
+        """Reports the batch as lost: its scheduler runs it again a limited number of times."""
+        self._complete(batch, BatchOutcome.UNANSWERED)
+
+    def _reject(self, batch: BatchMessage) -> None:
+        """Responds to all requests with UNAVAILABLE: the version is not loaded here."""
+        error = unavailable(
+            f"Request for unknown model: '{batch.model}' version {batch.version} is not at ready state",
+            Reason.NOT_READY,
+        )
+        by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
+        for entry in batch.entries:
+            if entry.gateway != NO_REPLY:
+                by_gateway[entry.gateway].append(pack_error(entry.key, error))
+        responses = [(gateway, pack_responses(0, rows)) for gateway, rows in by_gateway.items()]
+        completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, 0)
+        self.publish(BatchUpdate(batch.scheduler, completion, responses, batch.acks))
+
+    def _submit_microbatch(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
+        microbatch = Microbatch(batch, instance, self._part_ids, self.publish, fetched)
+        self._held[batch.scheduler, batch.batch_id] = microbatch
+        for part in microbatch.parts:
+            self._microbatches[part.message.batch_id] = microbatch
+        microbatch.submit()
+        self._loop.call_later(MAX_HELD_S, self._check_microbatch, microbatch)
+
+    def _check_microbatch(self, microbatch: Microbatch) -> None:
+        if microbatch.is_complete:
+            return
+        if microbatch.is_stuck:
+            self._requeue(microbatch)
+        else:
+            self._flush(microbatch)
+            self._loop.call_later(MAX_HELD_S, self._check_microbatch, microbatch)
+
+    @contained()
+    def _flush(self, microbatch: Microbatch) -> None:
+        microbatch.flush()
+
+    @contained()
+    def _requeue(self, microbatch: Microbatch) -> None:
+        for part in microbatch.requeue():
+            del self._microbatches[part]
+
+    def requeue_waiting(self, key: str) -> None:
+        """Requeues what the instance of this key has not started: its process waits for a response of another model."""
+        for held in list(self._held.values()):
+            if isinstance(held, Microbatch) and held.instance.key == key:
+                self._requeue(held)
+
+    def _on_cancelled(self, message: Message) -> None:
+        try:
+            cancelled = RunningCancellation.unpack(message.data)
+        except MalformedMessage as error:
+            self._malformed_messages += 1
+            logger.warning("dropped a malformed cancellation: %s", error)
+            return
+        for batch_id, gateway, keys in cancelled.batches:
+            running = self._held.get((cancelled.scheduler, batch_id))
+            if running is not None:
+                self._cancel(running, gateway, keys)
+
+    @contained()
+    def _cancel(self, running: RunningBatch | Microbatch, gateway: str, keys: Iterable[int]) -> None:
+        running.cancel(gateway, keys)
+
+    def _on_release(self, message: Message) -> None:
+        try:
+            for segment, slot, generation in SlotRelease.unpack(message.data).slots:
+                self._release(segment, slot, generation)
+        except MalformedMessage as error:
+            self._malformed_messages += 1
+            logger.warning("dropped a malformed release of payload slots: %s", error)
+
+    @contained()
+    def _release(self, segment: str, slot: int, generation: int) -> None:
+        arena = segment.removeprefix("weir-").rpartition(".")[0]
+        instance = self._arenas.get(arena)
+        if instance is not None:
+            instance.release(segment, slot, generation)
+
+    # Shutdown
+
+    async def drain(self) -> None:
+        """Returns when all batches have ended. Batches that arrive in the meantime are run as well."""
+        self._is_draining = True
+        for instance in list(self._arenas.values()):
+            if isinstance(instance, EnsembleInstance):
+                # Its steps may need models of this worker, which gets no more batches.
+                instance.requeue()
+        if self._held:
+            await self._idle.wait()

@@ -1,0 +1,351 @@
+"""`ModelInstance`: the thread that runs one instance of a model, batch after batch.
+
+The event loop submits batches; the thread decodes them, runs the instance and encodes the responses, so that nothing costly
+happens in the event loop. While a device works on a batch, the thread starts the next one if it has arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bus.kv.sequence_states import SequenceStates
+from runtime.containment import contained
+from schemas.core.errors import WeirError, internal, unavailable
+from schemas.wire.messages import BatchCompletion, BatchOutcome
+from telemetry.metrics_config import MetricsConfig
+from worker.backend_api.interface import DeviceLost, Instance, InstanceDevice, LoadedModel, ModelVersion, ProcessCalls
+from worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
+from worker.devices.host_policy import NO_POLICIES, HostPolicies
+from worker.execution.batch_execution import BatchUpdate, InstanceContext, StreamingBatches
+from worker.execution.batch_runner import BatchRunner, StartedBatch
+from worker.execution.batch_tensors import Reshaper
+from worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
+from worker.execution.response_writer import ResponseWriter
+from worker.execution.running_batch import RunningBatch
+from worker.execution.sequences import ImplicitStates, StateDeclarations
+from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
+from worker.execution.statistics import ModelStatistics
+from worker.execution.warmup import WarmUp, WarmUpSample
+
+logger = logging.getLogger("weir.worker")
+
+_STOP = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEnvironment:
+    """The services and settings of the worker that its models and their instances use.
+
+    `arena_prefix` is unique to the worker. `on_update` gets each batch update of an instance, in any thread.
+    `metrics` sets which optional metrics are recorded, `shared_memory` gives access to the shared memory of clients,
+    and `permits` are those of the rate limiter (None: instances may always execute). `checkpoints` stores the
+    states of sequences for other workers, and `process_calls` serves the requests of models' processes to other models; a
+    worker without one of them lacks the feature. `host_policies` set where on the
+    host instances run. `on_health_change` gets the identity of a model some of whose instances became unavailable, or
+    available again, in any thread.
+
+    `on_device_lost` is called once, in an instance's thread, when nothing can run on the GPUs of this process any more:
+    with the reason, and with the update of the lost batch, if there is one, which the callee must publish. `device_lost` is
+    set from then on.
+    """
+
+    arena_prefix: str
+    on_update: Callable[[BatchUpdate], None]
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    shared_memory: SharedMemoryAccess = field(default_factory=SharedMemoryAccess)
+    permits: RateLimiterPermits | None = None
+    checkpoints: SequenceStates | None = None
+
+    process_calls: ProcessCalls | None = None
+    devices: WorkerDevices = CPU_ONLY
+    gpu_memory: GpuMemory = field(default_factory=GpuMemory)
+    on_device_lost: Callable[[str, BatchUpdate | None], None] | None = None
+    device_lost: threading.Event = field(default_factory=threading.Event)
+    host_policies: HostPolicies = NO_POLICIES
+    on_health_change: Callable[[str], None] = lambda identity: None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """How one instance is created: its device, the name of its payload arena, and its options.
+
+    `states` are the implicit states of a sequence model, `warm_up` the samples that run before the instance gets batches.
+    With a `permit` each batch waits for the rate limiter.
+    """
+
+    device: InstanceDevice
+    arena_name: str
+    states: StateDeclarations | None = None
+    warm_up: Sequence[WarmUpSample] = ()
+    permit: InstancePermit | None = None
+
+
+class ModelInstance:
+    """One instance of a model version and its thread.
+
+    `spec` has the instance's device and options. Updates of batches go to the environment's `on_update`: at the end of
+    each batch in the instance's thread, and for each response that a model sends itself in the thread in which it does.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        model: ModelVersion,
+        spec: InstanceSpec,
+        statistics: ModelStatistics,
+        environment: ModelEnvironment,
+    ) -> None:
+        device, states, reshaper = spec.device, spec.states, Reshaper(model.config)
+        self.name = device.name
+        self.key = device.key
+        self.arena_name = spec.arena_name
+        self._loaded = loaded
+        self._device = device
+        self._context = InstanceContext(
+            name=device.name,
+            version=model.version,
+            config=model.config,
+            writer=ResponseWriter(spec.arena_name),
+            shared_memory=SharedMemoryIO(environment.shared_memory),
+            reshaper=reshaper if reshaper.is_needed else None,
+            states=ImplicitStates(states, environment.checkpoints) if states is not None and states.states else None,
+        )
+        self._environment = environment
+        self._on_update = environment.on_update
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox_lock = threading.Lock()  # held to put a batch in and to look through the batches
+        streaming = StreamingBatches(self._context, statistics, environment.on_update)
+        self._runner = BatchRunner(self._context, statistics, streaming)
+        self._warm_up_samples = spec.warm_up
+        self._permit = spec.permit
+        # A permit is valid for one batch, and the next state of a sequence follows from its last request.
+        self._may_overlap = spec.permit is None and self._context.states is None
+        self._device_lost = environment.device_lost if device.kind == "KIND_GPU" else None
+        self._waits_for_readers = False
+        self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
+
+    def start(self) -> None:
+        """Creates and warms up the instance in its thread, and waits for that. Raises WeirError if either fails."""
+        self.begin_start()
+        self.finish_start()
+
+    def begin_start(self) -> None:
+        """Starts the thread; `finish_start` waits for the instance."""
+        self._thread.start()
+
+    def finish_start(self) -> None:
+        """Waits until the instance is created and warmed up. Raises as `start`."""
+        error = self._created.get()
+        if error is not None:
+            self._thread.join()
+            raise error
+
+    def submit(self, batch: RunningBatch) -> None:
+        """Runs the batch after those submitted before."""
+        with self._inbox_lock:
+            self._inbox.put(batch)
+
+    def withdraw(self, ids: Container[int]) -> list[RunningBatch]:
+        """Removes the batches with these ids that have not started; returns them."""
+        withdrawn: list[RunningBatch] = []
+        with self._inbox_lock:
+            others: list[Any] = []
+            while (batch := self._next(is_busy=True)) is not None:
+                is_wanted = batch is not _STOP and batch.message.batch_id in ids
+                (withdrawn if is_wanted else others).append(batch)
+            for batch in others:
+                self._inbox.put(batch)
+        return withdrawn
+
+    def release(self, segment: str, slot: int, generation: int) -> None:
+        """Releases a payload slot whose output a gateway has read."""
+        self._context.writer.release(segment, slot, generation)
+
+    @property
+    def slots_held(self) -> int:
+        """The number of payload slots with outputs that no gateway has released yet."""
+        return self._context.writer.slots_held
+
+    def ask_to_stop(self, wait_for_readers: bool = False) -> None:
+        """Lets the thread end after the batches submitted so far; `stop` waits for it."""
+        self._waits_for_readers = wait_for_readers
+        with self._inbox_lock:
+            self._inbox.put(_STOP)
+
+    def stop(self, wait_for_readers: bool = False) -> None:
+        """Runs what was submitted to its last response, closes the instance, and returns when its thread has ended.
+
+        With `wait_for_readers` outputs in shared memory stay for a while, until gateways have read them.
+        """
+        self.ask_to_stop(wait_for_readers)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            instance = self._created_instance()
+        except WeirError as error:
+            self._leave_rate_limiter()
+            self._context.writer.close()
+            self._created.put(error)
+            return
+        self._created.put(None)
+        try:
+            self._take_batches(instance)
+            self._runner.streaming.wait()
+        finally:
+            self._close(instance)
+            self._context.writer.close(self._waits_for_readers)
+
+    def _close(self, instance: Instance) -> None:
+        try:
+            instance.close()
+        except BaseException:  # the thread has to go on and close the memory of the instance
+            logger.exception("%s: closing the instance failed", self._device.name)
+
+    def _take_batches(self, instance: Instance) -> None:
+        on_device: StartedBatch | None = None
+        batch: Any = None
+        try:
+            while batch is not _STOP:
+                batch = self._next(is_busy=on_device is not None)
+                started: StartedBatch | BatchUpdate | None = None
+                if batch is not None and batch is not _STOP:
+                    if not self._may_overlap:
+                        self._publish(self._run_with_permit(instance, batch))
+                        continue
+                    started = self._start(instance, batch)
+                # Responses leave in the order of the batches, even if the later batch ends at once.
+                if on_device is not None:
+                    self._publish(self._finish(instance, on_device))
+                    on_device = None
+                if isinstance(started, StartedBatch):
+                    if started.is_on_device:
+                        on_device = started
+                        continue
+                    started = self._finish(instance, started)
+                self._publish(started)
+        finally:
+            self._leave_rate_limiter()
+
+    def _next(self, is_busy: bool) -> Any:
+        """The next batch, or `_STOP`; with `is_busy`, None if there is none yet."""
+        try:
+            return self._inbox.get(block=not is_busy)
+        except queue.Empty:
+            return None
+
+    @contained(on_error="_publishing_failed")
+    def _publish(self, update: BatchUpdate | None) -> None:
+        if update is not None:
+            self._on_update(update)
+
+    def _publishing_failed(self, _error: Exception, update: BatchUpdate | None) -> None:
+        """Reports the batch as lost: its scheduler, which would wait for it forever, runs it again."""
+        if update is not None and update.completion is not None:
+            self._on_update(_lost_update(update.scheduler, update.completion.batch_id))
+
+    def _created_instance(self) -> Instance:
+        """Creates and warms up the instance. Raises WeirError if either fails."""
+        try:
+            self._device.host_policy.bind()
+            instance = self._loaded.create_instance(self._device)
+            try:
+                self._warm_up(instance)
+            except BaseException:
+                self._close(instance)
+                raise
+            return instance
+        except WeirError:
+            raise
+        except DeviceLost as loss:
+            self._device_failed(None, loss)
+            raise unavailable(str(loss)) from loss
+        except BaseException as error:  # `finish_start` would otherwise wait for the instance forever
+            logger.exception("%s: creating the instance failed", self._device.name)
+            raise internal(f"{type(error).__name__}: {error}") from error
+
+    def _warm_up(self, instance: Instance) -> None:
+        if not self._warm_up_samples:
+            return
+        warm_up = WarmUp(self._warm_up_samples, self._device.name)
+        runner = self._runner
+        usual = runner.statistics, runner.streaming
+        runner.statistics = ModelStatistics()
+        runner.streaming = StreamingBatches(self._context, runner.statistics, warm_up.published.put, warm_up.failures)
+        try:
+            warm_up.run(instance, self._run_with_permit)
+        finally:
+            runner.statistics, runner.streaming = usual
+
+    def _run_with_permit(self, instance: Instance, batch: RunningBatch) -> BatchUpdate | None:
+        if self._permit is None:
+            return self._run_batch(instance, batch)
+        self._permit.acquire()
+        try:
+            return self._run_batch(instance, batch)
+        finally:
+            self._permit.release(wants_more=not self._inbox.empty())
+
+    def _leave_rate_limiter(self) -> None:
+        if self._permit is not None:
+            self._permit.leave()
+
+    def _run_batch(self, instance: Instance, batch: RunningBatch) -> BatchUpdate | None:
+        """The end of the batch, or None if its responses are, or will be, published one by one."""
+        started = self._start(instance, batch)
+        return self._finish(instance, started) if isinstance(started, StartedBatch) else started
+
+    def _start(self, instance: Instance, batch: RunningBatch) -> StartedBatch | BatchUpdate | None:
+        if self._device_lost is not None and self._device_lost.is_set():
+            return _lost(batch)
+        try:
+            return self._runner.start(instance, batch)
+        except DeviceLost as loss:
+            return self._device_failed(batch, loss)
+        except BaseException as error:  # noqa: BLE001 - logged and reported there
+            return self._failed(batch, error)
+
+    def _finish(self, instance: Instance, started: StartedBatch) -> BatchUpdate | None:
+        try:
+            return self._runner.finish(instance, started)
+        except DeviceLost as loss:
+            return self._device_failed(started.running, loss)
+        except BaseException as error:  # noqa: BLE001 - logged and reported there
+            return self._failed(started.running, error)
+
+    def _failed(self, batch: RunningBatch, error: BaseException) -> BatchUpdate:
+        # The thread must survive every error: nothing would restart it.
+        logger.exception("%s: a batch could not be run", self._device.name, exc_info=error)
+        return self._failure(batch, error)
+
+    @contained(on_error="_failure_failed")
+    def _failure(self, batch: RunningBatch, error: BaseException) -> BatchUpdate:
+        return self._runner.failed(batch, error)
+
+    def _failure_failed(self, _second: Exception, batch: RunningBatch, _error: BaseException) -> BatchUpdate:
+        return _lost(batch)
+
+    def _device_failed(self, batch: RunningBatch | None, loss: DeviceLost) -> BatchUpdate | None:
+        """The end of the batch after an error that makes the device unusable for this process."""
+        logger.error("%s: %s", self._device.name, loss)
+        is_first = not self._environment.device_lost.is_set()
+        self._environment.device_lost.set()
+        lost = None if batch is None else _lost(batch)
+        if not is_first or self._environment.on_device_lost is None:
+            return lost
+        self._environment.on_device_lost(str(loss), lost)
+        return None
+
+
+def _lost(batch: RunningBatch) -> BatchUpdate:
+    return _lost_update(batch.message.scheduler, batch.message.batch_id)
+
+
+def _lost_update(scheduler: str, batch_id: int) -> BatchUpdate:
+    return BatchUpdate(scheduler, BatchCompletion(batch_id, BatchOutcome.UNANSWERED, 0))

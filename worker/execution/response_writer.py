@@ -1,0 +1,142 @@
+"""`ResponseWriter`: encodes the results of one instance as responses, with large outputs in shared memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bus.naming.identity import shares_memory
+from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
+from runtime.containment import contained, report
+from schemas.core.errors import WeirError, internal, unavailable
+from schemas.core.tensors import PayloadRef, Tensor
+from schemas.wire.messages import BatchEntry, ResponseRun, Timestamps, pack_error, pack_response, pack_responses
+from worker.backend_api.interface import Result
+
+MAX_INLINE_RESPONSE_BYTES = 4 << 20
+"""Outputs of one response that may travel inside a message if there is no room in shared memory."""
+
+READERS_TIMEOUT_S = 2.0
+"""How long the outputs of an instance that is unloaded stay readable."""
+
+
+def pack_rows(version: int, rows: Sequence[tuple[Any, ...]]) -> bytes:
+    """As `pack_responses`, but a row that can't be encoded becomes an error of its own request."""
+    try:
+        return pack_responses(version, rows)
+    except Exception as error:  # noqa: BLE001 - what a model made may be anything; its other requests are answered
+        report("worker.execution.response_writer: packing the responses of a batch", error)
+        return pack_responses(version, [_packable(version, row) for row in rows])
+
+
+def _packable(version: int, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    try:
+        pack_responses(version, [row])
+        return row
+    except Exception as error:  # noqa: BLE001 - reported above
+        # The columns after the first three do not come from the model: finality, timestamps, run.
+        return (*pack_error(row[0], packing_failed(error)), *row[3:])
+
+
+def packing_failed(error: Exception) -> WeirError:
+    """The error of a request whose response can't be encoded."""
+    return internal(f"the response can't be sent: {type(error).__name__}: {error}")
+
+
+class ResponseWriter:
+    """Encodes the responses of one instance; thread-safe.
+
+    Large outputs are copied into payload slots of the arena `arena_name`. A slot is leased to the gateway until the gateway
+    releases it.
+    """
+
+    def __init__(self, arena_name: str) -> None:
+        self._arena = PayloadArena(arena_name)
+        self._leases = LeasedSlots()
+        self._is_closed = False
+        self._lock = threading.Condition()  # guards the arena and the leases; notified when a slot is released
+
+    @contained(on_error="_packing_failed")
+    def write(
+        self,
+        entry: BatchEntry,
+        result: Result,
+        is_final: bool = True,
+        timestamps: Timestamps | None = None,
+        run: ResponseRun | None = None,
+    ) -> tuple[Any, ...]:
+        """The row of a responses message for the entry's result (see `schemas.wire.messages.ResponseEnvelope`).
+
+        Large outputs are copied now, the others when the message is packed.
+        """
+        error = self.place(entry.gateway, result.outputs) if result.error is None else result.error
+        if error is not None:
+            return pack_error(entry.key, error, is_final, timestamps, run)
+        return pack_response(entry.key, result.outputs, result.parameters, is_final, timestamps, run)
+
+    def _packing_failed(
+        self,
+        error: Exception,
+        entry: BatchEntry,
+        _result: Result,
+        is_final: bool = True,
+        timestamps: Timestamps | None = None,
+        run: ResponseRun | None = None,
+    ) -> tuple[Any, ...]:
+        return pack_error(entry.key, packing_failed(error), is_final, timestamps, run)
+
+    def place(self, gateway: str, outputs: Iterable[Tensor]) -> WeirError | None:
+        """Copies outputs that are large for `gateway` into slots; returns an error if the others do not fit into a message.
+
+        Outputs that are references already are not copied.
+        """
+        inline_bytes = 0
+        for tensor in outputs:
+            size = tensor.size_bytes
+            # Most outputs are small for every gateway: then its host need not be looked up.
+            if size > INLINE_LIMIT_BYTES and self._is_large_for(gateway, size) and self._lend(tensor):
+                continue
+            inline_bytes += size
+        if inline_bytes > MAX_INLINE_RESPONSE_BYTES:
+            return unavailable(f"the response of {inline_bytes} bytes is larger than can be sent to the gateway")
+        return None
+
+    def release(self, segment: str, slot: int, generation: int) -> None:
+        """Releases a slot whose output the gateway has read."""
+        with self._lock:
+            self._leases.give_back(segment, slot, generation)
+            self._lock.notify_all()
+
+    @property
+    def slots_held(self) -> int:
+        """The number of slots with outputs that no gateway has released yet."""
+        return len(self._leases)
+
+    def close(self, wait_for_readers: bool = False) -> None:
+        """Removes the arena; with `wait_for_readers` after all slots were released, or after a while.
+
+        Outputs that have not been read by then are lost. Later outputs travel inside messages.
+        """
+        with self._lock:
+            if wait_for_readers:
+                self._lock.wait_for(lambda: not self._leases, READERS_TIMEOUT_S)
+            self._is_closed = True
+            self._arena.close()
+
+    def _is_large_for(self, gateway: str, size_bytes: int) -> bool:
+        return size_bytes > REMOTE_INLINE_LIMIT_BYTES or shares_memory(gateway)
+
+    def _lend(self, tensor: Tensor) -> bool:
+        if isinstance(tensor.data, PayloadRef):
+            return True
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._leases.expire()
+            slot = self._arena.allocate(tensor.size_bytes)
+            if slot is None:
+                return False
+            slot.view[:] = tensor.data  # type: ignore[assignment]
+            tensor.data = self._leases.lend(slot)
+        return True

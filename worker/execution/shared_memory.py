@@ -1,0 +1,165 @@
+"""`SharedMemoryIO`: reads inputs from memory that clients share, and writes outputs into it, for one instance.
+
+Inputs are copied once, before the batch is joined: later changes by the client have no effect, and a region that can't be
+read fails only its own request. The tensors of one input are placed next to each other, so that joining the batch needs no
+second copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bus.naming.identity import shares_memory
+from bus.payloads.client_regions import RegionError, read_region, write_region
+from schemas.core.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from schemas.core.requests import InferRequest
+from schemas.core.tensors import (
+    MAX_WALKED_BYTES,
+    ClientRef,
+    CudaRegionRef,
+    RegionRef,
+    Tensor,
+    check_strings,
+    element_count,
+)
+from worker.backend_api.interface import Result
+from worker.devices.cuda_shared_memory import CudaRegions
+
+MAX_REGION_TENSOR_BYTES = 2**31 - 1
+"""The size limit of an input in a client's memory: the same as that of a gRPC message."""
+
+_MAX_REUSED_BYTES = 64 << 20
+
+
+class SharedMemoryAccess(NamedTuple):
+    """Whether a worker may use clients' memory; `cuda` is None without a GPU."""
+
+    allowed: bool = False
+    cuda: CudaRegions | None = None
+
+
+class SharedMemoryIO:
+    """Belongs to the instance's thread. Content that it has read is valid until the next batch begins."""
+
+    def __init__(self, access: SharedMemoryAccess) -> None:
+        self._access = access
+        self._buffers: dict[str, np.ndarray] = {}
+        self._ends: dict[str, int] = {}  # the used bytes of each buffer in this batch
+
+    def begin(self) -> None:
+        """Begins a new batch, which reuses the buffers."""
+        if self._ends:
+            self._ends.clear()
+            self._buffers = {name: one for name, one in self._buffers.items() if len(one) <= _MAX_REUSED_BYTES}
+
+    def fetch(self, request: InferRequest, gateway: str) -> None:
+        """Replaces references to a client's memory by their content. Raises WeirError for content that can't be read.
+
+        The request's `gateway` must be on this host, like the memory.
+        """
+        for tensor in request.inputs:
+            if isinstance(tensor.data, (RegionRef, CudaRegionRef)):
+                self._check_access(gateway)
+                self._fetch(request, tensor, tensor.data)
+        if request.outputs:
+            self.check_outputs(request, gateway)
+
+    def check_outputs(self, request: InferRequest, gateway: str) -> None:
+        """Raises WeirError for outputs that this worker must not write to a client's memory; `gateway` as in `fetch`."""
+        for output in request.outputs:
+            if output.region is not None:
+                self._check_access(gateway)
+
+    def deliver(self, request: InferRequest, result: Result) -> None:
+        """Writes outputs to the requested regions, which leaves them without content; sets `result.error` if that fails.
+
+        Called in any thread.
+        """
+        regions = {output.name: output.region for output in request.outputs if output.region is not None}
+        if regions and result.error is None:
+            outputs = [(tensor, regions[tensor.name]) for tensor in result.outputs if tensor.name in regions]
+            result.error = self._write_outputs(outputs)
+
+    def _write_outputs(self, outputs: Sequence[tuple[Tensor, ClientRef]]) -> WeirError | None:
+        for tensor, region in outputs:
+            if tensor.size_bytes > region.size:
+                return internal(
+                    f"shared memory size specified with the request for output '{tensor.name}' ({region.size} bytes) "
+                    f"should be at least {tensor.size_bytes} bytes to hold the results"
+                )
+        for tensor, region in outputs:
+            try:
+                self._write(region, tensor.data)  # type: ignore[arg-type]  # a model's output is never a reference
+            except RegionError as error:
+                return internal(f"failed to write output '{tensor.name}': {error}")
+            tensor.data = b""
+        return None
+
+    def _fetch(self, request: InferRequest, tensor: Tensor, ref: ClientRef) -> None:
+        name, size = tensor.name, ref.size
+        if size > MAX_REGION_TENSOR_BYTES:
+            raise invalid(f"input '{name}' of {size} bytes is larger than the {MAX_REGION_TENSOR_BYTES} that are read")
+        start = self._ends.get(name, 0)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < start + size:
+            # The old buffer keeps what was read into it; the new one is large enough for the next batch of this size.
+            try:
+                buffer = np.empty(2 * start + size, np.uint8)
+            except MemoryError as error:
+                raise unavailable(f"can't allocate the {size} bytes of input '{name}'") from error
+            self._buffers[name] = buffer
+            start = 0
+        target = buffer.data[start : start + size]
+        try:
+            self._read(ref, target)
+        except RegionError as error:
+            raise invalid(f"failed to read input '{name}': {error}") from error
+        if tensor.datatype == "BYTES" and size <= MAX_WALKED_BYTES:  # longer content is checked later
+            check_strings(target, element_count(tensor.shape), request.id, name, request.model_name)
+        tensor.data = target
+        self._ends[name] = start + size
+
+    def _check_access(self, gateway: str) -> None:
+        if not self._access.allowed:
+            raise WeirError(ErrorCode.UNSUPPORTED, "Client shared memory is disabled on the model's worker.")
+        if not shares_memory(gateway):
+            raise WeirError(ErrorCode.UNSUPPORTED, "the model's worker is not on the host of the shared memory region")
+
+    def _read(self, ref: ClientRef, target: memoryview) -> None:
+        if isinstance(ref, RegionRef):
+            read_region(ref, target)
+        else:
+            self._cuda.read(ref, target)
+
+    def _write(self, ref: ClientRef, content: bytes | memoryview) -> None:
+        if isinstance(ref, RegionRef):
+            write_region(ref, content)
+        else:
+            self._cuda.write(ref, content)
+
+    @property
+    def _cuda(self) -> CudaRegions:
+        if self._access.cuda is None:
+            raise RegionError("the worker has no GPU")
+        return self._access.cuda
+
+
+def contiguous_view(contents: Sequence[bytes | memoryview]) -> memoryview | None:
+    """A view of all `contents` without a copy, if `SharedMemoryIO` has placed them one after the other; otherwise None."""
+    first = contents[0]
+    if type(first) is not memoryview or not isinstance(buffer := first.obj, np.ndarray):
+        return None
+    base = _address(buffer)
+    start = end = _address(first) - base
+    for content in contents:
+        if type(content) is not memoryview or content.obj is not buffer or _address(content) - base != end:
+            return None
+        end += len(content)
+    return buffer.data[start:end]
+
+
+def _address(data: np.ndarray | memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])

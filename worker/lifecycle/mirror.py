@@ -1,0 +1,217 @@
+"""`RepositoryMirror`: keeps a local folder equal to a model repository in NATS, for workers without a shared disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from nats.errors import Error as NatsError
+
+from bus.kv.pushed_models import PushedModels
+from bus.naming import subjects
+from bus.nats.connection import Bus, Message
+from runtime.containment import contained, report
+from schemas.core.errors import WeirError, invalid
+from schemas.core.names import repository_of
+from schemas.wire.model_control import PushedFile, PushedModel
+from worker.lifecycle.mirror_folder import MirrorFolder
+
+logger = logging.getLogger("weir.worker")
+
+
+FILES_AT_A_TIME = 4
+"""Files that a worker fetches at a time."""
+
+ATTEMPTS = 5
+"""Attempts to fetch a model: the broker may be away for a moment, or another worker may clean up a shared cache."""
+
+_RETRY_S = 1.0
+_TRANSIENT = (NatsError, ConnectionError, TimeoutError, FileNotFoundError)
+
+
+class RepositoryMirror:
+    """The mirror of one repository. `on_change()` is awaited after the folder was updated.
+
+    A model that can't be fetched keeps its local state; `problems` has the reason, by model. It is fetched again when it
+    changes or is loaded.
+    """
+
+    def __init__(self, bus: Bus, pushed: PushedModels, folder: MirrorFolder, background: asyncio.TaskGroup) -> None:
+        self._bus = bus
+        self._pushed = pushed
+        self._folder = folder
+        self._background = background
+        # Locks disappear with their last user: names come from clients, so their number must not grow.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._fetching = asyncio.Semaphore(FILES_AT_A_TIME)
+        self._revisions: dict[str, int] = {}
+        self.problems: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self.on_change: Callable[[], Awaitable[None]] = _nothing
+
+    async def start(self, follows: bool) -> None:
+        """Fetches all models; with `follows`, also those that are pushed from now on."""
+        if follows:
+            await self._bus.subscribe(subjects.repository_writes(self._pushed.name), self._on_write)
+            await self._bus.flush()
+            self._bus.on_reconnect(self._follow_all)
+        await self._refresh_all()
+
+    async def refresh(self, name: str) -> None:
+        """Updates the folder to the version of the model that was pushed last."""
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with turn:
+                    await self._follow(name)
+                self.problems.pop(name, None)
+                return
+            except Exception as error:  # noqa: BLE001 - an invalid model must not affect the others
+                if not isinstance(error, (WeirError, NatsError, OSError, TimeoutError)):
+                    report("worker.lifecycle.mirror: fetching a model", error)
+                reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
+                logger.error("'%s' can't be fetched from repository '%s': %s", name, self._pushed.name, reason)
+                self.problems[name] = f"failed to fetch it from repository '{self._pushed.name}': {reason}"
+                if not isinstance(error, _TRANSIENT):
+                    return
+            if attempt < ATTEMPTS:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _follow(self, name: str) -> None:
+        found = await self._pushed.find(name)
+        if found is None:
+            if self._revisions.pop(name, None) is not None:
+                await asyncio.to_thread(self._folder.remove, name)
+                logger.info("'%s' was deleted from repository '%s'", name, self._pushed.name)
+            return
+        model, revision = found
+        if self._revisions.get(name) != revision:
+            await self._fetch(model)
+            self._revisions[name] = revision
+            logger.info("'%s' was fetched from repository '%s'", name, self._pushed.name)
+
+    async def stop(self) -> None:
+        """Stops following changes."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def remove_folder(self) -> None:
+        """Removes the local models; called when no instance uses them any more."""
+        self._folder.close()
+
+    async def _refresh_all(self) -> None:
+        names = {*await self._pushed.names(), *self._revisions}
+        await asyncio.gather(*(self.refresh(name) for name in sorted(names)))
+
+    async def _follow_all(self) -> None:
+        """Fetches all models again after a reconnect, since pushes may have been missed."""
+        if not self._is_closed:
+            await self._begin(self._refresh_all())
+
+    def _on_write(self, message: Message) -> None:
+        if not self._is_closed:
+            self._begin(self.refresh(subjects.untoken(message.subject.rpartition(".")[2])))
+
+    def _begin(self, refreshing: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._background.create_task(self._refresh_and_report(refreshing))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @contained()
+    async def _refresh_and_report(self, refreshing: Coroutine[Any, Any, None]) -> None:
+        await refreshing
+        await self.on_change()
+
+    async def _fetch(self, model: PushedModel) -> None:
+        contents = {file.digest: file for file in model.files}
+        with self._folder.keeping(model):
+            await self._install(model, contents.values())
+
+    async def _install(self, model: PushedModel, contents: Iterable[PushedFile]) -> None:
+        # All are awaited, also after a failure: none may write to the folder after it was discarded.
+        outcomes = await asyncio.gather(*map(self._fetch_content, contents), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        await asyncio.to_thread(self._folder.install, model)
+
+    async def _fetch_content(self, file: PushedFile) -> None:
+        async with self._fetching:
+            if await asyncio.to_thread(self._folder.has, file):
+                return
+            incoming = await asyncio.to_thread(self._folder.receive, file)
+            try:
+                async for piece in self._pushed.pieces(file):
+                    await asyncio.to_thread(incoming.write, piece)
+                await asyncio.to_thread(incoming.finish)
+            finally:
+                incoming.discard()
+
+
+async def _nothing() -> None:
+    pass
+
+
+class RepositoryMirrors:
+    """All mirrors of a worker. Without repositories in NATS it does nothing."""
+
+    def __init__(self, mirrors: Sequence[RepositoryMirror] = ()) -> None:
+        self._mirrors = mirrors
+
+    async def start(self, follows: bool) -> None:
+        """Fetches all models; with `follows`, also those that are pushed from now on."""
+        for mirror in self._mirrors:
+            await mirror.start(follows)
+
+    async def refresh(self, name: str) -> None:
+        """Updates the folders to the version of the model that was pushed last."""
+        for mirror in self._mirrors:
+            await mirror.refresh(name)
+
+    def problems(self) -> dict[str, str]:
+        """The reasons why models can't be fetched, by model."""
+        return {name: problem for mirror in self._mirrors for name, problem in mirror.problems.items()}
+
+    def on_change(self, listener: Callable[[], Awaitable[None]]) -> None:
+        """Awaits `listener()` after a folder was updated."""
+        for mirror in self._mirrors:
+            mirror.on_change = listener
+
+    async def stop(self) -> None:
+        """Stops following changes."""
+        for mirror in self._mirrors:
+            await mirror.stop()
+
+    def remove_folders(self) -> None:
+        """Removes the local models; called when no instance uses them any more."""
+        for mirror in self._mirrors:
+            mirror.remove_folder()
+
+
+def open_mirrors(
+    bus: Bus, repositories: Iterable[Path | str], cache: Path | None, background: asyncio.TaskGroup
+) -> tuple[list[Path], RepositoryMirrors]:
+    """The folders of all repositories in order, and the mirrors of those in NATS. Raises WeirError."""
+    paths: list[Path] = []
+    mirrors: list[RepositoryMirror] = []
+    for repository in repositories:
+        name = repository_of(repository)
+        if name is None:
+            paths.append(Path(repository))
+            continue
+        try:
+            folder = MirrorFolder(cache)
+        except OSError as error:
+            raise invalid(f"can't create a folder for the models of repository '{name}': {error.strerror}") from error
+        mirrors.append(RepositoryMirror(bus, PushedModels(bus, name), folder, background))
+        paths.append(folder.models)
+    return paths, RepositoryMirrors(mirrors)

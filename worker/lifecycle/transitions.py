@@ -1,0 +1,310 @@
+"""How a model gets from one state to another: loads, swaps of versions, drains and unloads.
+
+```text
+              load_found                               retire
+  (nothing) ─────────────▶ loading ──▶ serving ──────────────────▶ retiring ──▶ drained ──▶ unloaded
+                              │           ▲ │ load_found: new versions are loaded beside the old ones and swapped
+                              ▼           └─┘ in within one turn of the event loop; replaced versions finish their
+                           failed             batches, versions that are gone retire
+```
+
+`ModelTransitions` does what it is asked to, always inside the model's turn (`ManagedModels.turn`). What is to be done
+about a model, and when, is decided in `worker.lifecycle.reconciler`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
+from nats.errors import Error as NatsError
+
+from bus.kv.desired_models import DesiredModels
+from bus.kv.model_files import ModelFiles
+from repository.dependencies import composing_models
+from repository.layout import FoundModel, folder_fingerprint, model_fingerprint
+from runtime.containment import contained
+from schemas.config.parameters import partitions_of
+from schemas.core.errors import ErrorCode, WeirError, invalid
+from schemas.core.names import plain_name
+from schemas.wire.model_control import WantedModel
+from schemas.wire.registry import ModelState, VersionRecord
+from worker.ensembles.dependencies import DependencyWatcher
+from worker.lifecycle.coordination import DrainCoordinator, RollingReload
+from worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure
+from worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks
+from worker.lifecycle.override_folder import OverrideFolder
+from worker.lifecycle.placement import ModelPlacement
+from worker.lifecycle.served_version import ServedVersion
+
+logger = logging.getLogger("weir.worker")
+
+
+class ModelHost(Protocol):
+    """Sends batches to loaded versions: implemented by `worker.batch_dispatch.BatchDispatcher`."""
+
+    def install(self, result: LoadResult) -> None:
+        """Sends batches for the model to these versions from now on."""
+
+    def uninstall(self, name: str) -> None:
+        """Rejects batches for the model from now on."""
+
+    def unload_version(self, served: ServedVersion) -> None:
+        """Finishes the batches of the version and unloads it. Blocking."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleContext:
+    """The collaborators and options of a worker's model life cycle.
+
+    `control_mode` is "none", "poll" or "explicit"; in explicit mode `startup` names the models to load at the start.
+    `refresh(name)` updates the local mirror of a model's folder before the folder is read. `threads` loads run at a time.
+    """
+
+    host: ModelHost
+    models: ManagedModels
+    loader: ModelLoader
+    desired: DesiredModels
+    files: ModelFiles
+    drains: DrainCoordinator
+    dependencies: DependencyWatcher
+    placement: ModelPlacement
+    rolling: RollingReload
+    refresh: Callable[[str], Awaitable[None]]
+    control_mode: str = "none"
+    startup: tuple[str, ...] = ()
+    threads: int = 4
+
+
+class _LoadRequest(NamedTuple):
+    """How to load a model: with which configuration and files, for which request (0: none), and worker by worker or not."""
+
+    override: str | None = None
+    revision: int = 0
+    folder: OverrideFolder | None = None
+    rolls: bool = False
+
+
+class ModelTransitions:
+    """Loads and unloads models. Every method expects to run in the model's turn."""
+
+    def __init__(self, context: LifecycleContext, tasks: OperationTasks) -> None:
+        self._context = context
+        self._models = context.models
+        self._records = context.models.records
+        self._repository = context.loader.repository
+        self._placement = context.placement
+        self._tasks = tasks
+        self._pool = ThreadPoolExecutor(context.threads, "loader")
+
+    def close(self) -> None:
+        """Cancels loads that have not started."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # Loading
+
+    async def load(self, model: ManagedModel, wanted: WantedModel, revision: int) -> None:
+        """Carries out a load request and publishes the outcome. `revision` is 0 where no request waits for it."""
+        folder: OverrideFolder | None = None
+        try:
+            if wanted.files:
+                if wanted.config is None:
+                    raise invalid("Load parameter 'config' must be specified for model file override")
+                contents = await self._context.files.fetch(wanted.files)
+                folder = await asyncio.to_thread(OverrideFolder, model.name, contents)
+                found = self._repository.model_in(model.name, folder.path)
+            else:
+                await self._context.refresh(plain_name(model.name))
+                found = await asyncio.to_thread(self._repository.find, model.name)
+        except (WeirError, NatsError, OSError, TimeoutError) as error:
+            reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
+            logger.error("Poll failed for model directory '%s': %s", model.name, reason)
+            model.error = poll_failure(model.name)
+        else:
+            if not wanted.is_override and await self._is_unchanged(model, found):
+                model.error, model.rejected = None, ""
+            elif await self._load(model, found, _LoadRequest(wanted.config, revision, folder, rolls=True)):
+                model.is_override = wanted.is_override
+                folder = None
+            elif model.error is not None and model.error.code is ErrorCode.INTERNAL:
+                model.reason = ""  # as in Triton, a model whose folder can't be polled is not listed
+        if folder is not None:
+            await asyncio.to_thread(folder.remove)
+        model.revision = max(model.revision, revision)
+        if revision:
+            await self._placement.conclude(model)
+        await self._records.publish(model)
+
+    async def load_found(
+        self, model: ManagedModel, found: FoundModel, override: str | None = None, revision: int = 0
+    ) -> None:
+        """Loads what was found in a repository, with the configuration `override` if given, and publishes the outcome."""
+        await self._load(model, found, _LoadRequest(override, revision))
+        await self._records.publish(model)
+
+    async def load_from_repository(self, model: ManagedModel, override: str | None = None, revision: int = 0) -> bool:
+        """As `load_found`, with what the repositories have of the model now; False if none of them has it."""
+        try:
+            found = await asyncio.to_thread(self._repository.find, model.name)
+        except WeirError:
+            return False
+        await self.load_found(model, found, override, revision)
+        return True
+
+    async def _is_unchanged(self, model: ManagedModel, found: FoundModel) -> bool:
+        """Whether the model serves exactly what is on disk."""
+        if model.result is None or model.retiring or model.is_override or found.problem:
+            return False
+        return model.result.fingerprint == await asyncio.to_thread(folder_fingerprint, found)
+
+    async def _load(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
+        """Loads what was found and swaps it in. Returns whether that succeeded; the request's folder is the model's then.
+
+        Where the placement plan gives the model to other workers, nothing is loaded and `model.error` stays None. If the
+        request `rolls`, a model that serves is reloaded after the workers before this one, and not if one of them failed.
+        """
+        override, revision = request.override, request.revision
+        model.path, model.seen = found.path, await asyncio.to_thread(model_fingerprint, found)
+        if not await self._placement.admits(model, found, override, revision):
+            return False
+        if request.rolls and model.is_serving:
+            model.error = await self._context.rolling.turn(model.name, revision, self._placement.holders(model.name))
+            if model.error is not None:
+                logger.warning("'%s' is not reloaded: another worker failed to", model.name)
+                return False
+        with self._placement.loading(model):
+            await self._prepare_dependencies(found, override, revision)
+            if not model.served:
+                loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
+                await self._records.write(replace(model.record(), versions=loading, reason=""))
+            # Versions that are retiring may be unloaded before the load ends, so they can't be taken over.
+            serving = None if model.retiring else model.result
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._pool, self._context.loader.load, found, override, serving)
+            return await self._swap_in(model, result, request)
+
+    async def _swap_in(self, model: ManagedModel, result: LoadResult, request: _LoadRequest) -> bool:
+        model.error = result.error
+        self._context.dependencies.tried(model.name, result.error is not None and model.is_serving)
+        if result.error is not None:
+            model.reject(result)
+            if result.elsewhere:
+                await self._placement.withdraw(model.name)
+            return False
+        self._stop_drain(model)
+        for served in result.served.values():
+            served.take_over()
+        replaced = model.adopt(result)
+        model.in_force = request.revision
+        self._context.host.install(result)
+        old_folder, model.folder = model.folder, request.folder
+        self._tasks.clean_up(self._unload_versions(model, replaced, old_folder))
+        if model.retiring:
+            self._start_drain(model)
+        return True
+
+    # The composing models of ensembles
+
+    async def _prepare_dependencies(self, found: FoundModel, override: str | None, revision: int) -> None:
+        """Loads the composing models of an ensemble first, as far as this worker is responsible for them."""
+        dependencies = self._context.dependencies
+        config = await asyncio.to_thread(dependencies.read, found, override)
+        if config is None:
+            dependencies.forget(found.identity)
+            return
+        dependencies.follow(found, config, override)
+        # As in Triton: every model with the name of a step, in any namespace.
+        names = await asyncio.to_thread(self._repository.identities, composing_models(config))
+        await asyncio.gather(*(self._load_dependency(name, revision) for name in names))
+
+    async def _load_dependency(self, name: str, revision: int) -> None:
+        for entry in (self._context.desired.get(name), self._context.desired.get(plain_name(name))):
+            if entry is not None and not entry.wanted.load and entry.revision > revision:
+                return  # it was unloaded by a request that came after the one for the ensemble
+        async with self._models.turn(name) as model:
+            if self._context.control_mode == "explicit" and not model.is_serving:
+                await self._context.refresh(plain_name(name))
+                await self.load_from_repository(model)  # if it is in no repository here, another worker may have it
+
+    # Unloading
+
+    async def unload(self, model: ManagedModel, revision: int) -> None:
+        """Unloads all versions after their queued requests, and publishes that. `revision` is the request's, or 0."""
+        model.revision = max(model.revision, revision)
+        model.error = None
+        model.is_moving = False
+        model.seen = None
+        self._context.dependencies.forget(model.name)
+        model.retire()
+        await self._placement.withdraw(model.name)
+        if model.retiring:
+            await self.retire(model)
+        else:
+            await self._conclude_unload(model)
+
+    async def retire(self, model: ManagedModel) -> None:
+        """Publishes that all versions are retiring and starts to drain them; they may be loaded again at any time."""
+        model.retire()
+        await self._records.publish(model)
+        self._start_drain(model)
+
+    def _start_drain(self, model: ManagedModel) -> None:
+        self._stop_drain(model)
+        model.drain_task = self._tasks.operate(self._drain(model))
+
+    def _stop_drain(self, model: ManagedModel) -> None:
+        if model.drain_task is not None:
+            model.drain_task.cancel()
+            model.drain_task = None
+
+    async def _drain(self, model: ManagedModel) -> None:
+        """Waits until the schedulers have no more batches for the retiring versions, then unloads them."""
+        numbers = set(model.retiring)
+        # Versions may have been loaded with different partition counts: all queues that may hold requests must be empty.
+        partitions = max((partitions_of(served.model.config) for served in model.served.values()), default=1)
+        await self._context.drains.wait(model.name, numbers, partitions)
+        # No batches arrive from here on, and a load can't cancel this drain any more.
+        model.drain_task = None
+        unloading = [model.served.pop(number) for number in sorted(numbers) if number in model.served]
+        folder = None
+        if not model.served:
+            self._context.host.uninstall(model.name)
+            model.result, model.is_override = None, False
+            folder, model.folder = model.folder, None
+        # The cleanup must be completed even if this task is cancelled.
+        await asyncio.shield(self._tasks.clean_up(self._unload_versions(model, unloading, folder)))
+        model.record_unloaded(numbers)
+        await self._conclude_unload(model)
+        self._models.drop_if_blank(model)
+
+    async def _conclude_unload(self, model: ManagedModel) -> None:
+        if not model.served and await self._leaves_no_record(model):
+            model.past.clear()
+        await self._records.publish(model)
+
+    async def _leaves_no_record(self, model: ManagedModel) -> bool:
+        """Whether the model disappears with its versions: it is in no repository any more, or on other workers."""
+        try:
+            await asyncio.to_thread(self._repository.find, model.name)
+        except WeirError:
+            return True
+        return model.is_deleted or model.is_moving
+
+    async def _unload_versions(
+        self, model: ManagedModel, versions: list[ServedVersion], folder: OverrideFolder | None
+    ) -> None:
+        for served in versions:
+            await self._unload_version(model, served)
+        if folder is not None:
+            await asyncio.to_thread(folder.remove)
+
+    @contained()
+    async def _unload_version(self, model: ManagedModel, served: ServedVersion) -> None:
+        await asyncio.to_thread(self._context.host.unload_version, served)
+        if not served.is_succeeded:  # otherwise only some of its instances were unloaded
+            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
