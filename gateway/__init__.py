@@ -1,1 +1,1 @@
-"""Front doors: HTTP and gRPC, and what they share (floor 2)."""
+"""The gateway: HTTP, gRPC and NATS frontends, administration and metrics, and what they share."""

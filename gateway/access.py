@@ -1,7 +1,7 @@
-"""`Access`: which of the protocol's groups of calls want a key, and which of a request's headers models are told of.
+"""`Access`: which groups of calls require a key, and which headers of a request are forwarded to models as parameters.
 
 Source: Triton's `--http-restricted-api`, `--grpc-restricted-protocol`, `--http-header-forward-pattern` and
-`--grpc-header-forward-pattern`. It is compiled once, and a rule that is not set costs a request nothing.
+`--grpc-header-forward-pattern`. The options are compiled once; an option that is not set costs a request nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.settings import GatewaySettings
-from schemas.errors import WeirError, invalid
-from schemas.requests import Parameters
+from schemas.core.errors import WeirError, invalid
+from schemas.core.requests import Parameters
 
 CATEGORIES = (
     "health",
@@ -25,10 +25,10 @@ CATEGORIES = (
     "trace",
     "logging",
 )
-"""The groups that can be restricted, by Triton's names."""
+"""The groups of calls that can be restricted, by Triton's names."""
 
 GRPC_KEY_PREFIX = "triton-grpc-protocol-"
-"""What comes before a restriction's key in the metadata of a gRPC call."""
+"""The prefix of a restriction's key in the metadata of a gRPC call."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -79,7 +79,7 @@ _CATEGORY_OF_METHOD_START = {
 
 
 class Restriction:
-    """A header that must be there with a certain value. `key` is its name as it was configured."""
+    """A header that requests must carry with a certain value. `key` is its name as it was configured."""
 
     __slots__ = ("_name", "_value", "key")
 
@@ -97,7 +97,7 @@ class Restriction:
 
 
 class Access:
-    """See the module. `http` and `grpc` hold the restriction of each category that has one."""
+    """Restrictions and forwarded headers. `http` and `grpc` hold the restriction of each restricted category."""
 
     __slots__ = ("_grpc_forward", "_http_forward", "grpc", "http")
 
@@ -108,7 +108,7 @@ class Access:
         http_forward_pattern: str = "",
         grpc_forward_pattern: str = "",
     ) -> None:
-        """Raises WeirError (INVALID_ARG) for an option that is not what it should be."""
+        """Compiles the options. Raises WeirError (INVALID_ARG) for a malformed one."""
         self.http = _restrictions("http-restricted-api", http_restricted, "")
         self.grpc = _restrictions("grpc-restricted-protocol", grpc_restricted, GRPC_KEY_PREFIX)
         self._http_forward = _pattern("http-header-forward-pattern", http_forward_pattern)
@@ -116,7 +116,7 @@ class Access:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> Access:
-        """What the settings of a gateway ask for. Raises WeirError (INVALID_ARG)."""
+        """The rules in the settings of a gateway. Raises WeirError (INVALID_ARG) for a malformed option."""
         return cls(
             settings.http_restricted_api,
             settings.grpc_restricted_protocol,
@@ -126,8 +126,8 @@ class Access:
 
     # Restrictions
 
-    def http_refusal(self, path: str, headers: Headers) -> str:
-        """Why a request for `path`, without its query, is to be answered with 403; "" where it isn't."""
+    def http_rejection(self, path: str, headers: Headers) -> str:
+        """The reason to answer a request for `path`, without its query, with 403; "" if it is admitted."""
         if not self.http:
             return ""
         restriction = self.http.get(_category_of_path(path))
@@ -135,13 +135,13 @@ class Access:
             return ""
         return f"This API is restricted, expecting header '{restriction.key}'"
 
-    def refuses_inference(self, headers: Headers) -> bool:
-        """Whether `http_refusal` has something to say about a request on an infer route."""
+    def rejects_inference(self, headers: Headers) -> bool:
+        """Whether a request on an infer route is to be answered with 403."""
         restriction = self.http.get("inference")
         return restriction is not None and not restriction.admits(headers)
 
-    def grpc_refusal(self, path: bytes, headers: Headers) -> str:
-        """Why a call of the method at `path` is to be answered with UNAVAILABLE; "" where it isn't."""
+    def grpc_rejection(self, path: bytes, headers: Headers) -> str:
+        """The reason to answer a call of the method at `path` with UNAVAILABLE; "" if it is admitted."""
         if not self.grpc:
             return ""
         restriction = self.grpc.get(_category_of_method(path))
@@ -153,11 +153,11 @@ class Access:
 
     @property
     def forwards_http(self) -> bool:
-        """Whether headers of HTTP requests are looked at at all."""
+        """Whether any headers of HTTP requests are forwarded."""
         return self._http_forward is not None
 
     def http_parameters(self, headers: Headers) -> Parameters:
-        """Request parameters from the headers of an HTTP request, whose names are as the client wrote them.
+        """Request parameters from the headers of an HTTP request, with their names as the client wrote them.
 
         Raises WeirError (INVALID_ARG) for a header that must not be forwarded.
         """
@@ -169,7 +169,7 @@ class Access:
 
 
 def add_parameters(own: Parameters | None, forwarded: Parameters) -> Parameters:
-    """The parameters of a request and of its headers; a header wins, as in Triton."""
+    """The parameters of a request together with forwarded headers; a header wins, as in Triton."""
     return {**own, **forwarded} if own else dict(forwarded)
 
 
@@ -184,7 +184,7 @@ def _restrictions(option: str, values: Sequence[str], prefix: str) -> Mapping[st
         for name in names.split(","):
             category = name.strip()
             if category not in CATEGORIES:
-                raise invalid(f"--{option}: unknown category '{category}'; there are {', '.join(CATEGORIES)}")
+                raise invalid(f"--{option}: unknown category '{category}'; expected one of {', '.join(CATEGORIES)}")
             if category in restrictions:
                 raise invalid(f"--{option}: category '{category}' can not be specified in multiple config groups")
             restrictions[category] = restriction
@@ -194,7 +194,7 @@ def _restrictions(option: str, values: Sequence[str], prefix: str) -> Mapping[st
 def _pattern(option: str, text: str) -> re.Pattern[str] | None:
     if not text:
         return None
-    # Python, unlike RE2, takes no flag back for the whole of a pattern.
+    # Python, unlike RE2, can't switch a flag off for the whole pattern.
     flags, text = (0, text[5:]) if text.startswith("(?-i)") else (re.IGNORECASE, text)
     try:
         return re.compile(text, flags)
@@ -227,7 +227,7 @@ def _text(value: bytes) -> str:
 
 
 def _category_of_path(path: str) -> str:
-    path = path.removesuffix("\n")  # for routes end where `$` matches, which is also before a last newline
+    path = path.removesuffix("\n")  # Starlette's routes end with `$`, which also matches before a trailing newline
     return next((category for pattern, category in _CATEGORY_OF_PATH if pattern.fullmatch(path)), "")
 
 

@@ -1,17 +1,17 @@
-"""`ConnectionMemory`: what one client connection holds of a gateway's memory, and whose connection it is."""
+"""`ConnectionMemory`: the memory that one client connection holds, charged to the client's address."""
 
 from __future__ import annotations
 
 import ipaddress
 
 from runtime.memory_ledger import Account, MemoryLedger
-from schemas.errors import WeirError, overloaded
+from schemas.core.errors import WeirError, overloaded
 
-_SITE_PREFIX = 64  # bits of an IPv6 address that one site is given: its hosts choose the rest as they like
+_SITE_PREFIX = 64  # bits of an IPv6 address that identify a site: its hosts choose the rest freely
 
 
 class ConnectionMemory:
-    """The accounts of one connection; `close` when it is lost.
+    """The ledger accounts of one connection. Call `close` when the connection is lost.
 
     `account` counts ordinary memory: received bodies, decompressed content, responses that are not sent yet. `slots`
     counts the payload slots in which bodies are still arriving.
@@ -31,11 +31,11 @@ class ConnectionMemory:
 
 
 MEMORY_KEY = "weir.memory"
-"""Where the ASGI scope of a request that came over HTTP holds its `RequestMemory`."""
+"""The key under which the ASGI scope of an HTTP request holds its `RequestMemory`."""
 
 
 class RequestMemory:
-    """What one request that ASGI serves holds; released when it is answered."""
+    """The memory that one ASGI request holds; released when the response is complete."""
 
     __slots__ = ("_account", "_held")
 
@@ -51,20 +51,20 @@ class RequestMemory:
         return True
 
     def release_some(self, kind: str, size_bytes: int) -> None:
-        """So much of what was charged is gone before the request is answered."""
+        """Releases part of what was charged before the response is complete."""
         size_bytes = min(size_bytes, self._held.get(kind, 0))
         self._held[kind] = self._held.get(kind, 0) - size_bytes
         self._account.release(kind, size_bytes)
 
     def release(self) -> None:
-        """Releases all of it."""
+        """Releases everything that is still charged."""
         for kind, size_bytes in self._held.items():
             self._account.release(kind, size_bytes)
         self._held.clear()
 
 
 def principal_of(address: str | None) -> str:
-    """The client behind an IP address, as far as memory is shared out: the address, or the /64 network of an IPv6 one."""
+    """The name under which a client's memory is counted: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
         ip = ipaddress.ip_address((address or "").partition("%")[0])
     except ValueError:
@@ -77,5 +77,5 @@ def principal_of(address: str | None) -> str:
 
 
 def no_memory() -> WeirError:
-    """An UNAVAILABLE error (HTTP 503, with Retry-After): the memory ledger has no room for the request."""
+    """An UNAVAILABLE error (HTTP 503 with Retry-After): the memory ledger has no room for the request."""
     return overloaded("the server holds too many unfinished requests and unread responses; try again later")

@@ -1,60 +1,62 @@
-"""`weir gateway`: starts the front doors and runs them until they are told to stop."""
+"""`weir gateway`: starts the frontends of a gateway and runs them until the process is to stop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
-from bus.connection import Bus
-from bus.desired_models import DesiredModels
-from bus.direct_listener import DirectListener
-from bus.identity import own_id
-from bus.known_models import KnownModels
-from bus.model_files import ModelFiles
-from bus.payload_budget import limit_payloads, process_budget
-from bus.payload_fetcher import PayloadFetcher
-from bus.payload_server import PayloadServer
-from bus.payloads import PayloadArena, remove_dead_segments
-from bus.presence import Presence
-from bus.registry import RegistryView
-from bus.settings import SharedSettings
-from calls.catalog import Catalog
-from calls.inference import Inference
-from calls.model_operations import ModelOperations
-from calls.payload_store import PayloadStore
-from calls.readiness import Readiness
-from calls.response_cache import ResponseCache
-from calls.tracing import Tracing
-from gateway.async_requests.async_requests import AsyncRequests
-from gateway.doors import Doors
-from gateway.durable.intake import DurableIntake
-from gateway.durable.store import DurableStore
+from bus.kv.desired_models import DesiredModels
+from bus.kv.known_models import KnownModels
+from bus.kv.model_files import ModelFiles
+from bus.kv.presence import Presence
+from bus.kv.registry import RegistryView
+from bus.kv.settings import SharedSettings
+from bus.naming.identity import own_id
+from bus.nats.connection import Bus
+from bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
+from bus.payloads.fetcher import PayloadFetcher
+from bus.payloads.peer.listener import PeerListener
+from bus.payloads.server import PayloadServer
+from bus.streams.durability import Durability
+from client.cache.response_cache import ResponseCache
+from client.catalog import Catalog
+from client.dispatch import DispatchOptions, RequestDispatcher
+from client.model_control import ModelControl
+from client.payload_store import PayloadStore
+from client.readiness import Readiness
+from client.tracing import Tracing
+from durable.api.acceptance import QueueProvisioner
+from durable.api.async_requests import AsyncRequests
+from durable.api.store import DurableStore
+from durable.background import BackgroundWork, ConsumerServices
+from gateway.admin.live_settings import LiveSettings
+from gateway.admin.repository import RepositoryControl, RepositoryIndex
+from gateway.admin.shared_memory import SharedMemoryRegions
+from gateway.admin.statistics import CacheCounterReporter, Statistics
+from gateway.context import GatewayContext
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
+from gateway.http.listeners import HttpListeners
 from gateway.http.protocol import LINGER_S, HttpProtocol
-from gateway.jobs.job_service import JobService
-from gateway.listeners import Listeners
-from gateway.live_settings import LiveSettings
-from gateway.memory_limits import arriving_slots_ledger, request_ledger
-from gateway.metrics.endpoint import MetricsEndpoint
-from gateway.metrics.protocol import MetricsProtocol
-from gateway.nats_door.door import NatsDoor
-from gateway.own_counters import OwnCounters
-from gateway.parsed_settings import parse_settings
-from gateway.progress import end_stalled_connections
-from gateway.repository_control import RepositoryControl
-from gateway.repository_index import RepositoryIndex
+from gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
+from gateway.nats.frontend import NatsFrontend
+from gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
 from gateway.settings import GatewaySettings
-from gateway.shared_memory import SharedMemoryRegions
-from gateway.statistics import Statistics
-from schemas.errors import WeirError
-from schemas.request_limits import RequestLimits
+from gateway.stall_detection import MonitoredConnection, end_stalled_connections
+from jobs.api.service import JobService
+from jobs.records.folders import BatchRoots
+from jobs.records.store import JobStore
+from runtime.readiness import announce_failure, announce_ready, watch_parent
+from runtime.role_life import run_role
+from schemas.core.errors import WeirError
+from schemas.core.request_limits import RequestLimits
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
-from telemetry.readiness import announce_failure, announce_ready, watch_parent
-from telemetry.role_life import run_role
 
 logger = logging.getLogger("weir.gateway")
 
@@ -62,189 +64,289 @@ _EXPIRY_INTERVAL_S = 1.0
 
 
 def run(settings: GatewaySettings) -> int:
-    """Runs a gateway; returns the exit status when it has stopped."""
+    """Runs a gateway until it is stopped; returns the exit status."""
     log = configure_logging("gateway", LogSettings.of(settings))
     watch_parent()
-    return run_role(functools.partial(_open_doors, settings, log))
+    return run_role(functools.partial(_serve, settings, log))
 
 
-async def _open_doors(
-    settings: GatewaySettings, log: RoleLog, stop: asyncio.Event, background: asyncio.TaskGroup
-) -> int:
-    remove_dead_segments()
-    limit_payloads(settings.payload_memory_byte_size)
-    gateway_id = own_id("gateway", settings.gateway_id)
-    listeners = Listeners()
-    try:
-        access, cross_site, trace_config, metrics_config, cache_config, grpc_options = parse_settings(settings)
-        tracing = Tracing(trace_config)
-        if settings.allow_http:
-            listeners.take("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
-        if settings.allow_metrics:
-            listeners.take("metrics", settings.metrics_address, settings.metrics_port)
-        bus = await Bus.connect(settings.nats_url, gateway_id, background, access=settings.nats_access, role="gateway")
-        bus.live_layout.wanted = settings.live_streams
-    except (OSError, ValueError, WeirError) as error:
-        logger.error("%s", error)
-        announce_failure(str(error))
-        return 1
-    try:
-        listener = await DirectListener.opened(bus, gateway_id, settings.payload_listen)
-    except (OSError, ValueError) as error:
-        logger.error("%s", error)
-        announce_failure(str(error))
-        await bus.close()
-        return 1
-    registry = RegistryView(bus)
-    catalog = Catalog(registry, settings.strict_readiness)
-    payloads = PayloadStore(PayloadArena(gateway_id), registry.model_shares_memory)
-    regions = SharedMemoryRegions(bus, gateway_id, registry, settings.allow_client_shm)
-    cache, own_counters = None, None
-    if cache_config is not None:
-        cache = ResponseCache(bus, gateway_id, catalog, registry, cache_config, metrics_config.summary_latencies)
-        own_counters = OwnCounters(bus, gateway_id, cache.counters)
-    fetcher, payload_server = PayloadFetcher(bus, gateway_id), PayloadServer(bus, gateway_id, listener)
-    inference = Inference(bus, gateway_id, catalog, payloads, regions, tracing, cache=cache, fetcher=fetcher)
-    statistics = Statistics(bus, gateway_id, registry, catalog)
-    desired = DesiredModels(bus)
-    operations = ModelOperations(registry, desired, ModelFiles(bus))
-    catalog.ask_whether_unwanted(lambda name: operations.is_explicit and desired.is_unwanted(name))
-    known = KnownModels(bus)
-    known.follow(desired, lambda: operations.is_explicit)
-    catalog.keep(known)
-    repository = RepositoryControl(RepositoryIndex(bus, gateway_id, registry), operations, desired)
-    live_settings = LiveSettings(SharedSettings(bus), tracing, log)
-    readiness = Readiness(bus, gateway_id, catalog)
-    durable = DurableStore(bus, gateway_id, settings, catalog.knows)
-    later = AsyncRequests(durable, settings)
-    jobs = JobService(bus, gateway_id, inference, catalog, durable, settings)
-    doors = Doors(
-        ledger=request_ledger(settings),
-        arriving_slots=arriving_slots_ledger(process_budget().total_bytes),
-        catalog=catalog,
-        readiness=readiness,
-        inference=inference,
-        payloads=payloads,
-        limits=RequestLimits(input_size=settings.http_max_input_size),
-        server_id=settings.server_id,
-        statistics=statistics,
-        regions=regions,
-        repository=repository,
-        settings=live_settings,
-        durable=durable,
-        access=access,
-        cross_site=cross_site,
-        later=later,
-        batch_jobs=jobs,
-    )
-    try:
-        if cache is not None:
-            await cache.start()
-        await durable.start(background)
-    except WeirError as error:
-        logger.error("%s", error.message)
-        announce_failure(error.message)
-        await bus.close()
-        return 1
-    await fetcher.start(background)
-    await payload_server.start()
-    await inference.start(background)
-    await live_settings.start()
-    await readiness.start()
-    await later.start(background)
-    await registry.start(background)
-    await known.start(background)
-    catalog.get_acquainted()
-    await regions.start(background)
-    await statistics.start()
-    if own_counters is not None:
-        await own_counters.start()
-    await repository.start()
-    nats_door = NatsDoor(bus, gateway_id, doors)
-    await nats_door.start()
-    ports: dict[str, int] = {}
-    try:
-        grpc_server = GrpcServer(doors, grpc_options)
-        if settings.allow_grpc:
-            ports["grpc_port"] = await grpc_server.start(settings.grpc_address, settings.grpc_port)
-    except (OSError, ValueError) as error:
-        announce_failure(str(error))
-        later.stop()
-        durable.stop()
-        await inference.stop(0)
-        await bus.close()
-        return 1
-    jobs.start(background)
-    if listeners.has("HTTP"):
-        ports["http_port"] = listeners.port("HTTP")
-        listeners.serve("HTTP", make_app(doors), functools.partial(HttpProtocol, doors, {}), background)
-    if listeners.has("metrics"):
-        ports["metrics_port"] = listeners.port("metrics")
-        endpoint = MetricsEndpoint(
-            gateway_id,
-            statistics,
-            catalog,
-            inference,
-            doors.ledger,
-            payloads,
-            durable,
-            metrics_config,
-            fetcher,
-            payload_server,
-        )
-        listeners.serve("metrics", endpoint.app(), MetricsProtocol, background)
-    intake = DurableIntake(durable, doors, gateway_id, settings, lambda: bool(registry.workers))
-    await intake.start(background)
-    await inference.on_lost_attempts(intake.lost)
-    later.acceptance.prepare = intake.ensure
-    expiry = background.create_task(_expire(registry, bus))
-    stalls = background.create_task(
-        end_stalled_connections(lambda: [*listeners.connections("HTTP"), *grpc_server.connections], doors.ledger)
-    )
-    await listeners.started()
-    urls = _urls(settings, ports)
-    presence = Presence(bus, "gateway", gateway_id, lambda: {"urls": urls, "durability": durable.durability.told.word})
-    presence_task = await presence.start(background)
-    for name, service in (("http", "HTTPService"), ("grpc", "GRPCInferenceService"), ("metrics", "Metrics Service")):
-        if f"{name}_port" in ports:
-            logger.info("Started %s at %s:%d", service, getattr(settings, f"{name}_address"), ports[f"{name}_port"])
-    announce_ready(**ports, models=catalog.index(), durability=durable.durability.told._asdict())
-
-    await stop.wait()
-    presence_task.cancel()
-    presence.tell(leaving=True)
-    # New connections are refused. Those that are open are served meanwhile, and end with their next response: a client
-    # that sends a request just now gets its response, not a reset.
-    deadline_s = time.monotonic() + settings.exit_timeout_secs
-    listeners.stop("HTTP")
-    await listeners.wait_disconnected("HTTP", min(LINGER_S, settings.exit_timeout_secs))
-    later.stop()
-    await nats_door.stop()
-    await jobs.stop()
-    await asyncio.gather(
-        grpc_server.stop(max(0.0, deadline_s - time.monotonic())),
-        inference.stop(max(0.0, deadline_s - time.monotonic())),
-        intake.stop(max(0.0, deadline_s - time.monotonic())),
-    )
-    await nats_door.close(max(0.0, deadline_s - time.monotonic()))
-    await tracing.stop()
-    durable.stop()
-    doors.offload.close()
-    listeners.stop("metrics")
-    expiry.cancel()
-    stalls.cancel()
-    if own_counters is not None:
-        own_counters.stop()
-    await listeners.wait_closed()
-    fetcher.close()
-    payload_server.close()
-    payloads.close()
-    await bus.close()
+async def _serve(settings: GatewaySettings, log: RoleLog, stop: asyncio.Event, background: asyncio.TaskGroup) -> int:
+    deadline = _ExitDeadline(settings.exit_timeout_secs)
+    async with contextlib.AsyncExitStack() as stops:
+        try:
+            with _start_errors():
+                parsed = parse_settings(settings)
+                listeners = _bind(settings)
+            stops.push_async_callback(listeners.wait_closed)
+            connected = await _connect(settings, background, stops)
+            gateway = _Gateway(settings, parsed, connected, listeners, log)
+            await gateway.start_services(background, stops)
+            await gateway.start_frontends(background, stops, deadline)
+        except _StartError as error:
+            logger.error("%s", error)
+            announce_failure(str(error))
+            return 1
+        gateway.announce()
+        await stop.wait()
+        deadline.begin()
     return 0
 
 
+class _StartError(Exception):
+    """The gateway can't start, for a reason outside of it."""
+
+
+@contextlib.contextmanager
+def _start_errors() -> Iterator[None]:
+    """Turns the errors of a step that depends on options, files, ports or the broker into `_StartError`."""
+    try:
+        yield
+    except (OSError, ValueError, WeirError) as error:
+        raise _StartError(str(error)) from error
+
+
+class _ExitDeadline:
+    """The time for open requests after the process was told to stop; none while it starts."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._end_s = 0.0
+
+    def begin(self) -> None:
+        """Starts the time: the process is to stop."""
+        self._end_s = time.monotonic() + self._timeout_s
+
+    def left_s(self) -> float:
+        """How much of the time is left, in seconds."""
+        return max(0.0, self._end_s - time.monotonic())
+
+
+class _Connected(NamedTuple):
+    """What a gateway needs before it is put together."""
+
+    id: str
+    bus: Bus
+    peers: PeerListener | None
+
+
+def _bind(settings: GatewaySettings) -> HttpListeners:
+    """Binds the HTTP ports of a gateway. Raises OSError."""
+    listeners = HttpListeners()
+    if settings.allow_http:
+        listeners.bind("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
+    if settings.allow_metrics:
+        listeners.bind("metrics", settings.metrics_address, settings.metrics_port)
+    return listeners
+
+
+async def _connect(
+    settings: GatewaySettings, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack
+) -> _Connected:
+    """Connects to the broker, and listens for readers of payloads. Raises _StartError."""
+    remove_dead_segments()
+    limit_payloads(settings.payload_memory_byte_size)
+    id = own_id("gateway", settings.gateway_id)
+    with _start_errors():
+        bus = await Bus.connect(settings.nats_url, id, background, access=settings.nats_access, role="gateway")
+        stops.push_async_callback(bus.close)
+        bus.live_layout.wanted = settings.live_streams
+        peers = await PeerListener.opened(bus, id, settings.payload_listen)
+    return _Connected(id, bus, peers)
+
+
+class _Gateway:
+    """The parts of one gateway. Each is started with its stop pushed beside it: they stop in reverse order."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        parsed: ParsedSettings,
+        connected: _Connected,
+        listeners: HttpListeners,
+        log: RoleLog,
+    ) -> None:
+        id, bus, peers = connected
+        self._settings = settings
+        self._id = id
+        self._bus = bus
+        self._listeners = listeners
+        self._ports: dict[str, int] = {}
+        self._tracing = Tracing(parsed.trace)
+        self._registry = RegistryView(bus)
+        self._catalog = Catalog(self._registry, settings.strict_readiness)
+        self._payloads = PayloadStore(PayloadArena(id), self._registry.model_shares_memory)
+        self._payload_server = PayloadServer(bus, id, peers)
+        self._fetcher = PayloadFetcher(bus, id)
+        self._regions = SharedMemoryRegions(bus, id, self._registry, settings.allow_client_shm)
+        self._cache: ResponseCache | None = None
+        if parsed.cache is not None:
+            summaries = parsed.metrics.summary_latencies
+            self._cache = ResponseCache(bus, id, self._catalog, self._registry, parsed.cache, summaries)
+        self._inference = RequestDispatcher(
+            bus,
+            id,
+            self._catalog,
+            self._payloads,
+            DispatchOptions(self._regions, self._tracing, self._cache, self._fetcher),
+        )
+        self._statistics = Statistics(bus, id, self._registry, self._catalog)
+        desired = DesiredModels(bus)
+        control = ModelControl(self._registry, desired, ModelFiles(bus))
+        self._catalog.set_unwanted_check(lambda name: control.is_explicit and desired.is_unwanted(name))
+        self._known = KnownModels(bus)
+        self._known.follow(desired, lambda: control.is_explicit)
+        self._catalog.accept_known(self._known)
+        self._repository = RepositoryControl(RepositoryIndex(bus, id, self._registry), control, desired)
+        self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log)
+        self._readiness = Readiness(bus, id, self._catalog)
+        self._durable = DurableStore(bus, id, settings, self._catalog.knows)
+        self._async_requests = AsyncRequests(self._durable, settings)
+        self._job_store = JobStore(bus, self._durable.publisher)
+        self._context = GatewayContext(
+            ledger=request_ledger(settings),
+            arriving_slots=arriving_slots_ledger(process_budget().total_bytes),
+            catalog=self._catalog,
+            readiness=self._readiness,
+            inference=self._inference,
+            payloads=self._payloads,
+            limits=RequestLimits(input_size=settings.http_max_input_size),
+            server_id=settings.server_id,
+            statistics=self._statistics,
+            regions=self._regions,
+            repository=self._repository,
+            settings=self._live_settings,
+            durable=self._durable,
+            access=parsed.access,
+            cross_site=parsed.cross_site,
+            async_requests=self._async_requests,
+            batch_jobs=JobService(self._job_store, BatchRoots(settings.batch_roots), self._catalog),
+        )
+        durable = own_id("durable", settings.durable_id) if settings.durable_id else ""
+        transfers = PayloadTransfers(self._fetcher, self._payload_server)
+        self._metrics = MetricsEndpoint(id, self._context, parsed.metrics, transfers, durable)
+        self._nats = NatsFrontend(bus, id, self._context)
+        with _start_errors():
+            self._grpc = GrpcServer(self._context, parsed.grpc)
+
+    async def start_services(self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack) -> None:
+        """Starts what frontends need, and the metrics port. Raises _StartError."""
+        stops.callback(self._payloads.close)
+        await self._payload_server.start()
+        stops.callback(self._payload_server.close)
+        await self._fetcher.start(background)
+        stops.callback(self._fetcher.close)
+        stops.callback(self._context.offload.close)
+        with _start_errors():
+            if self._cache is not None:
+                await self._cache.start()
+            await self._durable.start(background)
+        stops.callback(self._durable.stop)
+        await self._live_settings.start()
+        stops.push_async_callback(self._tracing.stop)
+        await self._inference.start(background)  # stopped with the frontends
+        await self._readiness.start()
+        await self._registry.start(background)
+        await self._known.start(background)
+        self._catalog.start_warmup()
+        await self._regions.start(background)
+        await self._statistics.start()
+        await self._repository.start()
+        if self._cache is not None:
+            cache_counters = CacheCounterReporter(self._bus, self._id, self._cache.counters)
+            await cache_counters.start()
+            stops.callback(cache_counters.stop)
+        expiry = background.create_task(_expire(self._registry, self._bus))
+        stops.callback(expiry.cancel)
+        stalls = background.create_task(end_stalled_connections(self._connections, self._context.ledger))
+        stops.callback(stalls.cancel)
+        if self._listeners.has("metrics"):
+            self._ports["metrics_port"] = self._listeners.port("metrics")
+            await self._listeners.serve("metrics", self._metrics.connection())
+            stops.callback(self._listeners.stop, "metrics")
+
+    def _background_work(self) -> BackgroundWork:
+        services = ConsumerServices(
+            catalog=self._catalog,
+            inference=self._inference,
+            limits=self._context.limits,
+            ledger=self._context.ledger,
+            find_region=self._regions.find,
+            has_workers=lambda: bool(self._registry.workers),
+            offload=self._context.offload,
+        )
+        return BackgroundWork(self._durable, self._job_store, services, self._id, self._settings)
+
+    async def start_frontends(
+        self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack, deadline: _ExitDeadline
+    ) -> None:
+        """Starts the frontends, and the work in the background. Raises _StartError.
+
+        They stop in this order: HTTP, waits for asynchronous requests, NATS; then gRPC, the requests in flight and the
+        background work together; then the NATS calls that wait for acknowledgements.
+        """
+        drains: list[Callable[[float], Awaitable[None]]] = [self._grpc.stop, self._inference.stop]
+
+        async def drain() -> None:
+            await asyncio.gather(*(stop(deadline.left_s()) for stop in drains))
+
+        async def close_nats() -> None:
+            await self._nats.close(deadline.left_s())
+
+        stops.push_async_callback(close_nats)
+        stops.push_async_callback(drain)
+        self._job_store.start(background)
+        stops.callback(self._job_store.stop)
+        await self._nats.start()
+        stops.push_async_callback(self._nats.stop)
+        stops.callback(self._async_requests.stop)
+        settings = self._settings
+        if settings.allow_grpc:
+            with _start_errors():
+                self._ports["grpc_port"] = await self._grpc.start(settings.grpc_address, settings.grpc_port)
+        if self._listeners.has("HTTP"):
+            self._ports["http_port"] = self._listeners.port("HTTP")
+            make_connection = functools.partial(HttpProtocol, self._context, {}, make_app(self._context))
+            await self._listeners.serve("HTTP", make_connection)
+            stops.push_async_callback(self._stop_http, deadline)
+        if settings.durable_consumer:
+            work = self._background_work()
+            await work.start(background)
+            drains.append(work.stop)
+            self._async_requests.acceptance.prepare = work.consumer.ensure
+        else:
+            self._async_requests.acceptance.prepare = QueueProvisioner(self._bus).ensure
+        urls = _urls(settings, self._ports)
+        presence = Presence(self._bus, "gateway", self._id, lambda: {"urls": urls, "durability": self._durability.word})
+        announcements = await presence.start(background)
+        stops.callback(presence.publish, leaving=True)
+        stops.callback(announcements.cancel)
+
+    async def _stop_http(self, deadline: _ExitDeadline) -> None:
+        """Refuses new connections. Open ones are served meanwhile, and end with their next response: a client that sends
+        a request just now gets its response, not a reset.
+        """
+        self._listeners.stop("HTTP")
+        await self._listeners.wait_disconnected("HTTP", min(LINGER_S, deadline.left_s()))
+
+    @property
+    def _durability(self) -> Durability:
+        return self._durable.durability.result
+
+    def _connections(self) -> list[MonitoredConnection]:
+        return [*self._listeners.connections("HTTP"), *self._listeners.connections("metrics"), *self._grpc.connections]
+
+    def announce(self) -> None:
+        """Reports on stdout and in the log that the gateway is ready."""
+        names = {"http": "HTTPService", "grpc": "GRPCInferenceService", "metrics": "Metrics Service"}
+        for name, service in names.items():
+            if f"{name}_port" in self._ports:
+                address, port = getattr(self._settings, f"{name}_address"), self._ports[f"{name}_port"]
+                logger.info("Started %s at %s:%d", service, address, port)
+        announce_ready(**self._ports, models=self._catalog.index(), durability=self._durability._asdict())
+
+
 def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:
-    """Where this gateway is asked, for people: an address that stands for all of a host's is told as it is."""
+    """The URLs of this gateway for people; an address that stands for all of a host's is shown as it is."""
     forms = {"http": "http://{}:{}", "grpc": "grpc://{}:{}", "metrics": "http://{}:{}/metrics"}
     return [
         form.format(getattr(settings, f"{name}_address"), ports[f"{name}_port"])

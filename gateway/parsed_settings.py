@@ -1,23 +1,26 @@
-"""What a gateway makes of its settings before it connects to anything.
+"""What a gateway derives from its settings before it connects to anything: parsed options and memory limits.
 
-`weir serve` asks for it before it starts any role: a gateway is started last, when all models are loaded.
+`weir serve` parses the options before it starts any role: it starts a gateway last, when all models are loaded.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from calls.cache_config import CacheConfig
+from client.cache.config import CacheConfig
 from gateway.access import Access
+from gateway.cross_site import CrossSiteCheck
+from gateway.grpc.codec import MAX_MESSAGE_BYTES
 from gateway.grpc.options import GrpcOptions
-from gateway.http.cross_site import CrossSiteCheck
 from gateway.settings import GatewaySettings
+from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
+from runtime.process_memory import available_memory_bytes
 from telemetry.metrics_config import MetricsConfig, parse_metrics_config
-from telemetry.trace_settings import TraceConfig
+from telemetry.tracing.settings import TraceConfig
 
 
 class ParsedSettings(NamedTuple):
-    """The settings that are texts with a form of their own, parsed."""
+    """The options that are texts with a syntax of their own, parsed."""
 
     access: Access
     cross_site: CrossSiteCheck
@@ -28,7 +31,7 @@ class ParsedSettings(NamedTuple):
 
 
 def parse_settings(settings: GatewaySettings) -> ParsedSettings:
-    """Raises WeirError or ValueError for a setting that makes no sense, OSError for a file that can't be used."""
+    """Parses the options. Raises WeirError or ValueError for a malformed one, OSError for a file that can't be used."""
     grpc = GrpcOptions.of(settings)
     if settings.allow_grpc:
         _ = grpc.compression_level
@@ -41,3 +44,23 @@ def parse_settings(settings: GatewaySettings) -> ParsedSettings:
         CacheConfig.parse(settings.cache_config),
         grpc,
     )
+
+
+MIN_LEDGER_BYTES = 16 * 1024 * 1024
+"""The smallest default limit, in however small a container."""
+
+
+def request_ledger(settings: GatewaySettings) -> MemoryLedger:
+    """The ledger of what clients have sent and of responses that they have not read yet.
+
+    One request may be as large as `--http-max-input-size`, or over gRPC as half of the available memory.
+    """
+    available_bytes = available_memory_bytes()
+    default_bytes = max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, available_bytes // 4))
+    largest_bytes = max(settings.http_max_input_size, min(MAX_MESSAGE_BYTES, available_bytes // 2))
+    return MemoryLedger(settings.gateway_memory_byte_size or default_bytes, largest_bytes)
+
+
+def arriving_slots_ledger(payload_bytes: int) -> MemoryLedger:
+    """The ledger of payload slots in which bodies are still arriving: half of the shared memory for payloads."""
+    return MemoryLedger(payload_bytes // 2, payload_bytes // 2)

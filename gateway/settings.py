@@ -1,26 +1,30 @@
-"""What a gateway is told at its start; `weir gateway` fills it in from the command line.
+"""`GatewaySettings`: the settings of a gateway, which `weir gateway` fills in from the command line.
 
-Fields have the names of Triton's options, in their units; what an option means is told where it is declared.
+Fields have the names and units of Triton's options. `weir.options` describes what each option means.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.broker_access import NO_ACCESS, BrokerAccess
+from bus.nats.access import NO_ACCESS, BrokerAccess
+from durable.settings import QueueSettings
+from telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
+class GatewaySettings(QueueSettings, LogOptions):
     """Settings of one gateway.
 
-    `gateway_id` None lets the gateway draw one. A port of 0 takes a free one, which the gateway announces when it is
+    With `gateway_id` None the gateway draws an id. With a port of 0 it takes a free one and announces it when it is
     ready (`http_port`, `grpc_port`, `metrics_port`). `server_id` is the server's name in its metadata, as Triton's
     `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With `strict_readiness`
     the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests after SIGTERM.
-    `live_streams` None takes as many as there are. `payload_listen` is where readers of payloads connect, None: nowhere.
-    `payload_memory_byte_size` 0 takes what follows from the host. `gateway_memory_byte_size` limits the memory ledger; 0
-    takes what `gateway.main` derives from the memory of the container or machine.
+    `live_streams` None uses as many streams as exist. `payload_listen` is the address for readers of payloads, None: none.
+    `payload_memory_byte_size` 0 derives the limit from the host. `gateway_memory_byte_size` limits the memory ledger; 0
+    derives it from the memory of the container or machine (`gateway.parsed_settings`).
+    With `durable_consumer` the gateway runs durable requests and jobs itself. `durable_id` names the `weir durable` process
+    whose counters this gateway reports.
     Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
@@ -33,6 +37,8 @@ class GatewaySettings:
     server_id: str = "triton"
     strict_readiness: bool = True
     exit_timeout_secs: float = 30.0
+    durable_consumer: bool = True
+    durable_id: str | None = None
     live_streams: int | None = None
 
     allow_http: bool = True
@@ -73,24 +79,6 @@ class GatewaySettings:
 
     cache_config: tuple[str, ...] = ()
 
-    queue_max_messages: int = 1_000_000
-    queue_max_bytes: int = 8 << 30
-    queue_max_age_secs: float = 7 * 86400.0
-    result_ttl_secs: float = 86400.0
-    result_max_bytes: int = 8 << 30
-    durable_attempts: int = 5
-    tenant_weight: tuple[str, ...] = ()
-    tenant_limit: tuple[str, ...] = ()
-    callback_allow: tuple[str, ...] = ()
-    batch_roots: tuple[str, ...] = ()
-    nats_monitor: str = ""
-
     allow_client_shm: bool = False
 
     trace_config: tuple[str, ...] = ()
-    log_format: str = "default"
-    log_file: str = ""
-    log_verbose: int = 0
-    log_info: bool = True
-    log_warning: bool = True
-    log_error: bool = True

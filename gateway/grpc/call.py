@@ -1,25 +1,41 @@
-"""`GrpcCall`: one gRPC call on a stream of HTTP/2, and `UnaryCall`, which takes one message and answers with one.
+"""`GrpcCall`: one gRPC call on an HTTP/2 stream, and `UnaryCall`, with one request and one response message.
 
-A call ends in exactly one way: answered, failed, or given up by the client; whoever works for it is told of the last.
-Messages of its response may be compressed; what would hold up the event loop for long is compressed, or expanded, in a
-thread, and nothing overtakes it.
+A call ends in exactly one way: it succeeds, fails, or is cancelled by the client; `on_cancel` reports the last. Response
+messages may be compressed. A thread compresses and decompresses large messages; the order of messages stays.
+`CallMetadata` is the meaning of the headers of a call.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from client.request_headers import deadline_ms_in
+from durable.api.options import read_preferences
+from gateway.access import OPEN, Access
 from gateway.connection_memory import no_memory
-from gateway.deadlines import deadline_ms_in
-from gateway.grpc.compression import Deflater, Inflation
-from gateway.grpc.head import CallHead
-from gateway.grpc.messages import PREFIX_BYTES, Message, MessageReader, message_prefix
-from gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status
+from gateway.grpc.messages import (
+    ENCODINGS,
+    PREFIX_BYTES,
+    Message,
+    MessageDeflater,
+    MessageInflation,
+    MessageReader,
+    accepted_encoding,
+    message_prefix,
+)
+from gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status, http_error
+from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
+from gateway.http2.headers import RequestHead
 from gateway.http2.stream import Stream
-from gateway.progress import Progress, StalledRequest
+from gateway.inflation import inflate
+from gateway.stall_detection import StallDetector, StalledRequestError
 from runtime.containment import report
 from runtime.memory_ledger import Account
+from schemas.core.errors import WeirError
+from schemas.core.requests import Parameters
 
 _LEAST_BUFFER_BYTES = 64 * 1024 * 1024
 
@@ -27,15 +43,15 @@ _MESSAGE = "grpc"
 _DECOMPRESSED = "decompressed"
 
 _HUGE_PAGE_BYTES = 2 << 20
-"""So much memory the first byte of a large message may take up: numpy asks for huge pages from twice this size on."""
+"""The memory that the first byte of a large message may occupy: numpy uses huge pages from twice this size on."""
 
 
 class GrpcCall:
-    """What all kinds of calls share: framing, deadline, status. A kind of call takes messages in `take` and `end`.
+    """The base of all kinds of calls: framing, deadline, status. Subclasses take messages in `on_message` and `end`.
 
-    `limit` bounds a request message, in bytes. What arrives of one, and what it is expanded to, is charged to the account
-    of the connection. `deadline_ms` is unix time, 0 for a call without one. `on_cancel`, if set, is called when the call is
-    over and was not answered. It is an `Exchange` of its stream.
+    `limit` bounds a request message, in bytes. Received and decompressed bytes are charged to the account of the
+    connection. `deadline_ms` is unix time, 0 without a deadline. `on_cancel`, if set, is called when the call ends without
+    a response. A call is the `Exchange` of its stream.
     """
 
     __slots__ = (
@@ -54,13 +70,13 @@ class GrpcCall:
         "on_cancel",
     )
 
-    def __init__(self, stream: Stream, head: CallHead, limit: int) -> None:
-        self._arrival: Progress | None = None
+    def __init__(self, stream: Stream, head: CallMetadata, limit: int) -> None:
+        self._arrival: StallDetector | None = None
         self._buffered_bytes = 0  # announced
         self._charged_bytes = 0  # arrived
         self._expanded_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
-        self._deflater: Deflater | None = None
+        self._deflater: MessageDeflater | None = None
         self._has_begun = False
         self._limit = limit
         self._reader: MessageReader | None = None
@@ -71,8 +87,8 @@ class GrpcCall:
 
     # The kind of call
 
-    def take(self, message: Message | Inflation) -> None:
-        """A message of the request is complete. Raises CallError for one that should not be."""
+    def on_message(self, message: Message | MessageInflation) -> None:
+        """Takes a complete message of the request. Raises CallError if the message is not allowed."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -82,31 +98,31 @@ class GrpcCall:
     # Events of the stream
 
     def begin(self) -> None:
-        """See Exchange."""
+        """Implements `Exchange.begin`."""
         head = self.head
-        if head.refusal:
-            self._stream.send(trailers=head.refusal)
+        if head.rejection:
+            self._stream.send(trailers=head.rejection)
         elif head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
             self.deadline_ms = deadline_ms_in(head.timeout_s)
 
     def receive(self, data: bytes | memoryview) -> None:
-        """See Exchange."""
+        """Implements `Exchange.receive`."""
         try:
             if self._reader is None:
-                # Most often a frame holds a message, and that's it.
+                # Most often a frame holds exactly one message.
                 size = len(data) - PREFIX_BYTES
                 if 0 <= size <= self._limit and data[:PREFIX_BYTES] == message_prefix(size):
-                    self.take(bytes(data[PREFIX_BYTES:]))
+                    self.on_message(bytes(data[PREFIX_BYTES:]))
                     return
                 self._reader = MessageReader(self.head.encoding, self._limit, self._admit, self._arrive)
             for message in self._reader.feed(data):
-                self.take(message)
+                self.on_message(message)
         except CallError as error:
             self.fail(error)
 
     def drained(self) -> None:
-        """See Exchange."""
+        """Implements `Exchange.drained`."""
 
     def check_progress(self, now_s: float) -> None:
         """Fails the call with DEADLINE_EXCEEDED if a message of its request has stalled."""
@@ -114,9 +130,9 @@ class GrpcCall:
             self._arrival = None
             return
         if self._arrival is None:
-            self._arrival = Progress()
+            self._arrival = StallDetector()
         if self._arrival.is_stalled(now_s, self, self._reader.filled_bytes):
-            self.fail(CallError.of(StalledRequest()))
+            self.fail(CallError.of(StalledRequestError()))
 
     @property
     def _is_receiving(self) -> bool:
@@ -124,7 +140,7 @@ class GrpcCall:
         return True
 
     def closed(self) -> None:
-        """See Exchange."""
+        """Implements `Exchange.closed`."""
         if self._deadline is not None:
             self._deadline.cancel()
         if self._deflater is not None:
@@ -135,27 +151,27 @@ class GrpcCall:
             on_cancel, self.on_cancel = self.on_cancel, None
             on_cancel()
 
-    # Answers
+    # Responses
 
     def compress(self, level: int) -> None:
-        """Has the messages to come compressed with zlib's `level`, where the client accepts that."""
+        """Compresses the following messages with zlib's `level` if the client accepts that."""
         if self.head.accepted_encoding:
-            self._deflater = Deflater(self.head.accepted_encoding, level, self._put_out, self.account)
+            self._deflater = MessageDeflater(self.head.accepted_encoding, level, self._send_message, self.account)
 
     def send(self, *pieces: bytes, is_last: bool = False) -> None:
-        """Sends a message, which is in one piece or several; the last one ends the call, with the status OK."""
+        """Sends a message, given in pieces; the last message ends the call with the status OK."""
         if is_last:
             self.on_cancel = None
         if self._deflater is None:
-            self._put_out(0, pieces, is_last)
+            self._send_message(0, pieces, is_last)
         elif not self._deflater.put(pieces, is_last):
             self.exhaust()
 
     def exhaust(self) -> None:
-        """Ends the call: its client leaves too much unread."""
+        """Ends the call because too many of its responses wait for the client."""
         self.fail(CallError(Status.RESOURCE_EXHAUSTED, "too many responses are not read", retry_after_s=1))
 
-    def _put_out(self, flag: int, pieces: Sequence[bytes], is_last: bool) -> None:
+    def _send_message(self, flag: int, pieces: Sequence[bytes], is_last: bool) -> None:
         size = sum(map(len, pieces))
         headers = b"" if self._has_begun else self._response_headers()
         message = (message_prefix(size, flag), *pieces)
@@ -168,11 +184,11 @@ class GrpcCall:
         return RESPONSE_HEADERS["" if self._deflater is None else self.head.accepted_encoding]
 
     def fail(self, error: CallError) -> None:
-        """Ends the call with the status of `error`; whoever works for it is told."""
+        """Ends the call with the status of `error`."""
         self._stream.send(trailers=error.trailers() if self._has_begun else error.response())
 
     def release(self, size: int) -> None:
-        """`size` announced bytes of what was received are done with, and what was charged of them."""
+        """Releases `size` announced bytes of received messages, and their charge."""
         charged_bytes = min(size, self._charged_bytes)
         self.account.release(_MESSAGE, charged_bytes)
         self._charged_bytes -= charged_bytes
@@ -180,7 +196,7 @@ class GrpcCall:
         self._buffered_bytes -= size
 
     def _admit(self, size: int) -> None:
-        # All that a connection holds of requests is at most one of the largest, unless that is small.
+        # A connection holds at most the size of one largest request, or a fixed minimum.
         connection = self._stream.connection
         if connection.buffered_bytes + size > max(self._limit, _LEAST_BUFFER_BYTES):
             raise CallError(Status.RESOURCE_EXHAUSTED, "too many unfinished requests on this connection")
@@ -191,7 +207,7 @@ class GrpcCall:
         connection.buffered_bytes += size
 
     def _arrive(self, filled_bytes: int, length_bytes: int) -> None:
-        """Charges what has arrived of a message, by the memory that it takes up."""
+        """Charges what has arrived of a message, by the memory that it occupies."""
         if length_bytes >= 2 * _HUGE_PAGE_BYTES:
             filled_bytes = min(length_bytes, -(-filled_bytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES)
         self._charge(filled_bytes - self._message_bytes)
@@ -204,16 +220,16 @@ class GrpcCall:
 
     @property
     def _message_bytes(self) -> int:
-        """How much is charged for the message that is arriving."""
+        """The charge of the message that is arriving."""
         return self._charged_bytes
 
     @property
     def account(self) -> Account:
-        """What the connection of the call holds."""
-        return self._stream.connection.output.account
+        """The account of the connection in the memory ledger."""
+        return self._stream.connection.send_buffer.account
 
     def charge_expanded(self, size: int) -> bool:
-        """Charges `size` more bytes that a compressed message has become. False where there is no room for them."""
+        """Charges `size` more decompressed bytes. Returns False if there is no room for them."""
         if not self.account.charge(_DECOMPRESSED, size):
             return False
         self._expanded_bytes += size
@@ -224,7 +240,7 @@ class GrpcCall:
         self.release_expanded()
 
     def release_expanded(self) -> None:
-        """The expanded message is done with."""
+        """Releases the charge of decompressed bytes."""
         self.account.release(_DECOMPRESSED, self._expanded_bytes)
         self._expanded_bytes = 0
 
@@ -233,40 +249,40 @@ class GrpcCall:
 
 
 class UnaryCall(GrpcCall):
-    """A call with one message, given to `serve` when the request is complete; it is in `open_calls` from then on."""
+    """A call with one request message, given to `serve` when complete. The call is in `open_calls` from then on."""
 
     __slots__ = ("_message", "_open_calls", "_serve", "keeps_received")
 
     def __init__(
         self,
         stream: Stream,
-        head: CallHead,
+        head: CallMetadata,
         limit: int,
         serve: Callable[[UnaryCall, Message], None],
         open_calls: set[GrpcCall],
     ) -> None:
         super().__init__(stream, head, limit)
-        self._message: Message | Inflation | None = None
+        self._message: Message | MessageInflation | None = None
         self._open_calls = open_calls
         self._serve = serve
         self.keeps_received = False
-        """Set by a handler that keeps its message until it answers: the message is charged for as long."""
+        """Set by a handler that keeps the message until it responds: the message stays charged until then."""
 
-    def take(self, message: Message | Inflation) -> None:
-        """See GrpcCall."""
+    def on_message(self, message: Message | MessageInflation) -> None:
+        """Implements `GrpcCall.on_message`."""
         if self._message is not None:
             raise _not_one_message()
         self._message = message
 
     def end(self) -> None:
-        """See GrpcCall."""
+        """Implements `GrpcCall.end`."""
         message = self._message
         if message is None or (self._reader is not None and not self._reader.is_between_messages):
             self.fail(_not_one_message())
             return
         self._open_calls.add(self)
-        if isinstance(message, Inflation):
-            inflate(message, self.charge_expanded, self._take_inflated)
+        if isinstance(message, MessageInflation):
+            inflate_message(message, self.charge_expanded, self._on_inflated)
             return
         self._message = None
         self._serve_and_release(message)
@@ -277,13 +293,13 @@ class UnaryCall(GrpcCall):
             self._release_all()
 
     def closed(self) -> None:
-        """See GrpcCall."""
+        """Implements `GrpcCall.closed`."""
         self._open_calls.discard(self)
-        if isinstance(self._message, Inflation):
+        if isinstance(self._message, MessageInflation):
             self._message.is_wanted = False
         super().closed()
 
-    def _take_inflated(self, message: Message | CallError) -> None:
+    def _on_inflated(self, message: Message | CallError) -> None:
         if self._stream.is_closed:
             return
         self._message = None
@@ -294,36 +310,31 @@ class UnaryCall(GrpcCall):
             self._serve_and_release(message)
 
 
-def inflate(inflation: Inflation, charge: Callable[[int], bool], take: Callable[[Message | CallError], None]) -> None:
-    """Expands a message in a thread, step by step; `take` is told the outcome, in the event loop.
+def inflate_message(
+    inflation: MessageInflation, charge: Callable[[int], bool], take: Callable[[Message | CallError], None]
+) -> None:
+    """Decompresses a message in threads, and calls `take` with the outcome in the event loop.
 
-    `charge` is told by how much each step has made it larger, and returns whether there is room for that.
+    `charge` is called with the growth of each step, and returns whether there is room for it.
     """
 
-    def step(charged_bytes: int) -> None:
-        job = asyncio.get_running_loop().run_in_executor(None, inflation.run_step)
-        job.add_done_callback(lambda done: end(done, charged_bytes))
-
-    def end(job: asyncio.Future[bytes | None], charged_bytes: int) -> None:
-        if job.cancelled():
+    def end(task: asyncio.Future[Message]) -> None:
+        if task.cancelled():
             return
-        error = job.exception()
-        size = inflation.size_bytes
-        if error is None and inflation.is_wanted and not charge(size - charged_bytes):
-            error = _no_memory()
-        if isinstance(error, CallError):
+        error = task.exception()
+        if error is None:
+            take(task.result())
+        elif isinstance(error, CallError):
             take(error)
         elif isinstance(error, Exception):
-            report("gateway.grpc.call: expanding a message", error)
+            report("gateway.grpc.call: decompressing a message", error)
             take(CallError(Status.INTERNAL, "internal server error"))
-        else:
-            message = job.result()
-            if message is None:
-                step(size)
-            else:
-                take(message)
 
-    step(0)
+    async def run() -> Message:
+        await inflate(inflation, charge, _no_memory)
+        return inflation.message()
+
+    asyncio.get_running_loop().create_task(run()).add_done_callback(end)
 
 
 def _no_memory() -> CallError:
@@ -332,3 +343,94 @@ def _no_memory() -> CallError:
 
 def _not_one_message() -> CallError:
     return CallError(Status.UNIMPLEMENTED, "the method takes exactly one message")
+
+
+_CONTENT_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE | re.DOTALL)
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])")
+_INFER_METHODS = (b"/ModelInfer", b"/ModelStreamInfer")
+_PREFER = (b"prefer", b"weir-prefer")
+_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+
+
+class CallMetadata:
+    """The method and the options of a call.
+
+    `handler` is the handler of the method, None for an unknown method. `encoding` is the compression of request messages,
+    `accepted_encoding` the preferred one for responses, "" for none. With `wants_grpc_errors` (`triton_grpc_error`) an
+    error of one request ends the whole call. `timeout_s` is None for a call without a deadline. `rejection` is the header
+    block of the response to an invalid call, otherwise empty. `forwarded` are the headers that become parameters of a
+    request. `async_headers` are all headers of an asynchronous inference request, else None.
+    """
+
+    __slots__ = (
+        "accepted_encoding",
+        "async_headers",
+        "encoding",
+        "forwarded",
+        "handler",
+        "rejection",
+        "timeout_s",
+        "traceparent",
+        "tracestate",
+        "wants_grpc_errors",
+    )
+
+    def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any], access: Access = OPEN) -> None:
+        fields = dict(head.fields)
+        self.handler: Any = handlers.get(head.path)
+        self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
+        self.traceparent = fields.get(b"traceparent", b"").decode("latin-1")
+        self.accepted_encoding = accepted_encoding(fields.get(b"grpc-accept-encoding", b"").decode("latin-1"))
+        self.wants_grpc_errors = fields.get(b"triton_grpc_error") == b"true"
+        self.tracestate = fields.get(b"tracestate", b"").decode("latin-1") if self.traceparent else ""
+        self.timeout_s: float | None = None
+        self.forwarded: Parameters = {}
+        self.async_headers: Sequence[tuple[bytes, bytes]] | None = None
+        self.rejection = b""
+        if head.method != b"POST":
+            self.rejection = http_error(405)
+        elif not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
+            self.rejection = http_error(415)
+        else:
+            try:
+                self._check(head, fields)
+                self._admit(head, access)
+            except CallError as error:
+                self.rejection = error.response()
+
+    def _check(self, head: RequestHead, fields: dict[bytes, bytes]) -> None:
+        if head.size_bytes > ADVERTISED_HEADER_LIST_BYTES:
+            raise CallError(Status.RESOURCE_EXHAUSTED, "received metadata size exceeds the limit")
+        if self.handler is None:
+            raise CallError(Status.UNIMPLEMENTED, f"unknown method {head.path.decode('latin-1')}")
+        if self.encoding not in ENCODINGS:
+            raise CallError(Status.UNIMPLEMENTED, f"unknown compression '{self.encoding}'")
+        timeout = fields.get(b"grpc-timeout")
+        if timeout is not None:
+            self.timeout_s = _seconds(timeout)
+
+    def _admit(self, head: RequestHead, access: Access) -> None:
+        # A head is interpreted once for all calls with the same head, so this costs most calls nothing.
+        rejection = access.grpc_rejection(head.path, head.fields)
+        if rejection:
+            raise CallError(Status.UNAVAILABLE, rejection)
+        if not head.path.endswith(_INFER_METHODS):
+            return
+        if head.path.endswith(b"/ModelInfer") and _wants_answer_later(head):
+            self.async_headers = head.fields
+        try:
+            self.forwarded = access.grpc_parameters(head.fields)
+        except WeirError as error:
+            raise CallError.of(error) from None
+
+
+def _wants_answer_later(head: RequestHead) -> bool:
+    preferences = [value for name, value in head.fields if name in _PREFER]
+    return bool(preferences) and read_preferences(preferences).respond_async
+
+
+def _seconds(timeout: bytes) -> float:
+    match = _TIMEOUT.fullmatch(timeout)
+    if match is None:
+        raise CallError(Status.INTERNAL, "malformed grpc-timeout")
+    return int(match[1]) * _UNIT_S[match[2]]

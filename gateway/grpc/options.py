@@ -1,13 +1,13 @@
-"""`GrpcOptions`: what an operator can choose about the gRPC server."""
+"""`GrpcOptions`: the options of the gRPC server, and its TLS context: HTTP/2 by ALPN, certificates from files."""
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from gateway.grpc.codec import MAX_MESSAGE_BYTES
-from gateway.grpc.compression import LEVELS
-from gateway.grpc.tls import tls_context
+from gateway.grpc.messages import LEVELS
 from gateway.http2.options import Http2Options
 from gateway.settings import GatewaySettings
 
@@ -17,9 +17,9 @@ class GrpcOptions:
     """Options of the gRPC server, with Triton's names and defaults: sizes in bytes, times in milliseconds.
 
     `max_connection_age` and its grace are unlimited when 0. `reuse_port` lets several processes share the port; without
-    it a taken port is an error. `infer_response_compression_level` is one of `LEVELS`. With `use_ssl` (and its stricter
-    form `use_ssl_mutual`, by which clients too must show a certificate, signed by `root_cert`) connections are
-    encrypted; `server_cert`, `server_key` and `root_cert` name files in the PEM format.
+    it a port in use is an error. `infer_response_compression_level` is one of `LEVELS`. With `use_ssl` connections are
+    encrypted; with the stricter `use_ssl_mutual` clients must present a certificate signed by `root_cert`.
+    `server_cert`, `server_key` and `root_cert` name files in the PEM format.
     """
 
     max_receive_bytes: int = MAX_MESSAGE_BYTES
@@ -41,14 +41,14 @@ class GrpcOptions:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> GrpcOptions:
-        """The options among a gateway's settings, where all but the port's have the prefix `grpc_`."""
+        """The options in the settings of a gateway, where they have the prefix `grpc_`."""
         named = {option.name: getattr(settings, f"grpc_{option.name}", None) for option in fields(cls)}
         chosen = {name: value for name, value in named.items() if value is not None}
         return cls(**chosen, reuse_port=settings.reuse_grpc_port)
 
     @property
     def compression_level(self) -> int:
-        """The level as zlib counts it; 0 for none. Raises ValueError for a name that is not known."""
+        """The level for zlib; 0 for none. Raises ValueError for an unknown name."""
         level = LEVELS.get(self.infer_response_compression_level)
         if level is None:
             raise ValueError(
@@ -57,13 +57,13 @@ class GrpcOptions:
         return level
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What connections are encrypted with, if they are. Raises OSError, which names the option that is at fault."""
+        """The TLS context, None without TLS. Raises OSError that names the option at fault."""
         if not (self.use_ssl or self.use_ssl_mutual):
             return None
         return tls_context(self.server_cert, self.server_key, self.root_cert if self.use_ssl_mutual else None)
 
     def http2(self) -> Http2Options:
-        """The options as connections take them."""
+        """The options of connections."""
         return Http2Options(
             keepalive_time_s=self.keepalive_time / 1000,
             keepalive_timeout_s=self.keepalive_timeout / 1000,
@@ -74,3 +74,42 @@ class GrpcOptions:
             max_age_s=self.max_connection_age / 1000,
             max_age_grace_s=self.max_connection_age_grace / 1000,
         )
+
+
+def tls_context(server_cert: str, server_key: str, root_cert: str | None) -> ssl.SSLContext:
+    """The server's TLS context with these PEM files; with `root_cert`, clients must present a certificate it signed.
+
+    Raises OSError that names the option, for a file that can't be read or is malformed.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    _check_readable("--grpc-server-cert", server_cert)
+    _check_readable("--grpc-server-key", server_key)
+    try:
+        context.load_cert_chain(server_cert, server_key)
+    except ssl.SSLError as error:
+        raise OSError(
+            f"gRPC can't use the certificate of --grpc-server-cert with the key of --grpc-server-key: {_reason(error)}"
+        ) from error
+    if root_cert is not None:
+        _check_readable("--grpc-root-cert", root_cert)
+        try:
+            context.load_verify_locations(root_cert)
+        except ssl.SSLError as error:
+            raise OSError(f"gRPC can't use the certificates of --grpc-root-cert: {_reason(error)}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _check_readable(option: str, path: str) -> None:
+    if not path:
+        raise OSError(f"gRPC with TLS needs {option}")
+    try:
+        Path(path).read_bytes()
+    except OSError as error:
+        raise OSError(f"gRPC can't read the file of {option}, {path}: {error.strerror}") from error
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return error.reason or "not in the PEM format"

@@ -1,4 +1,4 @@
-"""How a gRPC call ends: its status, as the header blocks that carry it (gRPC over HTTP/2, "Responses")."""
+"""The status of gRPC calls, and the header blocks that carry it (gRPC over HTTP/2, "Responses")."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import urllib.parse
 from enum import IntEnum
 
 from gateway.http2.headers import encode_headers
-from schemas.errors import WeirError, overloaded
+from runtime.containment import report
+from schemas.core.errors import WeirError, overloaded
 
 _MAX_DETAILS_BYTES = 2400
-"""A status message travels percent-encoded, three bytes for one at worst, in the 8 KiB clients grant to metadata."""
+"""A status message is percent-encoded, up to three bytes for one, in the 8 KiB that clients allow for metadata."""
 
 _UNENCODED = "".join(sorted({*string.printable} - {*string.whitespace, "%"})) + " "
 _OK_HEADERS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
@@ -20,14 +21,14 @@ RESPONSE_HEADERS = {
     "gzip": encode_headers((*_OK_HEADERS, (b"grpc-encoding", b"gzip"))),
     "deflate": encode_headers((*_OK_HEADERS, (b"grpc-encoding", b"deflate"))),
 }
-"""The header block before the messages of a response, by the way they are compressed."""
+"""The header block before the messages of a response, by their compression."""
 
 OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
-"""The header block after the messages of a call that went well."""
+"""The header block after the messages of a successful call."""
 
 
 class Status(IntEnum):
-    """The gRPC statuses that calls end with for reasons of the protocol; others come with a `WeirError`."""
+    """The gRPC statuses of protocol errors; other errors are a `WeirError`."""
 
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
@@ -37,10 +38,10 @@ class Status(IntEnum):
 
 
 class CallError(Exception):
-    """A call that ends with `status`, and `details` for the caller, who should come again after `retry_after_s` if not 0.
+    """Ends a call with `status` and `details`. The client should retry after `retry_after_s` unless it is 0.
 
-    That is told twice: as HTTP does, for people and proxies, and as gRPC's clients understand it where they were told to
-    retry (`grpc-retry-pushback-ms`, gRFC A6).
+    The delay is sent twice: as `retry-after` for people and proxies, and as `grpc-retry-pushback-ms` (gRFC A6) for gRPC
+    clients with a retry policy.
     """
 
     def __init__(self, status: int, details: str, retry_after_s: int = 0) -> None:
@@ -51,7 +52,7 @@ class CallError(Exception):
 
     @classmethod
     def of(cls, error: WeirError) -> CallError:
-        """`error` as gRPC tells it."""
+        """`error` as a gRPC status."""
         return cls(error.grpc_status, error.message, error.retry_after_s)
 
     def trailers(self) -> bytes:
@@ -60,7 +61,7 @@ class CallError(Exception):
 
     def response(self) -> bytes:
         """The header block that is all of the response."""
-        # Clients that compressed in a way that is not known here learn which ways are.
+        # Tells a client with an unsupported compression which ones are supported.
         return encode_headers((*_OK_HEADERS, (b"grpc-accept-encoding", b"identity,deflate,gzip"), *self._fields()))
 
     def _fields(self) -> tuple[tuple[bytes, bytes], ...]:
@@ -72,18 +73,28 @@ class CallError(Exception):
         return *fields, (b"retry-after", b"%d" % self.retry_after_s), pushback
 
 
+def call_error(error: Exception, place: str) -> CallError:
+    """How a call ends that raised `error`. Reports an unexpected one at `place`; the client gets no internals of it."""
+    if isinstance(error, CallError):
+        return error
+    if isinstance(error, WeirError):
+        return CallError.of(error)
+    report(place, error)
+    return CallError(Status.INTERNAL, "internal server error")
+
+
 def shutting_down() -> WeirError:
-    """What is told to those who come while the server stops."""
+    """The error for requests that arrive while the server stops."""
     return overloaded("GRPC server is shutting down and has stopped accepting new requests.")
 
 
 def http_error(status: int) -> bytes:
-    """The header block of a plain HTTP response, to what is no gRPC request."""
+    """The header block of a plain HTTP response to a request that is not gRPC."""
     return encode_headers([(b":status", b"%d" % status)])
 
 
 def _shortened(message: str) -> str:
-    """`message` as a gRPC status may carry it: the middle of a long one is left out."""
+    """`message` percent-encoded for a gRPC status, without the middle of a long one."""
     encoded = message.encode(errors="replace")
     if len(encoded) <= _MAX_DETAILS_BYTES:
         return message

@@ -1,1 +1,1 @@
-"""The HTTP front door: KServe v2 with Triton's extensions."""
+"""The HTTP frontend: KServe v2 with Triton's extensions."""

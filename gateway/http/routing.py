@@ -1,4 +1,4 @@
-"""What the rooms of HTTP routes share: how a route is made, what it is asked with, and the form of its answers."""
+"""Helpers that all HTTP routes share: route constructors, bounded request bodies, JSON and error responses."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from schemas.errors import WeirError, invalid
-from schemas.kserve_response import error_body
-from schemas.request_errors import too_large
+from schemas.core.errors import WeirError, invalid
+from schemas.core.request_limits import too_large
+from schemas.kserve.response import error_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Digits(Convertor[str]):
-    """A number of any length, without zeros before it: Starlette's own raises where it is too long for int()."""
+    """A number of any length, without leading zeros. Starlette's own converter raises if it is too long for int()."""
 
     regex = "[0-9]+"
 
@@ -33,10 +33,10 @@ class _Digits(Convertor[str]):
 register_url_convertor("digits", _Digits())
 
 MAX_SHORT_BODY_BYTES = 1 << 20
-"""The largest body of a request that holds settings: it is read in the event loop."""
+"""The largest body of a request that changes settings; it is parsed in the event loop."""
 
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}")
-"""Where a model's routes begin: without and with a version."""
+"""The prefixes of a model's routes: without and with a version."""
 
 
 def get(path: str, handler: Handler) -> Route:
@@ -49,40 +49,40 @@ def post(path: str, handler: Handler) -> Route:
     return Route(path, handler, methods=["POST"])
 
 
-def named(request: Request) -> tuple[str, str]:
-    """(model, version) of the URL; "" for a version that it does not name."""
+def model_and_version(request: Request) -> tuple[str, str]:
+    """(model, version) in the URL; version "" if the URL names none."""
     return request.path_params["model"], request.path_params.get("version", "")
 
 
-async def short_body(request: Request) -> memoryview:
-    """The body of a request that holds settings, never tensors. Raises WeirError for one of more than 1 MiB."""
-    too_long = invalid(f"the request body exceeds the {MAX_SHORT_BODY_BYTES} bytes that are allowed here")
-    return await received_body(request, MAX_SHORT_BODY_BYTES, too_long)
-
-
-async def received_body(request: Request, limit_bytes: int, too_long: WeirError | None = None) -> memoryview:
-    """The whole body. Raises `too_long`, or WeirError (INVALID_ARG), for one of more than `limit_bytes`."""
+async def read_body(request: Request, limit_bytes: int, too_long: str = "") -> memoryview:
+    """The whole body. Raises WeirError (INVALID_ARG), with the text `too_long`, for one of more than `limit_bytes`."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
-            raise too_long or too_large("request JSON size", len(body), limit_bytes)
+            raise invalid(too_long) if too_long else too_large("request JSON size", len(body), limit_bytes)
     return memoryview(body)
 
 
-def json_answer(content: Any) -> Response:
+async def read_short_body(request: Request) -> memoryview:
+    """The body of a request that changes settings. Raises WeirError (INVALID_ARG) for one of more than 1 MiB."""
+    too_long = f"the request body exceeds the {MAX_SHORT_BODY_BYTES} bytes that are allowed here"
+    return await read_body(request, MAX_SHORT_BODY_BYTES, too_long)
+
+
+def json_response(content: Any) -> Response:
     """200 with a JSON body."""
     return Response(orjson.dumps(content), media_type="application/json")
 
 
-def error_answer(status: int, message: str) -> Response:
-    """Triton's form of an error."""
+def error_response(status: int, message: str) -> Response:
+    """A response with Triton's error body."""
     return Response(error_body(message), status_code=status, media_type="application/json")
 
 
-def weir_error_answer(error: WeirError) -> Response:
-    """The same of an error of ours, which may tell when to come again."""
-    answer = error_answer(error.http_status, error.message)
+def weir_error_response(error: WeirError) -> Response:
+    """The response to `error`, with `Retry-After` if the error suggests a delay."""
+    response = error_response(error.http_status, error.message)
     if error.retry_after_s:
-        answer.headers["Retry-After"] = str(error.retry_after_s)
-    return answer
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response

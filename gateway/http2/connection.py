@@ -1,9 +1,9 @@
 """`Connection`: the server's side of one HTTP/2 connection (RFC 9113), without I/O.
 
-Bytes of the peer go in by `receive`, bytes for it are put into `output`; in between, requests go to the application and
-its responses come back. Promises: nothing a peer sends makes `receive` raise; what a peer can make it hold is bounded
-(streams by their number, header blocks by their size, requests by what the application admits); a peer that only makes
-work is sent away.
+`receive` takes the bytes of the peer; `send_buffer` holds the bytes for it. Requests go to the application, which sends
+responses on streams. Guarantees: nothing a peer sends makes `receive` raise; what a peer can make the connection hold is
+bounded (the number of streams, the size of header blocks, and requests by what the application admits); the connection of
+an abusive peer ends.
 """
 
 from __future__ import annotations
@@ -11,14 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gateway.http2 import frames
-from gateway.http2.conduct import Conduct
-from gateway.http2.faults import ConnectionFault, FaultCode, StreamFault
-from gateway.http2.frames import MAX_WINDOW, PREFACE, Flag, FrameReader, FrameType, Setting
+from gateway.http2.abuse_guard import AbuseGuard
+from gateway.http2.frames import (
+    MAX_WINDOW,
+    PREFACE,
+    Flag,
+    FrameReader,
+    FrameType,
+    Http2ConnectionError,
+    Http2ErrorCode,
+    Http2StreamError,
+    Setting,
+)
 from gateway.http2.headers import HeaderDecoder
 from gateway.http2.options import Http2Options
-from gateway.http2.output import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, Output
+from gateway.http2.send_buffer import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, SendBuffer
 from gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
-from gateway.progress import Progress
+from gateway.stall_detection import StallDetector
 from runtime.containment import report
 
 MAX_STREAMS = 1000
@@ -26,7 +35,7 @@ MAX_HEADER_BLOCK_BYTES = 64 * 1024
 ADVERTISED_HEADER_LIST_BYTES = 16 * 1024
 
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
-"""How much of all requests together may be on its way; granted anew as `STREAM_WINDOW_BYTES` is."""
+"""The flow-control window of all requests together; granted again as `STREAM_WINDOW_BYTES` is."""
 
 _HEADERS = "grpc"
 _DRAIN_PING = b"draining"
@@ -49,27 +58,27 @@ _Handler = Callable[[int, int, _Payload], None]
 
 
 class Connection:
-    """See the module. `output` is what the peer is to be sent; `clock` tells monotonic seconds.
+    """One connection. `send_buffer` takes the bytes for the peer; `clock` returns monotonic seconds.
 
-    `buffered_bytes` is the application's: what it holds of requests that are not complete. `has_responded` is set when
-    something of a response is sent, for whoever clears it.
+    The application counts in `buffered_bytes` what it holds of incomplete requests. `has_responded` is set when part of a
+    response is sent; `KeepaliveManager` clears it.
     """
 
     def __init__(
-        self, application: Application, options: Http2Options, clock: Callable[[], float], output: Output
+        self, application: Application, options: Http2Options, clock: Callable[[], float], send_buffer: SendBuffer
     ) -> None:
         self._application = application
         self._headers = HeaderDecoder(application.interpret)
         self._frames = FrameReader()
         self.streams: dict[int, Stream] = {}
-        self._conduct = Conduct(options, clock, self.streams)
+        self._guard = AbuseGuard(options, clock, self.streams)
         self._preface: bytes | None = b""
         self._handlers: tuple[_Handler, ...] = tuple(
             self._on_first_settings if kind is FrameType.SETTINGS else self._on_first_frame for kind in FrameType
         )
         self._last_stream_id = 0
-        self._block: bytearray | None = None  # of the headers that CONTINUATION frames go on with
-        self._block_progress = Progress()
+        self._block: bytearray | None = None  # of the headers that CONTINUATION frames continue
+        self._block_progress = StallDetector()
         self._block_stream_id = 0
         self._block_flags = 0
         self._grant_left = CONNECTION_WINDOW_BYTES
@@ -79,12 +88,12 @@ class Connection:
         self.buffered_bytes = 0
         self.has_responded = False
         self.is_closed = False
-        self.is_greeted = False
-        self.output = output
-        output.write(_SETTINGS, frames.window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
+        self.has_handshake = False
+        self.send_buffer = send_buffer
+        send_buffer.write(_SETTINGS, frames.window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes of the peer."""
+        """Processes bytes of the peer. Never raises."""
         if self.is_closed:
             return
         try:
@@ -94,59 +103,59 @@ class Connection:
                 self._on_frame(kind, flags, stream_id, payload)
                 if self.is_closed:
                     return
-        except ConnectionFault as fault:
-            self.close(fault.code, fault.reason)
+        except Http2ConnectionError as error:
+            self.close(error.code, error.reason)
         except Exception as error:  # noqa: BLE001 - reported; what follows can't be framed, or decoded, any more
             report("gateway.http2.connection: reading a frame", error)
-            self.close(FaultCode.INTERNAL_ERROR, "internal server error")
+            self.close(Http2ErrorCode.INTERNAL_ERROR, "internal server error")
 
     def ping(self, payload: bytes) -> None:
-        """Asks the peer for a sign of life; `payload` has eight bytes."""
-        self.output.write(frames.ping(payload))
+        """Sends a PING; `payload` has eight bytes."""
+        self.send_buffer.write(frames.ping(payload))
 
     def drain(self) -> None:
-        """Asks the peer to open no more streams; the connection closes with the last of those it has (6.8)."""
+        """Tells the peer to open no more streams; the connection closes with the last open one (section 6.8)."""
         if not (self._is_draining or self.is_closed):
             self._is_draining = True
-            # Streams that are on their way are served still: those that were opened before the ping is answered.
-            self.output.write(frames.goaway(MAX_WINDOW, FaultCode.NO_ERROR), frames.ping(_DRAIN_PING))
+            # Streams that the peer opens before it answers the ping are still served.
+            self.send_buffer.write(frames.goaway(MAX_WINDOW, Http2ErrorCode.NO_ERROR), frames.ping(_DRAIN_PING))
 
-    def close(self, code: FaultCode = FaultCode.NO_ERROR, reason: str = "") -> None:
-        """Ends the connection and all that happens on it."""
+    def close(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, reason: str = "") -> None:
+        """Ends the connection and all its streams."""
         if not self.is_closed:
-            self.output.write(frames.goaway(self._last_stream_id, code, reason))
+            self.send_buffer.write(frames.goaway(self._last_stream_id, code, reason))
             self.lose()
 
     def lose(self) -> None:
-        """The peer has gone, or is to be left: everything ends that happens on the connection."""
+        """Ends all streams: the peer has disconnected, or the connection is being closed."""
         self.is_closed = True
         for stream in list(self.streams.values()):
             stream.abort()
 
-    # What streams ask of their connection
+    # Called by streams
 
     def respond(self, *pieces: _Payload) -> None:
-        """Puts out a part of a response."""
-        self._conduct.responded = self.has_responded = True
-        self.output.write(*pieces)
+        """Writes a part of a response."""
+        self._guard.responded = self.has_responded = True
+        self.send_buffer.write(*pieces)
 
     def grant(self) -> None:
-        """Grants the peer more of its requests, when it has used half of what it was granted and reads its responses."""
-        if self._grant_left < CONNECTION_WINDOW_BYTES // 2 and not (self.is_closed or self.output.is_crowded):
-            self.output.write(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._grant_left))
+        """Widens the peer's window once half of it is used, provided that the peer reads its responses."""
+        if self._grant_left < CONNECTION_WINDOW_BYTES // 2 and not (self.is_closed or self.send_buffer.is_crowded):
+            self.send_buffer.write(frames.window_update(0, CONNECTION_WINDOW_BYTES - self._grant_left))
             self._grant_left = CONNECTION_WINDOW_BYTES
 
     def check_progress(self, now_s: float, unread_period_s: float) -> None:
-        """Ends the streams whose client has stopped sending its request, or reading its response."""
+        """Ends the streams whose client has stopped sending the request, or reading the response."""
         if self._block is None:
             self._block_progress.reset()
         elif self._block_progress.is_stalled(now_s, self, len(self._block)):
-            self.close(FaultCode.ENHANCE_YOUR_CALM, "a header block stopped arriving")
+            self.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block stopped arriving")
         for stream in list(self.streams.values()):
             stream.check_progress(now_s, unread_period_s)
 
     def forget(self, stream: Stream) -> None:
-        """`stream` is closed."""
+        """Removes `stream`, which is closed."""
         self.streams.pop(stream.id, None)
         self.grant()
         if self._is_refusing and not self.streams:
@@ -155,10 +164,10 @@ class Connection:
     # Frames
 
     def _read_preface(self, data: bytes) -> bytes:
-        """What is left of `data` after the preface (section 3.4)."""
+        """The rest of `data` after the preface (section 3.4)."""
         data = (self._preface or b"") + data
         if not PREFACE.startswith(data[: len(PREFACE)]):
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "this is no HTTP/2")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "not an HTTP/2 connection preface")
         if len(data) < len(PREFACE):
             self._preface = data
             return b""
@@ -167,22 +176,22 @@ class Connection:
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: _Payload) -> None:
         if self._block is not None and kind != _CONTINUATION:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a header block was interrupted")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "a header block was interrupted")
         if kind >= len(self._handlers):
-            self._conduct.count_idle_frame()  # an extension's: ignored (section 5.5)
+            self._guard.count_idle_frame()  # of an extension: ignored (section 5.5)
             return
         try:
             self._handlers[kind](flags, stream_id, payload)
-        except StreamFault as fault:
-            self._conduct.count_reset()
+        except Http2StreamError as error:
+            self._guard.count_reset()
             stream = self.streams.get(stream_id)
             if stream is not None:
-                stream.reset(fault.code)
+                stream.reset(error.code)
             else:
-                self.output.write(frames.rst_stream(stream_id, fault.code))
+                self.send_buffer.write(frames.rst_stream(stream_id, error.code))
 
     def _on_first_frame(self, _flags: int, _stream_id: int, _payload: _Payload) -> None:
-        raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "the first frame was not SETTINGS")
+        raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "the first frame was not SETTINGS")
 
     def _on_first_settings(self, flags: int, stream_id: int, payload: _Payload) -> None:
         self._handlers = (
@@ -198,7 +207,7 @@ class Connection:
             self._on_continuation,
         )
         self._on_settings(flags, stream_id, payload)
-        self.is_greeted = True
+        self.has_handshake = True
 
     def _on_headers(self, flags: int, stream_id: int, payload: _Payload) -> None:
         if flags & _PAYLOAD_EXTRAS:
@@ -212,26 +221,28 @@ class Connection:
             self._block_flags = flags
 
     def _on_continuation(self, flags: int, stream_id: int, payload: _Payload) -> None:
-        self._conduct.count_idle_frame()
+        self._guard.count_idle_frame()
         if self._block is None or stream_id != self._block_stream_id:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._charge_block(len(payload))
         self._block += payload
         if len(self._block) > MAX_HEADER_BLOCK_BYTES:
-            raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "the header block is too large")
+            raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, "the header block is too large")
         if flags & _END_HEADERS:
             block, self._block = bytes(self._block), None
-            self.output.account.release(_HEADERS, len(block))
+            self.send_buffer.account.release(_HEADERS, len(block))
             self._on_block(stream_id, block, self._block_flags)
 
     def _charge_block(self, size: int) -> None:
-        """Charges a part of a header block that takes several frames."""
-        if not self.output.account.charge(_HEADERS, size):
-            raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "the server holds too many unfinished requests")
+        """Charges a part of a header block that comes in several frames."""
+        if not self.send_buffer.account.charge(_HEADERS, size):
+            raise Http2ConnectionError(
+                Http2ErrorCode.ENHANCE_YOUR_CALM, "the server holds too many unfinished requests"
+            )
 
     def _on_block(self, stream_id: int, block: bytes, flags: int) -> None:
         if not stream_id & 1:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "HEADERS on a stream that is not a client's")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream with an even identifier")
         if stream_id <= self._last_stream_id:
             self._on_trailers(stream_id, block, flags)
             return
@@ -239,10 +250,10 @@ class Connection:
             self._last_stream_id = stream_id
         meaning = self._headers.request(block)
         if self._is_refusing:
-            self._conduct.count_idle_frame()
+            self._guard.count_idle_frame()
             return
         if len(self.streams) >= MAX_STREAMS:
-            raise StreamFault(FaultCode.REFUSED_STREAM)
+            raise Http2StreamError(Http2ErrorCode.REFUSED_STREAM)
         stream = self.streams[stream_id] = Stream(self, stream_id, self._stream_window)
         stream.begin(self._application, meaning)
         if flags & _END_STREAM and not stream.is_closed:
@@ -252,9 +263,9 @@ class Connection:
         trailers = self._headers.fields(block)
         stream = self.streams.get(stream_id)
         if stream is None:
-            self._conduct.count_idle_frame()  # it may have been sent before our RST_STREAM came (section 5.1)
+            self._guard.count_idle_frame()  # it may have been sent before RST_STREAM arrived (section 5.1)
         elif not flags & _END_STREAM or any(name.startswith(b":") for name, _ in trailers):
-            raise StreamFault(FaultCode.PROTOCOL_ERROR)
+            raise Http2StreamError(Http2ErrorCode.PROTOCOL_ERROR)
         else:
             stream.end()
 
@@ -262,132 +273,134 @@ class Connection:
         size = len(payload)
         self._grant_left -= size
         if self._grant_left < 0:
-            raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "more data than the connection was granted")
+            raise Http2ConnectionError(Http2ErrorCode.FLOW_CONTROL_ERROR, "data exceeds the window of the connection")
         self.grant()
         if flags & _PADDED:
             payload = _without_extras(payload, _PADDED)
         stream = self.streams.get(stream_id)
         if stream is None or not (payload or flags & _END_STREAM):
-            self._conduct.count_idle_frame()
+            self._guard.count_idle_frame()
         if stream is not None:
             stream.receive(payload, size, bool(flags & _END_STREAM))
         else:
             self._check_was_open(stream_id)
 
     def _on_priority(self, _flags: int, stream_id: int, payload: _Payload) -> None:
-        self._conduct.count_idle_frame()
+        self._guard.count_idle_frame()
         if not stream_id:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PRIORITY of no stream")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         if len(payload) != 5:
-            raise StreamFault(FaultCode.FRAME_SIZE_ERROR)
+            raise Http2StreamError(Http2ErrorCode.FRAME_SIZE_ERROR)
 
     def _on_rst_stream(self, _flags: int, stream_id: int, payload: _Payload) -> None:
         _check_size(payload, 4)
         self._check_was_open(stream_id)
-        self._conduct.count_reset()
+        self._guard.count_reset()
         stream = self.streams.get(stream_id)
         if stream is not None:
             stream.abort()
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: _Payload) -> None:
-        raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
+        raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
 
     def _on_window_update(self, _flags: int, stream_id: int, payload: _Payload) -> None:
-        self._conduct.count_idle_frame()
+        self._guard.count_idle_frame()
         _check_size(payload, 4)
-        increment = frames.read_word(payload)
+        increment = frames.read_uint31(payload)
         if not stream_id:
             if not increment:
-                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a WINDOW_UPDATE of nothing")
-            self.output.widen(increment)
+                raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE with an increment of 0")
+            self.send_buffer.widen(increment)
             return
         self._check_was_open(stream_id)
         if not increment:
-            raise StreamFault(FaultCode.PROTOCOL_ERROR)
+            raise Http2StreamError(Http2ErrorCode.PROTOCOL_ERROR)
         stream = self.streams.get(stream_id)
         if stream is not None:
             stream.widen(increment)
 
     def _on_settings(self, flags: int, stream_id: int, payload: _Payload) -> None:
-        self._conduct.count_idle_frame()
+        self._guard.count_idle_frame()
         if stream_id:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "SETTINGS of a stream")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & Flag.ACK:
             _check_size(payload, 0)
             return
         if len(payload) % 6:
-            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
+            raise Http2ConnectionError(Http2ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
         for setting, value in frames.read_settings(payload):
             self._on_setting(setting, value)
-        self.output.write(frames.SETTINGS_ACK)
+        self.send_buffer.write(frames.SETTINGS_ACK)
 
     def _on_setting(self, setting: int, value: int) -> None:
-        # The others mean nothing to a server that pushes nothing and whose header blocks use no dynamic table.
+        # The other settings don't matter to a server without pushes and without a dynamic header table.
         if setting == Setting.INITIAL_WINDOW_SIZE:
             if value > MAX_WINDOW:
-                raise ConnectionFault(FaultCode.FLOW_CONTROL_ERROR, "an initial window that is too large")
+                raise Http2ConnectionError(Http2ErrorCode.FLOW_CONTROL_ERROR, "an initial window that is too large")
             self._change_windows(value)
         elif setting == Setting.MAX_FRAME_SIZE:
             if not frames.MAX_FRAME_BYTES <= value < 2**24:
-                raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a largest frame that can't be")
-            self.output.frame_bytes = min(value, MAX_SENT_FRAME_BYTES)
+                raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "MAX_FRAME_SIZE is out of range")
+            self.send_buffer.frame_bytes = min(value, MAX_SENT_FRAME_BYTES)
         elif setting == Setting.ENABLE_PUSH and value > 1:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "ENABLE_PUSH is neither 0 nor 1")
 
     def _change_windows(self, size: int) -> None:
-        """The windows of open streams change with the initial one, and can so become negative (section 6.9.2)."""
+        """The windows of open streams change with the initial window, and may become negative (section 6.9.2)."""
         change, self._stream_window = size - self._stream_window, size
         for stream in self.streams.values():
             try:
                 stream.widen(change)
-            except StreamFault as fault:
-                raise ConnectionFault(fault.code, "the window of a stream is too large") from fault
+            except Http2StreamError as error:
+                raise Http2ConnectionError(error.code, "the window of a stream is too large") from error
 
     def _on_ping(self, flags: int, stream_id: int, payload: _Payload) -> None:
         if stream_id:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "PING of a stream")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         _check_size(payload, 8)
         if not flags & Flag.ACK:
-            self._conduct.count_ping(bool(self.streams))
-            self.output.write(frames.ping(bytes(payload), Flag.ACK))
+            self._guard.count_ping(bool(self.streams))
+            self.send_buffer.write(frames.ping(bytes(payload), Flag.ACK))
         elif self._is_draining and payload == _DRAIN_PING:
             self._is_refusing = True
             if self.streams:
-                self.output.write(frames.goaway(self._last_stream_id, FaultCode.NO_ERROR))
+                self.send_buffer.write(frames.goaway(self._last_stream_id, Http2ErrorCode.NO_ERROR))
             else:
                 self.close()
         else:
-            self._conduct.count_idle_frame()
+            self._guard.count_idle_frame()
 
     def _on_goaway(self, _flags: int, stream_id: int, payload: _Payload) -> None:
-        # The client opens no more streams and closes the connection when it has its answers: nothing to do.
-        self._conduct.count_idle_frame()
+        # The client opens no more streams, and closes the connection after the last response: nothing to do.
+        self._guard.count_idle_frame()
         if stream_id:
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "GOAWAY of a stream")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:
-            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
+            raise Http2ConnectionError(Http2ErrorCode.FRAME_SIZE_ERROR, "GOAWAY of a wrong length")
 
     def _check_was_open(self, stream_id: int) -> None:
         if not stream_id & 1 or (stream_id > self._last_stream_id and not self._is_refusing):
-            raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
+            raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "a frame of a stream that was never opened")
 
 
 def _check_size(payload: _Payload, size: int) -> None:
     if len(payload) != size:
-        raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, f"{len(payload)} bytes in place of {size}")
+        raise Http2ConnectionError(
+            Http2ErrorCode.FRAME_SIZE_ERROR, f"the payload has {len(payload)} bytes, expected {size}"
+        )
 
 
 def _without_extras(payload: _Payload, flags: int) -> _Payload:
-    """A payload without its padding (section 6.1) and its priority (6.2), as far as `flags` say that it has them."""
+    """A payload without the padding (section 6.1) and the priority (6.2) that `flags` announce."""
     padding = 0
     if flags & Flag.PADDED:
         if not payload:
-            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "no length of the padding")
+            raise Http2ConnectionError(Http2ErrorCode.FRAME_SIZE_ERROR, "the length of the padding is missing")
         padding, payload = payload[0], payload[1:]
     if flags & Flag.PRIORITY:
         if len(payload) < 5:
-            raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, "no room for the priority")
+            raise Http2ConnectionError(Http2ErrorCode.FRAME_SIZE_ERROR, "the priority is missing")
         payload = payload[5:]
     if padding > len(payload):
-        raise ConnectionFault(FaultCode.PROTOCOL_ERROR, "more padding than there is")
+        raise Http2ConnectionError(Http2ErrorCode.PROTOCOL_ERROR, "the padding exceeds the payload")
     return payload[: len(payload) - padding]

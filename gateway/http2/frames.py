@@ -1,6 +1,6 @@
-"""The frames of HTTP/2 as bytes (RFC 9113, sections 4 and 6): read from a byte stream, and written.
+"""The frames of HTTP/2 as bytes (RFC 9113, sections 4 and 6), and the errors of the protocol (sections 5.4 and 7).
 
-Reading checks nothing but the size of a frame: what a frame may say, and when, is the connection's business.
+Reading checks only the size of a frame; `Connection` checks the content and the order of frames.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum, IntFlag
-
-from gateway.http2.faults import ConnectionFault, FaultCode
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends before its first frame (section 3.4)."""
@@ -20,10 +18,10 @@ MAX_FRAME_BYTES = 16_384
 MAX_WINDOW = 2**31 - 1
 """The largest flow-control window, and the largest stream identifier (sections 6.9.1 and 5.1.1)."""
 
-_HEAD = struct.Struct(">IBI")  # length and type share the first word
+_HEAD = struct.Struct(">IBI")  # length and type share the first four bytes
 _HEAD_BYTES = 9
 _SETTING = struct.Struct(">HI")
-_WORD = struct.Struct(">I")
+_UINT32 = struct.Struct(">I")
 _COPY_LIMIT_BYTES = 2048
 
 
@@ -69,7 +67,7 @@ Frame = tuple[int, int, int, bytes | memoryview]
 
 
 class FrameReader:
-    """Cuts what is received into frames; keeps the start of a frame until its rest comes (at most one frame's bytes)."""
+    """Splits received bytes into frames; keeps the start of an incomplete frame (at most one frame's bytes)."""
 
     __slots__ = ("_rest",)
 
@@ -77,7 +75,7 @@ class FrameReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes. Raises ConnectionFault (FRAME_SIZE_ERROR) for one that is too large."""
+        """The frames that `data` completes. Raises Http2ConnectionError (FRAME_SIZE_ERROR) for one that is too large."""
         if self._rest:
             data = self._rest + data
         position, end = 0, len(data)
@@ -85,7 +83,7 @@ class FrameReader:
             word, flags, stream_id = _HEAD.unpack_from(data, position)
             length = word >> 8
             if length > MAX_FRAME_BYTES:
-                raise ConnectionFault(FaultCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+                raise Http2ConnectionError(Http2ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             start = position + _HEAD_BYTES
             if start + length > end:
                 break
@@ -115,8 +113,8 @@ def read_settings(payload: bytes | memoryview) -> Iterator[tuple[int, int]]:
     return _SETTING.iter_unpack(payload)
 
 
-def read_word(payload: bytes | memoryview) -> int:
-    """The 31 bits of a four-byte payload (the error code of RST_STREAM is taken for one: larger ones don't exist)."""
+def read_uint31(payload: bytes | memoryview) -> int:
+    """The 31 bits of a four-byte payload (used for the error code of RST_STREAM too: larger ones don't exist)."""
     return int.from_bytes(payload, "big") & MAX_WINDOW
 
 
@@ -125,18 +123,54 @@ def ping(payload: bytes, flags: Flag = Flag.NONE) -> bytes:
     return frame_head(8, FrameType.PING, flags, 0) + payload
 
 
-def rst_stream(stream_id: int, code: FaultCode) -> bytes:
+def rst_stream(stream_id: int, code: Http2ErrorCode) -> bytes:
     """A RST_STREAM frame."""
-    return frame_head(4, FrameType.RST_STREAM, Flag.NONE, stream_id) + _WORD.pack(code)
+    return frame_head(4, FrameType.RST_STREAM, Flag.NONE, stream_id) + _UINT32.pack(code)
 
 
 def window_update(stream_id: int, increment: int) -> bytes:
     """A WINDOW_UPDATE frame; stream 0 is the connection."""
-    return frame_head(4, FrameType.WINDOW_UPDATE, Flag.NONE, stream_id) + _WORD.pack(increment)
+    return frame_head(4, FrameType.WINDOW_UPDATE, Flag.NONE, stream_id) + _UINT32.pack(increment)
 
 
-def goaway(last_stream_id: int, code: FaultCode, reason: str = "") -> bytes:
-    """A GOAWAY frame: streams above `last_stream_id` were not looked at."""
+def goaway(last_stream_id: int, code: Http2ErrorCode, reason: str = "") -> bytes:
+    """A GOAWAY frame: streams above `last_stream_id` were not processed."""
     debug = reason.encode()
     head = frame_head(8 + len(debug), FrameType.GOAWAY, Flag.NONE, 0)
-    return head + _WORD.pack(last_stream_id) + _WORD.pack(code) + debug
+    return head + _UINT32.pack(last_stream_id) + _UINT32.pack(code) + debug
+
+
+class Http2ErrorCode(IntEnum):
+    """The error codes of RST_STREAM and GOAWAY frames (RFC 9113, section 7)."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
+    FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    CONNECT_ERROR = 0xA
+    ENHANCE_YOUR_CALM = 0xB
+    INADEQUATE_SECURITY = 0xC
+    HTTP_1_1_REQUIRED = 0xD
+
+
+class Http2ConnectionError(Exception):
+    """An error that ends the connection with GOAWAY, which carries `reason` for the peer's log."""
+
+    def __init__(self, code: Http2ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class Http2StreamError(Exception):
+    """An error that ends one stream with RST_STREAM; the others go on."""
+
+    def __init__(self, code: Http2ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code

@@ -1,8 +1,8 @@
-"""Header blocks (RFC 7541): decoded with the `hpack` library, remembered while that is sound; encoded without state.
+"""Header blocks (RFC 7541): decoded with the `hpack` library and cached while that is sound; encoded without state.
 
-Clients send the same block again and again: what a block meant is kept for as long as the dynamic table, which the
-meaning of its indices depends on, stays as it is (decoding a block costs 30 us, finding it again 0.2). Blocks we send
-refer to nothing, so each can be made once for all.
+Clients send the same block again and again. The meaning of a block is cached until the dynamic table, which its indices
+refer to, changes (decoding a block costs 30 us, a cache hit 0.2). Sent blocks use no dynamic table, so each can be
+encoded once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from gateway.http2.faults import ConnectionFault, FaultCode, StreamFault
+from gateway.http2.frames import Http2ConnectionError, Http2ErrorCode, Http2StreamError
 
 MAX_HEADER_LIST_BYTES = 64 * 1024
 """Decoded header lists above this end the connection (sizes as in RFC 9113, section 10.5.1)."""
@@ -34,7 +34,7 @@ _Meaning = TypeVar("_Meaning")
 class RequestHead:
     """The head of a well-formed request: its pseudo-header fields, and its other `fields` in order.
 
-    Raises StreamFault for a malformed request (RFC 9113, section 8.1.1): one that breaks the rules of 8.2 and 8.3.1.
+    Raises Http2StreamError for a malformed request (RFC 9113, section 8.1.1): one that breaks the rules of 8.2 and 8.3.1.
     """
 
     __slots__ = ("fields", "method", "path")
@@ -49,7 +49,7 @@ class RequestHead:
                 _check_field(name, value)
                 self.fields.append((name, value))
         if not (pseudo.get(b":method") and pseudo.get(b":scheme") and pseudo.get(b":path")):
-            raise StreamFault(FaultCode.PROTOCOL_ERROR)
+            raise Http2StreamError(Http2ErrorCode.PROTOCOL_ERROR)
         self.method = pseudo[b":method"]
         self.path = pseudo[b":path"]
 
@@ -66,13 +66,13 @@ def _check_field(name: bytes, value: bytes) -> None:
         or name in _HOP_BY_HOP
         or (name == b"te" and value != b"trailers")
     ):
-        raise StreamFault(FaultCode.PROTOCOL_ERROR)
+        raise Http2StreamError(Http2ErrorCode.PROTOCOL_ERROR)
 
 
 class HeaderDecoder(Generic[_Meaning]):
-    """Decodes the header blocks of one connection, in the order they came; `interpret` tells what a request's head means.
+    """Decodes the header blocks of one connection, in order. `interpret` turns the head of a request into its meaning.
 
-    What `interpret` returns is shared by all requests with the same block.
+    Requests with the same block share the object that `interpret` returns.
     """
 
     __slots__ = ("_decoder", "_interpret", "_kept", "_table")
@@ -85,10 +85,10 @@ class HeaderDecoder(Generic[_Meaning]):
         self._kept: dict[bytes, _Meaning] = {}
 
     def request(self, block: bytes) -> _Meaning:
-        """What the head of a request means. Raises StreamFault when it is malformed, and as `fields` does."""
-        known = self._kept.get(block)
-        if known is not None:
-            return known
+        """The meaning of the head of a request. Raises Http2StreamError if it is malformed, and as `fields` does."""
+        cached = self._kept.get(block)
+        if cached is not None:
+            return cached
         changes = self._table.changes
         meaning = self._interpret(RequestHead(self.fields(block)))
         if self._table.changes == changes and len(block) <= _MAX_KEPT_BLOCK_BYTES:
@@ -98,23 +98,23 @@ class HeaderDecoder(Generic[_Meaning]):
         return meaning
 
     def fields(self, block: bytes) -> list[Header]:
-        """The header list of a block. Raises ConnectionFault: the state of the decoder is lost (RFC 9113, section 4.3)."""
+        """The header list of a block. Raises Http2ConnectionError: the decoder's state is lost (RFC 9113, section 4.3)."""
         changes = self._table.changes
         try:
             headers: list[Header] = list(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
-            raise ConnectionFault(FaultCode.ENHANCE_YOUR_CALM, "the header list is too large") from error
+            raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large") from error
         except HPACKError as error:
-            raise ConnectionFault(FaultCode.COMPRESSION_ERROR, "the header block is malformed") from error
+            raise Http2ConnectionError(Http2ErrorCode.COMPRESSION_ERROR, "the header block is malformed") from error
         if block[:1] and block[0] & 0xE0 == 0x20:
-            self._table.changes += 1  # a new table size, which comes first in a block (RFC 7541, section 6.3)
+            self._table.changes += 1  # a change of the table size, at the start of a block (RFC 7541, section 6.3)
         if self._table.changes != changes:
             self._kept.clear()
         return headers
 
 
 class _CountingTable(HeaderTable):
-    """A dynamic table that tells whether it has changed."""
+    """A dynamic table that counts its changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,5 +129,5 @@ _ENCODER = Encoder()
 
 
 def encode_headers(headers: Iterable[Header]) -> bytes:
-    """The block of `headers`, made of the static table and of literals that are never indexed: it needs no context."""
+    """The header block of `headers`. It uses the static table and never-indexed literals only: it needs no context."""
     return _ENCODER.encode((NeverIndexedHeaderTuple(name, value) for name, value in headers), huffman=False)

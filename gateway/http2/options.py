@@ -1,4 +1,4 @@
-"""`Http2Options`: what an operator can choose about connections."""
+"""`Http2Options`: the options of connections."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from dataclasses import dataclass
 class Http2Options:
     """Times in seconds; gRPC's names and meanings (gRFC A8 and A9).
 
-    A client is pinged when nothing came from it for `keepalive_time_s`, and given up when nothing comes for
-    `keepalive_timeout_s` after that; without open streams only with `keepalive_permit_without_calls`, and at most
-    `max_pings_without_data` times (0: unlimited) until something is sent to it. A client that itself pings more often
-    than every `min_ping_interval_s` is sent away after `max_ping_strikes` (0: never) warnings it does not see. After
-    `max_age_s` (0: unlimited) a connection takes no new streams, and after `max_age_grace_s` (0: unlimited) more it is
-    closed.
+    The server pings a client that has sent nothing for `keepalive_time_s`, and closes the connection if nothing arrives in
+    the following `keepalive_timeout_s`. Without open streams it pings only with `keepalive_permit_without_calls`, and at
+    most `max_pings_without_data` times (0: unlimited) until it sends data again. The connection of a client that pings
+    more often than every `min_ping_interval_s` ends after `max_ping_strikes` (0: unlimited) such pings. After `max_age_s`
+    (0: unlimited) a connection takes no new streams, and after `max_age_grace_s` (0: unlimited) more it is closed.
     """
 
     keepalive_time_s: float = 7200.0

@@ -1,7 +1,7 @@
 """`Http2Protocol`: a connection on a transport.
 
-What is written in one turn of the event loop leaves together. While the transport can't keep up, nothing is read: a
-peer that does not take its answers gets no further.
+What is written in one turn of the event loop is sent together. While the transport is full, nothing is read: a peer that
+does not read its responses makes no progress.
 """
 
 from __future__ import annotations
@@ -11,60 +11,60 @@ from typing import Any
 
 from gateway.connection_memory import principal_of
 from gateway.http2.connection import Connection
-from gateway.http2.lifetime import Lifetime
+from gateway.http2.keepalive import KeepaliveManager
 from gateway.http2.options import Http2Options
-from gateway.http2.output import Output
+from gateway.http2.send_buffer import SendBuffer
 from gateway.http2.stream import Application
-from gateway.progress import PERIOD_S, UNREAD_PERIOD_S, Progress
+from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
 from runtime.memory_ledger import MemoryLedger
 
 _HIGH_WATER_BYTES = 512 * 1024
-_LAST_WORDS_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class Http2Protocol(asyncio.Protocol):
-    """One connection; it is in `open_ones` for as long as its transport is."""
+    """One connection; it is in `connections` for as long as its transport is."""
 
     connection: Connection
-    _lifetime: Lifetime
+    _keepalive: KeepaliveManager
     _transport: Any
 
     def __init__(
         self,
         application: Application,
         options: Http2Options,
-        open_ones: set[Http2Protocol],
+        connections: set[Http2Protocol],
         ledger: MemoryLedger | None = None,
     ) -> None:
         self._application = application
         self._loop = asyncio.get_running_loop()
-        self._open_ones = open_ones
+        self._connections = connections
         self._options = options
         self._is_listening = True
         self._ledger = ledger or MemoryLedger()
-        self._paused_bytes = 0  # that wait in the transport, and are charged
-        self._reading = Progress()  # of the peer's, of what the transport holds
+        self._paused_bytes = 0  # charged for what waits in the transport
+        self._reading = StallDetector()  # watches how the peer reads what the transport holds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio."""
+        """Implements `asyncio.Protocol.connection_made`."""
         self._transport = transport
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-        self._open_ones.add(self)
+        self._connections.add(self)
         address = transport.get_extra_info("peername")
         self._account = self._ledger.account(principal_of(address[0] if address else None))
-        self._output = Output(self._schedule_flush, self._account)
-        self.connection = Connection(self._application, self._options, self._loop.time, self._output)
-        self._lifetime = Lifetime(self.connection, self._options, self.abort)
+        self._send_buffer = SendBuffer(self._schedule_flush, self._account)
+        self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
+        self._keepalive = KeepaliveManager(self.connection, self._options, self.abort)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        self._lifetime.heard_s = self._loop.time()
+        """Implements `asyncio.Protocol.data_received`."""
+        self._keepalive.last_received_s = self._loop.time()
         self.connection.receive(data)
         self._govern_reading()
 
     def pause_writing(self) -> None:
-        """See asyncio."""
-        self._output.pause()
+        """Implements `asyncio.Protocol.pause_writing`."""
+        self._send_buffer.pause()
         self._govern_reading()
         unsent_bytes = self._transport.get_write_buffer_size()
         if self._account.charge("unsent", unsent_bytes):
@@ -73,22 +73,22 @@ class Http2Protocol(asyncio.Protocol):
             self.abort()
 
     def resume_writing(self) -> None:
-        """See asyncio."""
+        """Implements `asyncio.Protocol.resume_writing`."""
         self._account.release("unsent", self._paused_bytes)
         self._paused_bytes = 0
-        self._output.resume()
+        self._send_buffer.resume()
         self._govern_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._open_ones.discard(self)
-        self._lifetime.end()
+        """Implements `asyncio.Protocol.connection_lost`."""
+        self._connections.discard(self)
+        self._keepalive.end()
         self.connection.lose()
         self._account.close()
 
     def check_progress(self, now_s: float) -> None:
-        """Ends streams, or the connection, whose client has stopped sending or reading (`gateway.progress`)."""
-        period_s = PERIOD_S if self._ledger.is_short else UNREAD_PERIOD_S
+        """Ends streams, or the connection, whose client has stopped sending or reading (`gateway.stall_detection`)."""
+        period_s = STALL_PERIOD_S if self._ledger.is_short else UNREAD_PERIOD_S
         unsent_bytes = self._transport.get_write_buffer_size()
         if not unsent_bytes:
             self._reading.reset()
@@ -98,24 +98,24 @@ class Http2Protocol(asyncio.Protocol):
         self.connection.check_progress(now_s, period_s)
 
     def abort(self) -> None:
-        """Ends the connection without a word."""
+        """Closes the connection at once, without GOAWAY."""
         self._transport.abort()
 
     def _schedule_flush(self) -> None:
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        pieces = self._output.take()
+        pieces = self._send_buffer.take()
         if self._transport.is_closing():
             return
         self._transport.writelines(pieces)
         self._govern_reading()
         if self.connection.is_closed:
             self._transport.close()
-            self._loop.call_later(_LAST_WORDS_S, self.abort)
+            self._loop.call_later(_CLOSE_TIMEOUT_S, self.abort)
 
     def _govern_reading(self) -> None:
-        listens = not self._output.is_behind
+        listens = not self._send_buffer.is_behind
         if listens == self._is_listening or self._transport.is_closing():
             return
         self._is_listening = listens

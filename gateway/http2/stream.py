@@ -1,24 +1,30 @@
-"""`Stream`: one request and its response on a connection (RFC 9113, sections 5.1 and 6.9), and who is told about it."""
+"""`Stream`: one request and its response on a connection (RFC 9113, sections 5.1 and 6.9), and its interfaces."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from gateway.http2.faults import FaultCode, StreamFault
-from gateway.http2.frames import MAX_WINDOW, Flag, FrameType, frame_head, rst_stream, window_update
+from gateway.http2.frames import (
+    MAX_WINDOW,
+    Flag,
+    FrameType,
+    Http2ErrorCode,
+    Http2StreamError,
+    frame_head,
+    rst_stream,
+    window_update,
+)
 from gateway.http2.headers import RequestHead
-from gateway.progress import Progress
+from gateway.http2.send_buffer import SendBuffer
+from gateway.stall_detection import StallDetector
 from runtime.containment import contained
 
-if TYPE_CHECKING:
-    from gateway.http2.connection import Connection
-
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
-"""How much of a request may be on its way; granted anew when half of it has come, so that it can't be exceeded."""
+"""The flow-control window of one request; granted again when half of it is used."""
 
-_NOTHING: deque[bytes | memoryview] = deque()
+_NO_DATA: deque[bytes | memoryview] = deque()
 _HEADERS = int(FrameType.HEADERS)
 _DATA = int(FrameType.DATA)
 _NOT_LAST = int(Flag.END_HEADERS)
@@ -26,7 +32,7 @@ _LAST = int(Flag.END_HEADERS | Flag.END_STREAM)
 
 
 class Exchange(Protocol):
-    """What happens on one stream; it may send from within any of these calls. An exception in one ends the stream."""
+    """The application's handler of one stream; it may send from within any of these calls. An exception ends the stream."""
 
     def begin(self) -> None:
         """The stream is open."""
@@ -38,41 +44,57 @@ class Exchange(Protocol):
         """The request is complete."""
 
     def drained(self) -> None:
-        """All data that had to be kept has been sent, and the response goes on."""
+        """All waiting data has been sent, and the response is not complete."""
 
     def check_progress(self, now_s: float) -> None:
-        """Called every few seconds while no data is kept: ends the stream if a message of the request has stalled."""
+        """Called every few seconds while no data waits: ends the stream if a message of the request has stalled."""
 
     def closed(self) -> None:
-        """Called once, at the end: the response is on its way, or nobody wants it any more. Nothing can be sent."""
+        """Called once, at the end: the response is being sent, or the request was cancelled. Nothing more can be sent."""
 
 
 class Application(Protocol):
-    """What serves the requests of connections."""
+    """Handles the requests of connections."""
 
     def interpret(self, head: RequestHead) -> Any:
-        """What a request's head means to the application; shared by requests whose heads are the same."""
+        """The meaning of a request's head; shared by requests with the same head."""
 
     def open(self, stream: Stream, meaning: Any) -> Exchange:
         """The exchange for a request whose head has this meaning; nothing can be sent yet."""
 
 
-class Stream:
-    """See the module. What the peer sends is passed on to the `exchange`; `window` is what the peer takes.
+class StreamConnection(Protocol):
+    """What a stream needs of its `Connection`."""
 
-    `unsent_bytes` of data are kept until the peer takes them; `is_queued` belongs to `Output`. While it is on hold, the
-    peer may send what it was granted before, and is granted no more.
+    buffered_bytes: int
+    send_buffer: SendBuffer
+
+    def respond(self, *pieces: bytes | memoryview) -> None:
+        """Writes a part of a response."""
+
+    def grant(self) -> None:
+        """Widens the peer's window once half of it is used."""
+
+    def forget(self, stream: Stream) -> None:
+        """Removes `stream`, which is closed."""
+
+
+class Stream:
+    """One stream. It passes what the peer sends on to its `exchange`; `window` is the peer's window for responses.
+
+    `unsent_bytes` of data wait for the peer; `is_queued` belongs to `SendBuffer`. While the stream is on hold, the peer
+    may use the window that it has, and gets no more.
     """
 
     __slots__ = (
         "_grant_left",
         "_is_on_hold",
-        "_kept",
-        "_output",
         "_progress",
         "_request_complete",
-        "_sent_kept_bytes",
+        "_send_buffer",
+        "_sent_waiting_bytes",
         "_trailers",
+        "_waiting",
         "connection",
         "exchange",
         "id",
@@ -84,14 +106,14 @@ class Stream:
 
     exchange: Exchange
 
-    def __init__(self, connection: Connection, stream_id: int, window: int) -> None:
+    def __init__(self, connection: StreamConnection, stream_id: int, window: int) -> None:
         self._grant_left = STREAM_WINDOW_BYTES
         self._is_on_hold = False
-        self._kept: deque[bytes | memoryview] = _NOTHING
-        self._output = connection.output
-        self._progress: Progress | None = None
+        self._waiting: deque[bytes | memoryview] = _NO_DATA
+        self._send_buffer = connection.send_buffer
+        self._progress: StallDetector | None = None
         self._request_complete = False
-        self._sent_kept_bytes = 0
+        self._sent_waiting_bytes = 0
         self._trailers = b""
         self.connection = connection
         self.id = stream_id
@@ -100,15 +122,15 @@ class Stream:
         self.unsent_bytes = 0
         self.window = window
 
-    # What the peer sends
+    # Frames of the peer
 
     def receive(self, data: bytes | memoryview, flow_bytes: int, is_last: bool) -> None:
-        """DATA came, of `flow_bytes` with its padding. Raises StreamFault where it must not come."""
+        """Takes DATA, of `flow_bytes` with its padding. Raises Http2StreamError if it violates the protocol."""
         if self._request_complete:
-            raise StreamFault(FaultCode.STREAM_CLOSED)
+            raise Http2StreamError(Http2ErrorCode.STREAM_CLOSED)
         self._grant_left -= flow_bytes
         if self._grant_left < 0:
-            raise StreamFault(FaultCode.FLOW_CONTROL_ERROR)
+            raise Http2StreamError(Http2ErrorCode.FLOW_CONTROL_ERROR)
         if data:
             self._pass_on(data)
         if is_last:
@@ -117,47 +139,47 @@ class Stream:
             self._grant()
 
     def end(self) -> None:
-        """The request ended. Raises StreamFault if it had ended before."""
+        """The request is complete. Raises Http2StreamError if it was complete before."""
         if self._request_complete:
-            raise StreamFault(FaultCode.STREAM_CLOSED)
+            raise Http2StreamError(Http2ErrorCode.STREAM_CLOSED)
         self._request_complete = True
         if not self.is_closed:
             self._pass_on_end()
 
-    @contained(on_error="_reset_after", passes=(StreamFault,))
+    @contained(on_error="_reset_after", passes=(Http2StreamError,))
     def begin(self, application: Application, meaning: Any) -> None:
-        """Opens the exchange of this stream, whose request begins with `meaning`. Raises StreamFault."""
+        """Opens the exchange of this stream, whose request begins with `meaning`. Raises Http2StreamError."""
         self.exchange = application.open(self, meaning)
         self.exchange.begin()
 
-    @contained(on_error="_reset_after", passes=(StreamFault,))
+    @contained(on_error="_reset_after", passes=(Http2StreamError,))
     def _pass_on(self, data: bytes | memoryview) -> None:
         self.exchange.receive(data)
 
-    @contained(on_error="_reset_after", passes=(StreamFault,))
+    @contained(on_error="_reset_after", passes=(Http2StreamError,))
     def _pass_on_end(self) -> None:
         self.exchange.end()
 
     def _reset_after(self, _error: Exception, *_arguments: object) -> None:
-        """An exchange has raised what no code foresaw: its stream ends, the others of the connection go on."""
-        self.reset(FaultCode.INTERNAL_ERROR)
+        """Ends the stream after an unexpected exception of its exchange; the others of the connection go on."""
+        self.reset(Http2ErrorCode.INTERNAL_ERROR)
 
     def widen(self, increment: int) -> None:
-        """The peer takes `increment` more bytes. Raises StreamFault where that is more than there can be (6.9.1)."""
+        """Adds `increment` bytes to the peer's window. Raises Http2StreamError beyond the maximum (section 6.9.1)."""
         self.window += increment
         if self.window > MAX_WINDOW:
-            raise StreamFault(FaultCode.FLOW_CONTROL_ERROR)
+            raise Http2StreamError(Http2ErrorCode.FLOW_CONTROL_ERROR)
         if self.unsent_bytes and self.window > 0:
-            self._output.enqueue(self)
+            self._send_buffer.enqueue(self)
 
-    # What the application does
+    # Called by the application
 
     def hold(self) -> None:
-        """Grants the peer no more of its request, until `go_on`."""
+        """Stops widening the peer's window, until `resume`."""
         self._is_on_hold = True
 
-    def go_on(self) -> None:
-        """Grants again what the peer has used."""
+    def resume(self) -> None:
+        """Widens the peer's window again."""
         self._is_on_hold = False
         if self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._request_complete:
             self._grant()
@@ -165,9 +187,9 @@ class Stream:
     def send(self, headers: bytes = b"", data: Sequence[bytes] = (), trailers: bytes = b"") -> bool:
         """Sends the parts of a response that are given, in this order; `headers` and `trailers` are header blocks.
 
-        Trailers end the stream; given alone at first, they are all of the response. Data that the peer can't take yet
-        is kept. Sending on a closed stream, or after trailers, does nothing. Returns False, and sends nothing, where the
-        connection may keep no more data.
+        Trailers end the stream; trailers alone are a complete response. Data beyond the peer's window waits. Sending on a
+        closed stream, or after trailers, does nothing. Returns False, and sends nothing, if the connection may hold no more
+        waiting data.
         """
         if self.is_closed or self._trailers:
             return True
@@ -175,65 +197,67 @@ class Stream:
         parts: list[bytes] = []
         if headers:
             parts += (frame_head(len(headers), _HEADERS, _NOT_LAST, self.id), headers)
-        keeps = self.unsent_bytes > 0 or (size > 0 and (size > self.window or not self._output.takes(size)))
-        if keeps:
-            if not self._output.keep(size):
+        holds_back = self.unsent_bytes > 0 or (
+            size > 0 and (size > self.window or not self._send_buffer.can_write(size))
+        )
+        if holds_back:
+            if not self._send_buffer.hold_back(size):
                 return False
         else:
             if size:
                 self.window -= size
-                self._output.window -= size
-                self._output.turn_bytes += size
+                self._send_buffer.window -= size
+                self._send_buffer.turn_bytes += size
                 parts += (frame_head(size, _DATA, 0, self.id), *data)
             if trailers:
                 parts += (frame_head(len(trailers), _HEADERS, _LAST, self.id), trailers)
         if parts:
             self.connection.respond(*parts)
-        if keeps:
-            self._keep(data, size, trailers)
+        if holds_back:
+            self._hold_back(data, size, trailers)
         elif trailers:
             self._finish()
         return True
 
     @contained(on_error="_reset_after")
     def check_progress(self, now_s: float, unread_period_s: float) -> None:
-        """Ends the stream if its client reads too little of the response in `unread_period_s`, or its request stalled."""
+        """Ends the stream if its client reads too little in `unread_period_s`, or its request has stalled."""
         if not self.unsent_bytes:
             self._progress = None
             self.exchange.check_progress(now_s)
             return
         if self._progress is None:
-            self._progress = Progress()
-        if self._progress.is_stalled(now_s, self, self._sent_kept_bytes, unread_period_s):
-            self.reset(FaultCode.ENHANCE_YOUR_CALM)
+            self._progress = StallDetector()
+        if self._progress.is_stalled(now_s, self, self._sent_waiting_bytes, unread_period_s):
+            self.reset(Http2ErrorCode.ENHANCE_YOUR_CALM)
 
-    def reset(self, code: FaultCode) -> None:
-        """Ends the stream at once, whatever was or was not sent."""
+    def reset(self, code: Http2ErrorCode) -> None:
+        """Ends the stream at once with RST_STREAM."""
         if not self.is_closed:
-            self._output.write(rst_stream(self.id, code))
+            self._send_buffer.write(rst_stream(self.id, code))
             self.abort()
 
     def abort(self) -> None:
-        """The stream is over without its response having been sent."""
+        """Ends the stream without its complete response."""
         if not self.is_closed:
-            self._output.release(self.unsent_bytes)
+            self._send_buffer.release(self.unsent_bytes)
             self.unsent_bytes = 0
-            self._kept = _NOTHING
+            self._waiting = _NO_DATA
             self._close()
 
-    def send_kept(self, limit: int) -> int:
-        """Sends a frame with at most `limit` bytes of kept data, and the trailers after the last; the bytes sent."""
+    def send_waiting(self, limit: int) -> int:
+        """Sends a frame of at most `limit` bytes of waiting data, and trailers after the last. Returns the bytes sent."""
         size = min(limit, self.window, self.unsent_bytes)
         if size <= 0:
             return 0
         self.window -= size
         self.unsent_bytes -= size
-        self._output.window -= size
-        self._sent_kept_bytes += size
-        self._output.release(size)
+        self._send_buffer.window -= size
+        self._sent_waiting_bytes += size
+        self._send_buffer.release(size)
         self.connection.respond(frame_head(size, _DATA, 0, self.id), *self._take(size))
         if not self.unsent_bytes:
-            self._kept = _NOTHING
+            self._waiting = _NO_DATA
             if self._trailers:
                 self.connection.respond(frame_head(len(self._trailers), _HEADERS, _LAST, self.id), self._trailers)
                 self._finish()
@@ -248,34 +272,34 @@ class Stream:
 
     def _grant(self) -> None:
         if not self.is_closed:
-            self._output.write(window_update(self.id, STREAM_WINDOW_BYTES - self._grant_left))
+            self._send_buffer.write(window_update(self.id, STREAM_WINDOW_BYTES - self._grant_left))
             self._grant_left = STREAM_WINDOW_BYTES
 
-    def _keep(self, data: Sequence[bytes], size: int, trailers: bytes) -> None:
+    def _hold_back(self, data: Sequence[bytes], size: int, trailers: bytes) -> None:
         if not self.unsent_bytes:
-            self._kept = deque()
-        self._kept += data
+            self._waiting = deque()
+        self._waiting += data
         self._trailers = trailers
         self.unsent_bytes += size
         if self.window > 0:
-            self._output.enqueue(self)
+            self._send_buffer.enqueue(self)
 
     def _take(self, size: int) -> list[bytes | memoryview]:
         pieces: list[bytes | memoryview] = []
         while size:
-            piece = self._kept.popleft()
+            piece = self._waiting.popleft()
             if len(piece) > size:
                 whole = memoryview(piece)
                 piece = whole[:size]
-                self._kept.appendleft(whole[size:])
+                self._waiting.appendleft(whole[size:])
             pieces.append(piece)
             size -= len(piece)
         return pieces
 
     def _finish(self) -> None:
         if not self._request_complete:
-            # The rest of the request is not wanted (RFC 9113, section 8.1).
-            self._output.write(rst_stream(self.id, FaultCode.NO_ERROR))
+            # Tells the peer to stop sending the request (RFC 9113, section 8.1).
+            self._send_buffer.write(rst_stream(self.id, Http2ErrorCode.NO_ERROR))
         self._close()
 
     def _close(self) -> None:
@@ -285,9 +309,9 @@ class Stream:
 
     @contained(on_error="_close_exchange_again")
     def _exchange_closed(self) -> None:
-        if hasattr(self, "exchange"):  # else the application has failed to open one
+        if hasattr(self, "exchange"):  # else the application failed to open one
             self.exchange.closed()
 
     def _close_exchange_again(self, _error: Exception) -> None:
-        """Tries once more: an exchange that is not closed keeps its memory, and the server from stopping."""
+        """Tries once more: an exchange that is not closed holds memory, and delays the stop of the server."""
         self.exchange.closed()

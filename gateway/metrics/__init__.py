@@ -1,1 +1,1 @@
-"""The metrics endpoint: Triton's metrics under its names, and Weir's own."""
+"""The metrics endpoint: Triton's metrics under their names, and Weir's own."""

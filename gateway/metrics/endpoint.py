@@ -1,82 +1,109 @@
-"""`MetricsEndpoint`: the page that is scraped, made anew for each scrape after everybody was asked."""
+"""`MetricsEndpoint`: the metrics page, built for each scrape from the counters of all processes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bus.payload_fetcher import PayloadFetcher
-from bus.payload_server import PayloadServer
-from calls.catalog import Catalog
-from calls.inference import Inference
-from calls.payload_store import PayloadStore
-from gateway.custom_metrics import with_families
-from gateway.durable.store import DurableStore
-from gateway.metrics.device_families import device_families
-from gateway.metrics.durable_families import durable_families
-from gateway.metrics.load_families import load_families, memory_families, refusal_family
-from gateway.metrics.model_families import ServedVersion, model_families, model_labels
-from gateway.metrics.payload_families import payload_families
-from gateway.metrics.text import CONTENT_TYPE, Family, render
-from gateway.metrics.weir_families import cluster_families, gateway_families, health_families, process_families
-from gateway.statistics import Statistics
-from runtime.health import process_health
+from bus.payloads.fetcher import PayloadFetcher
+from bus.payloads.server import PayloadServer
+from durable.api.reporting import read_counters, sum_counters
+from gateway.context import GatewayContext
+from gateway.http.connection import ConnectionLimits, HttpConnection
+from gateway.metrics.custom import custom_families, merge_families
+from gateway.metrics.durable import durable_families
+from gateway.metrics.openmetrics import negotiate
+from gateway.metrics.text import MetricFamily, render
+from gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
+from gateway.metrics.weir import (
+    cluster_families,
+    gateway_families,
+    health_families,
+    load_families,
+    memory_families,
+    payload_families,
+    process_families,
+    refusal_family,
+)
+from runtime.loop_lag import process_health
 from runtime.memory_ledger import MemoryLedger
-from schemas.statistics import HealthCounters, ProcessReading
+from runtime.process_usage import process_usage
+from schemas.wire.statistics import ConsumerCounters, HealthCounters, ProcessReading
 from telemetry.metrics_config import MetricsConfig
-from telemetry.process_usage import process_usage
+
+MAX_REQUEST_BYTES = 64 * 1024
+"""The largest body of a request for metrics. A scraper sends none."""
+
+
+class PayloadTransfers(NamedTuple):
+    """What fetches payloads from other hosts, and what serves them to other hosts."""
+
+    fetcher: PayloadFetcher
+    server: PayloadServer
 
 
 class MetricsEndpoint:
-    """Triton's metrics and Weir's own, over HTTP on a port of their own; `config` is `--metrics-config`'s."""
+    """Serves Triton's metrics and Weir's own over HTTP; `config` is the value of `--metrics-config`.
+
+    With `durable_id` the counters of that `weir durable` process are added to those of this gateway.
+    """
 
     def __init__(
         self,
         gateway_id: str,
-        statistics: Statistics,
-        catalog: Catalog,
-        inference: Inference,
-        ledger: MemoryLedger,
-        payloads: PayloadStore,
-        durable: DurableStore,
+        context: GatewayContext,
         config: MetricsConfig,
-        fetcher: PayloadFetcher,
-        payload_server: PayloadServer,
+        transfers: PayloadTransfers,
+        durable_id: str = "",
     ) -> None:
         self._gateway_id = gateway_id
-        self._statistics = statistics
-        self._catalog = catalog
-        self._inference = inference
-        self._ledger = ledger
-        self._payloads = payloads
-        self._durable = durable
+        self._statistics = context.statistics
+        self._catalog = context.catalog
+        self._inference = context.inference
+        self._ledger = context.ledger
+        self._payloads = context.payloads
+        self._durable = context.durable
         self._config = config
-        self._fetcher = fetcher
-        self._payload_server = payload_server
+        self._transfers = transfers
+        self._durable_id = durable_id
 
     def app(self) -> Starlette:
-        """The application: `/metrics`, and an empty page for any other path, as in Triton."""
+        """The ASGI application: `/metrics`, and an empty page for any other path, as in Triton."""
 
-        async def scrape(_request: Request) -> Response:
-            return Response(await self.page(), headers={"Content-Type": CONTENT_TYPE})
+        async def scrape(request: Request) -> Response:
+            renderer, content_type = negotiate(request.headers.get("accept", ""))
+            families = list(await self.families())
+            page = render(families) if renderer is render else await asyncio.to_thread(renderer, families)
+            return Response(page, headers={"Content-Type": content_type})
 
         async def nothing(_request: Request) -> Response:
             return Response()
 
         return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
 
-    async def page(self) -> bytes:
-        """The page in Prometheus's text format."""
-        await asyncio.gather(self._statistics.refresh(), self._durable.backlog.refresh())
-        return render(with_families(self._families(), self._statistics.custom_metrics().families()))
+    def connection(self) -> Callable[..., HttpConnection]:
+        """The connections of the metrics port; they have memory ledgers of their own."""
+        limits = ConnectionLimits(
+            ledger=MemoryLedger(), arriving_slots=MemoryLedger(), max_body_bytes=MAX_REQUEST_BYTES
+        )
+        return functools.partial(HttpConnection, self.app(), limits)
 
-    def _families(self) -> Iterator[Family]:
+    async def families(self) -> Iterator[MetricFamily]:
+        """The families of the page, with fresh counters."""
+        await asyncio.gather(self._statistics.refresh(), self._durable.backlog.refresh())
+        return merge_families(self._families(), custom_families(self._statistics.custom_metrics().to_counters()))
+
+    def _families(self) -> Iterator[MetricFamily]:
         totals = self._statistics.versions()
+        counters = self._counters()
+        dispatched = counters.dispatch
         versions, names = [], {}
         for served in self._catalog.served():
             names[served.name] = model_labels(served.name, served.namespace)
@@ -88,23 +115,33 @@ class MetricsEndpoint:
                 )
         yield from model_families(versions, self._config)
         yield from device_families(self._statistics.live_workers())
-        yield from cluster_families(self._statistics, totals.values(), self._inference, names)
+        yield from cluster_families(self._statistics, totals.values(), dispatched, names)
         yield from load_families(
             (queue for scheduler in self._statistics.schedulers() for queue in scheduler.models),
             names,
             {name: len(self._catalog.workers_of(name)) for name in names},
         )
-        yield from gateway_families(self._inference, self._payloads)
-        yield from payload_families(self._statistics, self._fetcher, self._payload_server)
-        yield refusal_family(self._inference, self._ledger)
-        yield from memory_families(self._ledger)
-        yield from durable_families(self._durable)
+        yield from gateway_families(dispatched)
+        yield from payload_families(self._statistics, dispatched)
+        yield refusal_family(dispatched, counters.ledger)
+        yield from memory_families(counters.ledger)
+        yield from durable_families(self._durable, counters)
         yield from process_families(self._processes())
-        own = HealthCounters.model_validate(process_health())
+        own = HealthCounters(**process_health())
         yield from health_families([("gateway", self._gateway_id, own), *self._statistics.health()])
+
+    def _counters(self) -> ConsumerCounters:
+        """What this gateway counts, and `weir durable` in its place."""
+        own = read_counters(self._durable, self._inference, self._payloads, self._ledger, *self._transfers)
+        live, departed = self._statistics.consumers(self._durable_id)
+        return sum_counters([own, *live], departed)
 
     def _processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
         own = process_usage()
         if own is not None:
-            yield "gateway", self._gateway_id, ProcessReading.model_validate(own)
+            yield (
+                "gateway",
+                self._gateway_id,
+                ProcessReading(cpu_s=own["cpu_s"], resident_bytes=int(own["resident_bytes"])),
+            )
         yield from self._statistics.processes()

@@ -1,7 +1,7 @@
 """Families of metrics, and Prometheus's text format as Triton writes it.
 
-Not prometheus_client's exposition: that adds `_total` to the names of counters and writes whole numbers as `5.0`; Triton
-does neither.
+The exposition of prometheus_client adds `_total` to the names of counters and writes whole numbers as `5.0`; Triton does
+neither.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ NO_LABELS: Labels = {}
 
 
 class Sample(NamedTuple):
-    """One line: `suffix` is appended to the family's name."""
+    """One line of the page: `suffix` is appended to the family's name."""
 
     labels: Labels
     value: float
     suffix: str = ""
 
 
-class Family(NamedTuple):
-    """A metric: its name, help text and type, and its samples, of which there may be none yet."""
+class MetricFamily(NamedTuple):
+    """A metric: its name, help text, type, and samples, of which there may be none."""
 
     name: str
     help: str
@@ -33,14 +33,14 @@ class Family(NamedTuple):
     samples: Sequence[Sample] = ()
 
 
-def counter(name: str, help: str, samples: Iterable[Sample] = ()) -> Family:
+def counter(name: str, help: str, samples: Iterable[Sample] = ()) -> MetricFamily:
     """A family of counters."""
-    return Family(name, help, "counter", list(samples))
+    return MetricFamily(name, help, "counter", list(samples))
 
 
-def gauge(name: str, help: str, samples: Iterable[Sample] = ()) -> Family:
+def gauge(name: str, help: str, samples: Iterable[Sample] = ()) -> MetricFamily:
     """A family of gauges."""
-    return Family(name, help, "gauge", list(samples))
+    return MetricFamily(name, help, "gauge", list(samples))
 
 
 def histogram_samples(labels: Labels, bounds: Sequence[float], counts: Sequence[int], total: float) -> Iterable[Sample]:
@@ -50,12 +50,12 @@ def histogram_samples(labels: Labels, bounds: Sequence[float], counts: Sequence[
     yield Sample(labels, total, "_sum")
     for bound, count in zip(bounds, counts, strict=False):
         reached += count
-        if bound != math.inf:  # the last one stands for that, whether or not somebody named it
+        if bound != math.inf:  # the last bucket is +Inf, whether or not it is in `bounds`
             yield Sample({**labels, "le": _number(bound)}, reached, "_bucket")
     yield Sample({**labels, "le": "+Inf"}, sum(counts), "_bucket")
 
 
-def render(families: Iterable[Family]) -> bytes:
+def render(families: Iterable[MetricFamily]) -> bytes:
     """The page: HELP and TYPE of every family, and its samples."""
     lines: list[str] = []
     for name, help, kind, samples in families:

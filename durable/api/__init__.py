@@ -1,0 +1,1 @@
+"""What frontends need of durable requests: submit, look up, cancel, call back."""

@@ -1,0 +1,57 @@
+"""`DurableStore`: the durable streams, as one process uses them: publishing, lookups, leases and counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from bus.kv.cluster_secret import ClusterSecret
+from bus.kv.leases import Leases
+from bus.nats.connection import Bus
+from bus.streams.acked_publisher import AckedPublisher
+from bus.streams.declarations import QueueLimits
+from bus.streams.durability import DurabilityCheck
+from bus.streams.guard import StreamGuard
+from durable.api.metrics import Backlog, DurableCounters
+from durable.settings import QueueSettings
+
+
+class DurableStore:
+    """One of a process; everything runs in one event loop. `is_known`: whether a model exists."""
+
+    def __init__(
+        self, bus: Bus, process_id: str, settings: QueueSettings, is_known: Callable[[str], bool] | None = None
+    ) -> None:
+        self.bus = bus
+        limits = QueueLimits(
+            max_messages=settings.queue_max_messages,
+            max_bytes=settings.queue_max_bytes,
+            result_ttl_s=settings.result_ttl_secs,
+            result_max_bytes=settings.result_max_bytes,
+            queue_max_age_s=settings.queue_max_age_secs,
+        )
+        self.streams = StreamGuard(bus, limits)
+        self.durability = DurabilityCheck(bus, settings.nats_monitor)
+        self.counters = DurableCounters(is_known)
+        self.backlog = Backlog(bus, self.counters)
+        self.publisher = AckedPublisher(bus, process_id)
+        self.messages = bus.jetstream
+        self.secret = ClusterSecret(bus, self.publisher)
+        self.leases = Leases(bus, self.publisher, process_id)
+
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Creates the streams unless they exist, and acquires leases from now on.
+
+        Raises WeirError (UNAVAILABLE) if a stream exists with another configuration than Weir's.
+        """
+        await self.streams.start(background)
+        await self.durability.start()
+        await self.leases.start(background)
+        await self.publisher.start(background)
+        await self.secret.start()
+
+    def stop(self) -> None:
+        """Releases all leases."""
+        self.streams.stop()
+        self.leases.stop()
+        self.publisher.stop()

@@ -1,0 +1,1 @@
+"""The terminal record of each durable request: how it is written, stored and published."""

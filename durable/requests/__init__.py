@@ -1,0 +1,1 @@
+"""One durable request: its headers, terms, deadline and retry policy."""

@@ -1,0 +1,1 @@
+"""Administration, the same for all frontends: metadata, repository, settings, shared memory and statistics."""

@@ -1,0 +1,52 @@
+"""`LiveSettings`: trace and log settings that clients may read and change while the server runs.
+
+A change is in effect in this gateway when its client gets the response, and in all other processes a moment later.
+"""
+
+from __future__ import annotations
+
+from bus.kv.settings import LOGGING, TRACE, SharedSettings
+from client.tracing import Tracing
+from telemetry import log_settings
+from telemetry.logs import RoleLog
+from telemetry.tracing import settings as trace_settings
+from telemetry.tracing.settings import pack_overrides, unpack_overrides
+
+
+class LiveSettings:
+    """Reads and changes the settings. `shared` are those of the cluster; `tracing` and `log` are those of this process."""
+
+    def __init__(self, shared: SharedSettings, tracing: Tracing, log: RoleLog) -> None:
+        self._shared = shared
+        self._tracing = tracing
+        self._log = log
+
+    async def start(self) -> None:
+        """Applies the changes of other processes from now on."""
+        self._shared.follow(LOGGING, self._log.take)
+        self._shared.follow(TRACE, self._take_trace)
+        await self._shared.start()
+
+    def trace(self, model: str = "") -> dict[str, str | list[str]]:
+        """The trace setting of `model`, or the global one."""
+        return self._tracing.to_dict(model)
+
+    async def change_trace(self, model: str, changes: trace_settings.Changes) -> dict[str, str | list[str]]:
+        """Applies changes and returns the trace setting. Raises WeirError if the other processes can't be notified."""
+        if changes:
+            overrides = self._tracing.settings.changed(model, changes)
+            await self._shared.write(TRACE, model, pack_overrides(overrides))
+        return self.trace(model)
+
+    def log(self) -> dict[str, str | bool | int]:
+        """The log settings."""
+        return self._log.settings.to_dict()
+
+    async def change_log(self, changes: log_settings.Changes) -> dict[str, str | bool | int]:
+        """Applies changes and returns the log settings. Raises WeirError if the other processes can't be notified."""
+        if changes:
+            await self._shared.write(LOGGING, "", log_settings.pack_changes({**self._log.changes, **changes}))
+        return self.log()
+
+    def _take_trace(self, model: str, data: bytes) -> None:
+        self._tracing.replace(model, unpack_overrides(data) if data else {})

@@ -1,0 +1,50 @@
+"""`GatewayContext`: the objects that all frontends of a gateway share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from client.catalog import Catalog
+from client.dispatch import RequestDispatcher
+from client.payload_store import PayloadStore
+from client.readiness import Readiness
+from durable.api.async_requests import AsyncRequests
+from durable.api.store import DurableStore
+from gateway.access import OPEN, Access
+from gateway.admin.live_settings import LiveSettings
+from gateway.admin.repository import RepositoryControl
+from gateway.admin.shared_memory import SharedMemoryRegions
+from gateway.admin.statistics import Statistics
+from gateway.cross_site import LOCAL, CrossSiteCheck
+from jobs.api.service import JobService
+from runtime.memory_ledger import MemoryLedger
+from runtime.offload import Offload
+from schemas.core.request_limits import RequestLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayContext:
+    """What a frontend needs: models, dispatch, memory, limits, counters, durable requests, jobs and access rules.
+
+    `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
+    the payload slots in which bodies are still arriving.
+    """
+
+    catalog: Catalog
+    readiness: Readiness
+    inference: RequestDispatcher
+    payloads: PayloadStore
+    limits: RequestLimits
+    server_id: str
+    statistics: Statistics
+    regions: SharedMemoryRegions
+    repository: RepositoryControl
+    settings: LiveSettings
+    durable: DurableStore
+    access: Access = OPEN
+    cross_site: CrossSiteCheck = LOCAL
+    async_requests: AsyncRequests | None = None
+    batch_jobs: JobService | None = None
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
+    arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
+    offload: Offload = field(default_factory=Offload)

@@ -1,0 +1,206 @@
+"""Administration over gRPC: metadata and health, repository, settings, shared memory and statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from gateway.admin.metadata import model_metadata, server_metadata
+from gateway.admin.repository import UNLOAD_DEPENDENTS
+from gateway.admin.statistics import model_statistics
+from gateway.context import GatewayContext
+from gateway.grpc.codec import read_version
+from gateway.grpc.handlers import Methods, unary, unary_async
+from schemas.core.errors import ErrorCode, WeirError, invalid
+from schemas.kserve.regions import CUDA, SYSTEM
+from telemetry import log_settings
+from telemetry.tracing import settings as trace_settings
+
+
+def metadata_methods(context: GatewayContext) -> Methods:
+    """Health, metadata and configuration."""
+    catalog = context.catalog
+    metadata = service_pb2.ServerMetadataResponse(**server_metadata(context.server_id))
+
+    def server_live(_request: Any) -> Any:
+        return service_pb2.ServerLiveResponse(live=True)
+
+    async def server_ready(_request: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=await context.readiness.is_server_ready())
+
+    async def model_ready(request: Any) -> Any:
+        is_ready = await context.readiness.is_ready(request.name, read_version(request.version))
+        return service_pb2.ModelReadyResponse(ready=is_ready)
+
+    def server_info(_request: Any) -> Any:
+        return metadata
+
+    def model_info(request: Any) -> Any:
+        version = read_version(request.version)
+        served = catalog.resolve(request.name, version)
+        return service_pb2.ModelMetadataResponse(**model_metadata(served, version))
+
+    def model_config(request: Any) -> Any:
+        served = catalog.resolve(request.name, read_version(request.version))
+        return service_pb2.ModelConfigResponse(config=served.config_message)
+
+    return {
+        "ServerLive": unary(service_pb2.ServerLiveRequest, server_live),
+        "ServerReady": unary_async(service_pb2.ServerReadyRequest, server_ready),
+        "ModelReady": unary_async(service_pb2.ModelReadyRequest, model_ready),
+        "ServerMetadata": unary(service_pb2.ServerMetadataRequest, server_info),
+        "ModelMetadata": unary(service_pb2.ModelMetadataRequest, model_info),
+        "ModelConfig": unary(service_pb2.ModelConfigRequest, model_config),
+    }
+
+
+_FILE = "file:"
+
+
+def repository_methods(context: GatewayContext) -> Methods:
+    """The methods of the repository extension."""
+    repository = context.repository
+
+    async def index(request: Any) -> Any:
+        _check_repository(request.repository_name)
+        rows = await repository.index(request.ready)
+        return service_pb2.RepositoryIndexResponse(models=rows)
+
+    async def load(request: Any) -> Any:
+        _check_repository(request.repository_name)
+        name = request.model_name
+        config, files = _load_parameters(request.parameters)
+        request.Clear()  # files are copies: they are held, and charged, once while the model loads
+        await repository.load(name, config, files)
+        return service_pb2.RepositoryModelLoadResponse()
+
+    async def unload(request: Any) -> Any:
+        _check_repository(request.repository_name)
+        await repository.unload(request.model_name, _unload_dependents(request.parameters))
+        return service_pb2.RepositoryModelUnloadResponse()
+
+    return {
+        "RepositoryIndex": unary_async(service_pb2.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": unary_async(service_pb2.RepositoryModelLoadRequest, load),
+        "RepositoryModelUnload": unary_async(service_pb2.RepositoryModelUnloadRequest, unload),
+    }
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise WeirError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
+
+
+def _load_parameters(parameters: Any) -> tuple[str | None, dict[str, bytes]]:
+    """(configuration in JSON, files by path). Raises WeirError for parameters that are unknown or of a wrong kind."""
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    for key, value in parameters.items():
+        if key == "config":
+            config = _value(key, value, "string_param")
+        elif key.startswith(_FILE):
+            files[key.removeprefix(_FILE)] = _value(key, value, "bytes_param")
+        else:
+            raise invalid(f"unrecognized load parameter '{key}'.")
+    return config, files
+
+
+def _value(key: str, value: Any, kind: str) -> Any:
+    if value.WhichOneof("parameter_choice") != kind:
+        raise invalid(f"invalid value type for load parameter '{key}', expected {kind}.")
+    return getattr(value, kind)
+
+
+def _unload_dependents(parameters: Any) -> bool:
+    if UNLOAD_DEPENDENTS not in parameters:
+        return False
+    value = parameters[UNLOAD_DEPENDENTS]
+    if value.WhichOneof("parameter_choice") != "bool_param":
+        raise invalid(f"invalid value type for '{UNLOAD_DEPENDENTS}' parameter, expected bool_param.")
+    return bool(value.bool_param)
+
+
+_LOG_FIELDS = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+
+
+def settings_methods(context: GatewayContext) -> Methods:
+    """Trace settings, global and of a model, and log settings: each call changes the given ones, and returns all."""
+    settings = context.settings
+
+    async def trace(request: Any) -> Any:
+        model = request.model_name
+        if model and model not in context.catalog.names():
+            raise context.catalog.warmup_error(model) or invalid(f"Request for unknown model : {model}")
+        changes = trace_settings.changes_of_lists({name: list(s.value) for name, s in request.settings.items()})
+        response = service_pb2.TraceSettingResponse()
+        for name, value in (await settings.change_trace(model, changes)).items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
+
+    async def log(request: Any) -> Any:
+        choices = {name: _choice(setting) for name, setting in request.settings.items()}
+        response = service_pb2.LogSettingsResponse()
+        for name, value in (await settings.change_log(log_settings.changes_of_values(choices))).items():
+            setattr(response.settings[name], _LOG_FIELDS[type(value)], value)
+        return response
+
+    return {
+        "TraceSetting": unary_async(service_pb2.TraceSettingRequest, trace),
+        "LogSettings": unary_async(service_pb2.LogSettingsRequest, log),
+    }
+
+
+def _choice(setting: Any) -> tuple[str | None, Any]:
+    field = setting.WhichOneof("parameter_choice")
+    return field, None if field is None else getattr(setting, field)
+
+
+def shared_memory_methods(context: GatewayContext) -> Methods:
+    """The methods of Triton's two shared-memory extensions."""
+    regions = context.regions
+
+    def system_status(request: Any) -> Any:
+        rows = regions.status(SYSTEM, request.name)
+        return service_pb2.SystemSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
+
+    def cuda_status(request: Any) -> Any:
+        rows = regions.status(CUDA, request.name)
+        return service_pb2.CudaSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
+
+    async def register_system(request: Any) -> Any:
+        await regions.register_system(request.name, request.key, request.offset, request.byte_size)
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
+    async def register_cuda(request: Any) -> Any:
+        await regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return service_pb2.CudaSharedMemoryRegisterResponse()
+
+    async def unregister_system(request: Any) -> Any:
+        await regions.unregister(SYSTEM, request.name)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+    async def unregister_cuda(request: Any) -> Any:
+        await regions.unregister(CUDA, request.name)
+        return service_pb2.CudaSharedMemoryUnregisterResponse()
+
+    return {
+        "SystemSharedMemoryStatus": unary(service_pb2.SystemSharedMemoryStatusRequest, system_status),
+        "SystemSharedMemoryRegister": unary_async(service_pb2.SystemSharedMemoryRegisterRequest, register_system),
+        "SystemSharedMemoryUnregister": unary_async(service_pb2.SystemSharedMemoryUnregisterRequest, unregister_system),
+        "CudaSharedMemoryStatus": unary(service_pb2.CudaSharedMemoryStatusRequest, cuda_status),
+        "CudaSharedMemoryRegister": unary_async(service_pb2.CudaSharedMemoryRegisterRequest, register_cuda),
+        "CudaSharedMemoryUnregister": unary_async(service_pb2.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+    }
+
+
+def statistics_methods(context: GatewayContext) -> Methods:
+    """Triton's statistics extension."""
+
+    async def of_models(request: Any) -> Any:
+        response = await model_statistics(
+            context.catalog, context.statistics, request.name, read_version(request.version)
+        )
+        return service_pb2.ModelStatisticsResponse(**response)
+
+    return {"ModelStatistics": unary_async(service_pb2.ModelStatisticsRequest, of_models)}

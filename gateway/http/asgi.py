@@ -1,0 +1,296 @@
+"""`AsgiExchange`: one HTTP request that the ASGI application answers. `HttpExchange` is the interface of all exchanges."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from gateway.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
+from runtime.containment import report
+from schemas.core.errors import WeirError, internal
+from schemas.core.request_limits import too_large
+from schemas.kserve.response import error_body
+
+CONNECTION_KEY = "weir.connection"
+"""Where the ASGI scope holds the `HttpConnection` that a request came by."""
+
+_PAUSE_BYTES = 64 * 1024
+"""How much of a body waits for the application before no more is read from the client."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_CONTROL_CHARACTERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_BODILESS = (204, 304)
+
+_tasks: set[asyncio.Task[None]] = set()
+"""The tasks in which the application runs: an event loop itself keeps no strong references."""
+
+
+class HttpExchange(Protocol):
+    """One request and its response. A connection starts its exchanges one after the other, in the order of requests."""
+
+    keep_alive: bool
+    """Whether the connection goes on after the response."""
+    more_body: bool
+    """Whether more of the request body is to come."""
+    response_complete: bool
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of the body has arrived."""
+
+    def start(self) -> None:
+        """Called when all requests before this one are answered; the body may be complete or not."""
+
+    def receive(self, data: bytes) -> None:
+        """Takes the next piece of the body."""
+
+    def complete(self) -> None:
+        """The body is complete."""
+
+    def reject(self, error: WeirError, lingers: bool = False) -> None:
+        """Answers with `error` when it is this request's turn, and ends the connection; `lingers`: after a while."""
+
+    def disconnect(self) -> None:
+        """The client has disconnected."""
+
+
+class AsgiConnection(Protocol):
+    """What an `AsgiExchange` needs of its connection: `HttpConnection`."""
+
+    app: Any
+    is_write_paused: bool
+    loop: asyncio.AbstractEventLoop
+    max_body_bytes: int
+    memory: ConnectionMemory
+    transport: Any
+
+    def is_next(self, exchange: HttpExchange) -> bool:
+        """Whether all requests before that of `exchange` are answered."""
+
+    def pause_reading(self) -> None:
+        """Reads nothing more from the client until `resume_reading`."""
+
+    def resume_reading(self) -> None:
+        """Reads from the client again."""
+
+    async def wait_writable(self) -> None:
+        """Returns when the client has read enough of what it was sent, or has disconnected."""
+
+    def reject(self, error: WeirError, lingers: bool = False) -> None:
+        """Answers the latest request with `error`, and ends the connection."""
+
+    def write_error(self, error: WeirError) -> None:
+        """Writes an error response that announces the end of the connection."""
+
+    def write_and_close(self, error: WeirError) -> None:
+        """Writes an error response and closes the connection."""
+
+    def close_after_discard(self) -> None:
+        """Closes the connection after a while, in which the rest of the body is dropped."""
+
+    def on_response_complete(self) -> None:
+        """The request whose turn it was is answered."""
+
+
+class AsgiExchange:
+    """A request for the ASGI application of `connection`, which runs in a task of its own.
+
+    Its body is charged to the connection's account until the response is complete.
+    """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_expects_continue",
+        "_is_chunked",
+        "_is_disconnected",
+        "_is_head",
+        "_left_bytes",
+        "_memory",
+        "_received",
+        "_rejection",
+        "_response_started",
+        "_scope",
+        "_wakeup",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+    )
+
+    def __init__(self, connection: AsgiConnection, scope: dict[str, Any], keep_alive: bool) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._memory = RequestMemory(connection.memory.account)
+        scope[MEMORY_KEY] = self._memory
+        scope[CONNECTION_KEY] = connection
+        self._body = bytearray()  # what the application has not taken yet
+        self._received = 0
+        self._wakeup = asyncio.Event()
+        self._expects_continue = (b"expect", b"100-continue") in (
+            (name, value.lower()) for name, value in scope["headers"]
+        )
+        self._is_disconnected = False
+        self._rejection: WeirError | None = None
+        self._is_head = scope["method"] == "HEAD"
+        self._response_started = False
+        self._is_chunked = False
+        self._left_bytes = 0  # of the announced length of the response
+        self.keep_alive = keep_alive
+        self.more_body = True
+        self.response_complete = False
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of the body has arrived."""
+        return self._received
+
+    def start(self) -> None:
+        """Runs the application, unless the request was rejected while it waited for its turn."""
+        if self._rejection is not None:
+            self._connection.write_and_close(self._rejection)
+        if self._is_disconnected:
+            return
+        task = self._connection.loop.create_task(self._run())
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+
+    def receive(self, data: bytes) -> None:
+        """Keeps `data` for the application, or rejects the request: for its size, or where memory has no room."""
+        connection = self._connection
+        self._received += len(data)
+        if self._received > connection.max_body_bytes:
+            connection.reject(too_large("request JSON size", self._received, connection.max_body_bytes))
+        elif not self._memory.charge("http", len(data)):
+            connection.reject(no_memory(), lingers=True)
+        else:
+            self._body += data
+            if len(self._body) > _PAUSE_BYTES:
+                connection.pause_reading()
+            self._wakeup.set()
+
+    def complete(self) -> None:
+        """The body is complete."""
+        self.more_body = False
+        self._wakeup.set()
+
+    def reject(self, error: WeirError, lingers: bool = False) -> None:
+        """Answers with `error` if no response has begun, and ends the connection; `lingers`: after a while.
+
+        To the application it looks as if the client had disconnected.
+        """
+        self.disconnect()
+        if not self._connection.is_next(self):
+            self._rejection = error
+            return
+        if not self._response_started:
+            self._connection.write_error(error)
+        if lingers:
+            self._connection.close_after_discard()
+        else:
+            self._connection.transport.close()
+
+    def disconnect(self) -> None:
+        """Tells the application that the client has disconnected. What it still sends is dropped."""
+        self._is_disconnected = True
+        self._wakeup.set()
+
+    async def _run(self) -> None:
+        connection = self._connection
+        try:
+            await connection.app(self._scope, self._receive, self._send)
+        except asyncio.CancelledError:
+            connection.transport.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
+            report("gateway.http.asgi: serving a request", error)
+        if self._is_disconnected or self.response_complete:
+            return
+        if not self._response_started:
+            connection.write_error(internal("internal server error"))
+        connection.transport.close()
+
+    # The interface of ASGI
+
+    async def _receive(self) -> dict[str, Any]:
+        connection = self._connection
+        if self._expects_continue and not connection.transport.is_closing():
+            connection.transport.write(_CONTINUE)
+        self._expects_continue = False
+        if not (self._is_disconnected or self.response_complete):
+            connection.resume_reading()
+            await self._wakeup.wait()
+            self._wakeup.clear()
+        if self._is_disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self._body = bytes(self._body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def _send(self, message: Any) -> None:
+        if self._connection.is_write_paused and not self._is_disconnected:
+            await self._connection.wait_writable()
+        if self._is_disconnected:
+            return
+        kind = message["type"]
+        if kind == "http.response.start" and not self._response_started:
+            self._start_response(message["status"], message.get("headers", ()))
+        elif kind == "http.response.body" and self._response_started and not self.response_complete:
+            self._send_body(message.get("body", b""), not message.get("more_body", False))
+        else:
+            raise RuntimeError(f"the application sent {kind} out of turn")
+
+    def _start_response(self, status: int, headers: Any) -> None:
+        self._response_started = True
+        self._expects_continue = False
+        lines = [_STATUS_LINES[status]]
+        has_length = False
+        for name, value in headers:
+            if _CONTROL_CHARACTERS.search(name) or _CONTROL_CHARACTERS.search(value):
+                raise RuntimeError(f"response header {name!r} has control characters")
+            if name == b"content-length":
+                has_length, self._left_bytes = True, int(value)
+            elif name == b"connection" and b"close" in value.lower():
+                self.keep_alive = False
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if self._is_head:
+            self._left_bytes = 0
+        elif not has_length and status not in _BODILESS:
+            self._is_chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n")
+        self._connection.transport.write(b"".join(lines))
+
+    def _send_body(self, body: bytes, is_last: bool) -> None:
+        transport = self._connection.transport
+        if self._is_chunked:
+            end = b"0\r\n\r\n" if is_last else b""
+            transport.write((b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + end)
+        elif not self._is_head:
+            self._left_bytes -= len(body)
+            if self._left_bytes < 0 or (is_last and self._left_bytes):
+                raise RuntimeError("the response is not as long as its Content-Length")
+            transport.write(body)
+        if is_last:
+            self.response_complete = True
+            self._wakeup.set()
+            self._memory.release()
+            if not self.keep_alive:
+                transport.close()
+            self._connection.on_response_complete()
+
+
+def raw_error_response(error: WeirError) -> tuple[bytes, bytes]:
+    """(head without its last line, body) of an error response: Triton's status and text, and `Retry-After`."""
+    body = error_body(error.message)
+    extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
+    if error.retry_after_s:
+        extra = b"Retry-After: %d\r\n" % error.retry_after_s
+    head = b"%sContent-Type: application/json\r\n%sContent-Length: %d\r\n" % (
+        _STATUS_LINES[error.http_status],
+        extra,
+        len(body),
+    )
+    return head, body

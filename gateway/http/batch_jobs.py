@@ -1,0 +1,113 @@
+"""Batch jobs over HTTP: submit, list, watch, pause, resume, cancel, retry and delete.
+
+The body may hold the items as JSON Lines (`POST /v2/jobs?model=NAME`, content type application/jsonl), within
+`--http-max-input-size`. Ids begin with `batch-`, which distinguishes these routes from those of asynchronous requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.context import GatewayContext
+from gateway.http.routing import Handler, get, json_response, post, read_body
+from jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
+from schemas.core.errors import invalid
+from schemas.kserve.json_documents import load_json
+
+JSON_LINES = ("application/jsonl", "application/x-ndjson", "application/jsonlines")
+"""The content types of items in the body."""
+
+FILTERS = ("model", "state")
+"""The query parameters by which `GET /v2/jobs` filters."""
+
+_JOB = f"/v2/jobs/{ID_PREFIX}{{rest}}"
+
+
+def batch_job_routes(context: GatewayContext) -> list[Route]:
+    """The routes of batch jobs; none if the gateway has no job service."""
+    jobs = context.batch_jobs
+    if jobs is None:
+        return []
+
+    async def submit(request: Request) -> Response:
+        if _content_type(request) in JSON_LINES:
+            fields: dict[str, Any] = {name: _number(name, text) for name, text in request.query_params.items()}
+            job = await jobs.submit_items(await _body(request, context.limits.input_size), fields)
+        else:
+            job = await jobs.submit(load_json(await _body(request, MAX_RECORD_BYTES)))
+        headers = {"Location": f"/v2/jobs/{job['id']}"}
+        return Response(orjson.dumps(job), 202, headers, "application/json")
+
+    async def list_all(request: Request) -> Response:
+        filters = _filters(request)
+        chosen = [job for job in await jobs.list() if all(job[name] == value for name, value in filters.items())]
+        return json_response({"jobs": chosen})
+
+    async def result(request: Request) -> Response:
+        id = ID_PREFIX + request.path_params["rest"]
+        lines = await jobs.result_lines(id)
+        if lines is None:
+            return json_response(await jobs.result(id))
+        return StreamingResponse(lines, media_type=JSON_LINES[0])
+
+    async def delete(request: Request) -> Response:
+        await jobs.delete(ID_PREFIX + request.path_params["rest"])
+        return Response(status_code=204)
+
+    def operation(run: Callable[[str], Awaitable[dict[str, Any]]]) -> Handler:
+        async def handle(request: Request) -> Response:
+            return json_response(await run(ID_PREFIX + request.path_params["rest"]))
+
+        return handle
+
+    return [
+        post("/v2/jobs", submit),
+        get("/v2/jobs", list_all),
+        get(_JOB, operation(jobs.status)),
+        Route(_JOB, delete, methods=["DELETE"]),
+        get(f"{_JOB}/result", result),
+        *(
+            post(f"{_JOB}/{verb}", operation(run))
+            for verb, run in (
+                ("cancel", jobs.cancel),
+                ("pause", jobs.pause),
+                ("resume", jobs.resume),
+                ("retry", jobs.retry),
+            )
+        ),
+    ]
+
+
+def _filters(request: Request) -> dict[str, str]:
+    """The filters in the query. Raises WeirError (INVALID_ARG) for an unknown filter or state."""
+    for name, value in request.query_params.items():
+        if name not in FILTERS:
+            raise invalid(f"unknown filter '{name}' of jobs; expected one of {', '.join(FILTERS)}")
+        if name == "state" and value not in list(JobState):
+            raise invalid(f"unknown state '{value}' of a job; expected one of {', '.join(JobState)}")
+    return dict(request.query_params)
+
+
+async def _body(request: Request, limit_bytes: int) -> bytes:
+    too_long = f"the body of a job exceeds {limit_bytes} bytes; put larger input into files"
+    return bytes(await read_body(request, limit_bytes, too_long))
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _number(name: str, text: str) -> str | int:
+    """The value of a field in the query, where every value is text."""
+    if name not in NUMBER_FIELDS:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise invalid(f"field '{name}' of a job must be an integer") from None

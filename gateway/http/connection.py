@@ -1,0 +1,478 @@
+"""`HttpConnection`: the server's side of one HTTP/1.1 connection, parsed by httptools.
+
+It bounds what a client can send before anything reads it (URL and headers, chunks, bytes in memory), keeps pipelined
+requests in their order, stops reading while responses wait for the client, and closes idle connections. What answers a
+request is an `HttpExchange`: here the ASGI application, in subclasses also faster ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+
+from gateway.connection_memory import ConnectionMemory, no_memory
+from gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
+from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
+from runtime.containment import report
+from runtime.memory_ledger import MemoryLedger
+from schemas.core.errors import WeirError, internal, invalid
+
+MAX_HEADERS = 128
+MAX_HEAD_BYTES = 64 * 1024
+"""URL and headers of one request together; requests with more are answered with 400, and their connection ends."""
+
+MAX_CHUNKS = 65_536
+"""Non-empty chunks of one request's body; Triton's limit. Each costs far more than the byte it may carry."""
+
+KEEP_ALIVE_S = 75.0
+"""How long a connection may stay idle between two requests."""
+
+DISCARD_S = 5.0
+"""How long the rest of a rejected body is read and dropped, so that its client can read the response before the connection
+ends."""
+
+_EARLY_REJECTION_BYTES = 64 * 1024  # smaller bodies are rejected only when their bytes arrive
+_UNSENT = "unsent"
+
+
+class RequestHeadError(ValueError):
+    """The URL or the headers of a request are not acceptable; its connection ends with a 400."""
+
+
+class HeadTooLarge(RequestHeadError):
+    """The URL and headers of a request exceed `MAX_HEAD_BYTES` or `MAX_HEADERS`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"URL and headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers")
+
+
+class _RejectedRequest:
+    """Takes the place of a request that can't be parsed until the requests before it are answered."""
+
+    keep_alive = more_body = response_complete = False
+    received_bytes = 0
+
+    def __init__(self, connection: HttpConnection, error: WeirError) -> None:
+        self._connection = connection
+        self._error = error
+
+    def start(self) -> None:
+        """Answers with the error and closes the connection."""
+        self._connection.write_and_close(self._error)
+
+    def receive(self, data: bytes) -> None:
+        """Drops `data`."""
+
+    def complete(self) -> None:
+        """Does nothing: the request is rejected in any case."""
+
+    def reject(self, error: WeirError, lingers: bool = False) -> None:
+        """Does nothing: the request is rejected already."""
+
+    def disconnect(self) -> None:
+        """Does nothing: no work is under way for the request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """The limits of one kind of connections.
+
+    What clients send, and have not read yet, is charged to `ledger`; payload slots in which bodies arrive to
+    `arriving_slots`. The body of a request has at most `max_body_bytes`. After `shutdown` an idle connection stays open
+    for `linger_s`.
+    """
+
+    ledger: MemoryLedger
+    arriving_slots: MemoryLedger
+    max_body_bytes: int
+    linger_s: float = 0.0
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection, in `connections` while it is open. `app` is the ASGI application."""
+
+    transport: Any
+    memory: ConnectionMemory
+
+    def __init__(self, app: Any, limits: ConnectionLimits, connections: set[HttpConnection]) -> None:
+        self.app = app
+        self.loop = asyncio.get_running_loop()
+        self.max_body_bytes = limits.max_body_bytes
+        self.parser: Any = httptools.HttpRequestParser(self)
+        # A client may pipeline requests behind one with `Connection: close`: they are read, and never answered.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._connections = connections
+        self._limits = limits
+        self._unanswered: deque[HttpExchange] = deque()  # oldest first; only the first one is started
+        self._latest: HttpExchange | None = None  # of the request that was parsed last: body bytes belong to it
+        self._is_rejecting = False  # the connection is closing, and what follows can't be framed
+        self._is_stopping = False
+        self.url = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """The headers of the request that is being parsed: (lower-case name, value)."""
+        self.raw_headers: list[tuple[bytes, bytes]] | None = None
+        """The same with the names as the client wrote them, for subclasses that set it."""
+        self.has_prefer = False
+        self._head_bytes = 0
+        self._arrived_head_bytes = 0  # of a head that arrives in several pieces
+        self._head_charged_bytes = 0
+        self._is_in_head = False
+        self._chunks = 0
+        self._passed_over_bytes = 0
+        self._arrival = StallDetector()
+        self._reading = StallDetector()
+        self._is_read_paused = False
+        self.is_write_paused = False
+        self._is_held = False  # until the client has read what it was sent
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._unsent_bytes = 0
+        self._idle_since_s = 0.0
+        self._keep_alive_timer: asyncio.TimerHandle | None = None
+
+    # Parser callbacks
+
+    def on_message_begin(self) -> None:
+        """Resets what is counted for each request."""
+        self.url = b""
+        self.headers = []
+        self._head_bytes = self._chunks = self._passed_over_bytes = self._arrived_head_bytes = 0
+        self._is_in_head = True
+        self.has_prefer = False
+        if self.raw_headers is not None:
+            self.raw_headers = []
+
+    def on_url(self, url: bytes) -> None:
+        """Appends a piece of the URL. Raises HeadTooLarge."""
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise HeadTooLarge
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Appends a header. Raises HeadTooLarge."""
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
+            raise HeadTooLarge
+        lower_name = name.lower()
+        self.headers.append((lower_name, value))
+        if lower_name == b"prefer":
+            self.has_prefer = True
+        if self.raw_headers is not None:
+            self.raw_headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Makes the exchange of the request and starts it, or queues it behind the requests before it."""
+        self._is_in_head = False
+        if self._head_charged_bytes:
+            self.memory.account.release("http", self._head_charged_bytes)
+            self._head_charged_bytes = 0
+        if self._is_rejecting:
+            return
+        parser = self.parser
+        keep_alive = not self._is_stopping and parser.get_http_version() != "1.0" and parser.should_keep_alive()
+        exchange = self._latest = self.make_exchange(keep_alive)
+        self._unanswered.append(exchange)
+        if self._is_held or len(self._unanswered) > 1:
+            self.pause_reading()
+        elif type(exchange) is not AsgiExchange or not self._rejects_announced_size():
+            exchange.start()
+
+    def on_chunk_header(self) -> None:
+        """Counts the chunks of the body."""
+        self._chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        """Passes a piece of the body to its exchange, or drops it if the request is answered already."""
+        exchange = self._latest
+        if self._is_rejecting or exchange is None:
+            return
+        if self._chunks > MAX_CHUNKS:
+            self.reject(invalid(f"Chunked request body exceeds maximum of {MAX_CHUNKS} non-empty chunks."))
+        elif not exchange.response_complete:
+            exchange.receive(body)
+        else:
+            self._passed_over_bytes += len(body)
+            self._idle_since_s = self.loop.time()
+            if self._passed_over_bytes > self.max_body_bytes:
+                self.transport.close()
+
+    def on_message_complete(self) -> None:
+        """The body of the request is complete."""
+        if self._latest is not None and not self._latest.response_complete:
+            self._latest.complete()
+
+    def make_exchange(self, keep_alive: bool) -> HttpExchange:
+        """The exchange of the request whose head is complete. Raises RequestHeadError for a URL that can't be parsed."""
+        try:
+            url = httptools.parse_url(self.url)
+            raw_path = url.path or b"/"
+            path = raw_path.decode("ascii")
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError) as error:
+            raise RequestHeadError("the URL can't be parsed") from error
+        server, client = (self.transport.get_extra_info(name) for name in ("sockname", "peername"))
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.parser.get_http_version(),
+            "server": server and tuple(server[:2]),
+            "client": client and tuple(client[:2]),
+            "scheme": "http",
+            "root_path": "",
+            "method": self.parser.get_method().decode("ascii"),
+            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "state": {},
+        }
+        return AsgiExchange(self, scope, keep_alive)
+
+    def _rejects_announced_size(self) -> bool:
+        """Rejects a request for the application whose announced body finds no room now."""
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        if length <= _EARLY_REJECTION_BYTES or self.memory.account.fits(length):
+            return False
+        self.memory.account.refuse("http")
+        self.reject(no_memory(), lingers=True)
+        return True
+
+    def reject(self, error: WeirError, lingers: bool = False) -> None:
+        """Answers the latest request, whose body is not read to its end, with `error`, and ends the connection.
+
+        With `lingers` the connection ends only after `DISCARD_S`.
+        """
+        if self._is_rejecting:
+            return
+        self._is_rejecting = True
+        if self._latest is None or self._latest.response_complete:
+            self.transport.close()
+        else:
+            self._latest.reject(error, lingers)
+
+    # Reading and writing
+
+    def data_received(self, data: bytes) -> None:
+        """Parses `data`. A request that can't be parsed is answered with 400, and ends this connection alone."""
+        if self._is_rejecting:
+            return
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, RequestHeadError):
+                report("gateway.http.connection: parsing a request", error)
+                self._reject_framing(internal("internal server error"))
+            else:
+                self._reject_framing(_malformed(str(cause or error)))
+        else:
+            if self._is_in_head:
+                self._charge_head(len(data))
+
+    def _feed(self, data: bytes) -> None:
+        """Passes all of `data` to the parser. Raises HttpParserError.
+
+        A request to switch protocols, as clients send that prefer HTTP/2, is served as it is. The parser takes a body of
+        it for what follows it, so one with a body is rejected.
+        """
+        rest: bytes | memoryview = data
+        while rest and not self._is_rejecting:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+
+    def _charge_head(self, size: int) -> None:
+        """Charges what has arrived of a head that is not complete. `size` is that of the last piece.
+
+        The parser reports a header only once it is complete, so an endless one is bounded here.
+        """
+        self._arrived_head_bytes += size if self._arrived_head_bytes else max(1, self._head_bytes)
+        if self._arrived_head_bytes > MAX_HEAD_BYTES:
+            self._reject_framing(_malformed(str(HeadTooLarge())))
+            return
+        size = self._arrived_head_bytes - self._head_charged_bytes
+        if self.memory.account.charge("http", size):
+            self._head_charged_bytes += size
+        else:
+            self._is_rejecting = True
+            self.write_and_close(no_memory())
+
+    def _reject_framing(self, error: WeirError) -> None:
+        """Answers what can't be parsed with `error`, once the requests before it are answered, and ends the connection."""
+        latest = self._latest
+        if latest is None or latest.response_complete:
+            self.write_and_close(error)
+        elif latest.more_body:
+            self.reject(error)  # the rest of its body can't be read
+        else:
+            self._unanswered.append(_RejectedRequest(self, error))
+        self._is_rejecting = True
+
+    def write_and_close(self, error: WeirError) -> None:
+        """Writes the response to a request that could not be read, and closes the connection."""
+        if self.transport.is_closing():
+            return
+        self.write_error(error)
+        self.transport.close()
+
+    def write_error(self, error: WeirError) -> None:
+        """Writes an error response that announces the end of the connection."""
+        head, body = raw_error_response(error)
+        self.transport.write(b"%bConnection: close\r\n\r\n%b" % (head, body))
+
+    def close_after_discard(self) -> None:
+        """Closes the connection after `DISCARD_S`."""
+        self.loop.call_later(DISCARD_S, self.transport.close)
+
+    def is_next(self, exchange: HttpExchange) -> bool:
+        """Whether all requests before that of `exchange` are answered."""
+        return bool(self._unanswered) and self._unanswered[0] is exchange
+
+    def pause_reading(self) -> None:
+        """Reads nothing more from the client until `resume_reading`."""
+        if not self._is_read_paused:
+            self._is_read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads from the client again."""
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self.transport.resume_reading()
+
+    async def wait_writable(self) -> None:
+        """Returns when the client has read enough of what it was sent, or has disconnected."""
+        await self._writable.wait()
+
+    def on_response_complete(self) -> None:
+        """The first of the unanswered requests is answered: starts the next one once the client reads its responses."""
+        self._unanswered.popleft()
+        if self.transport.is_closing():
+            return
+        if self.is_write_paused:
+            # Responses to a client that goes on sending, and reads none of them, would fill the memory.
+            self._is_held = True
+            self.pause_reading()
+            return
+        self._continue()
+
+    def _continue(self) -> None:
+        """Starts the next request in a turn of its own: a thousand rejections would start each other otherwise."""
+        if self._unanswered:
+            self.loop.call_soon(self._start_next)
+            return
+        self.resume_reading()
+        self._idle_since_s = self.loop.time()
+        if self._keep_alive_timer is None:
+            self._keep_alive_timer = self.loop.call_later(KEEP_ALIVE_S, self._check_idle)
+
+    def _start_next(self) -> None:
+        """Starts the pipelined request whose turn it is, unless the connection was lost meanwhile."""
+        if not self._unanswered or self.transport.is_closing():
+            return
+        if len(self._unanswered) == 1:
+            self.resume_reading()
+        self._unanswered[0].start()
+
+    # Connection events
+
+    def connection_made(self, transport: Any) -> None:
+        """Opens the accounts of the connection in the memory ledgers."""
+        self.transport = transport
+        self._connections.add(self)
+        peer = transport.get_extra_info("peername")
+        self.memory = ConnectionMemory(self._limits.ledger, self._limits.arriving_slots, peer[0] if peer else None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancels the requests of this connection that have no response yet."""
+        self._connections.discard(self)
+        if self._keep_alive_timer is not None:
+            self._keep_alive_timer.cancel()
+        for exchange in self._unanswered:
+            exchange.disconnect()
+        self._unanswered.clear()
+        self._writable.set()
+        self.memory.close()
+        self.parser = None  # it refers to this connection
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is sent responses: charges what waits for it."""
+        self.is_write_paused = True
+        self._writable.clear()
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if self.memory.account.charge(_UNSENT, unsent_bytes):
+            self._unsent_bytes += unsent_bytes
+        else:
+            self.transport.abort()
+
+    def resume_writing(self) -> None:
+        """The client has read enough of what it was sent."""
+        self.is_write_paused = False
+        self._writable.set()
+        self.memory.account.release(_UNSENT, self._unsent_bytes)
+        self._unsent_bytes = 0
+        if self._is_held:
+            self._is_held = False
+            self._continue()
+
+    def abort(self) -> None:
+        """Ends the connection at once, for its client doesn't read what it is sent."""
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        """The server stops: the next response ends the connection, which is closed if it stays idle for `linger_s`."""
+        self._is_stopping = True
+        if self._latest is not None and not self._latest.response_complete:
+            self._latest.keep_alive = False
+        if self._limits.linger_s:
+            self.loop.call_later(self._limits.linger_s, self._close_if_idle)
+        else:
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._latest is None or self._latest.response_complete:
+            self.transport.close()
+
+    def _check_idle(self) -> None:
+        """Closes the connection if it has been idle for `KEEP_ALIVE_S`, or checks again when it may have been."""
+        self._keep_alive_timer = None
+        if self.transport.is_closing():
+            return
+        idle_s = 0.0 if self._unanswered else self.loop.time() - self._idle_since_s
+        if idle_s >= KEEP_ALIVE_S:
+            self.transport.close()
+        else:
+            self._keep_alive_timer = self.loop.call_later(KEEP_ALIVE_S - idle_s, self._check_idle)
+
+    def check_progress(self, now_s: float) -> None:
+        """Ends the connection if its client has stopped sending a request, or reading a response."""
+        if self.transport.is_closing() or self.is_write_paused:
+            unsent_bytes = self.transport.get_write_buffer_size()
+            period_s = STALL_PERIOD_S if self._limits.ledger.is_short else UNREAD_PERIOD_S
+            if unsent_bytes and self._reading.is_stalled(now_s, self, -unsent_bytes, period_s):
+                self.transport.abort()
+            return
+        self._reading.reset()
+        latest = self._latest
+        if self._is_read_paused or self._is_rejecting:
+            self._arrival.reset()
+        elif self._is_in_head:
+            if self._arrival.is_stalled(now_s, self, self._arrived_head_bytes):
+                self._is_rejecting = True
+                self.write_and_close(StalledRequestError())
+        elif latest is not None and not latest.response_complete and latest.more_body:
+            if self._arrival.is_stalled(now_s, latest, latest.received_bytes):
+                self.reject(StalledRequestError())
+        else:
+            self._arrival.reset()
+
+
+def _malformed(reason: str) -> WeirError:
+    return invalid(f"malformed HTTP request: {reason}")

@@ -1,1 +1,0 @@
-"""Offline jobs: files in, files out, each item once."""

@@ -1,0 +1,68 @@
+"""OpenMetrics by content negotiation, through `prometheus_client`.
+
+Scrapers that don't accept OpenMetrics get the text format of `gateway.metrics.text`. In OpenMetrics the sample of a counter
+must end with `_total`. Triton's names and most of Weir's don't, and names are an interface: these counters have the type
+`unknown`, so that a series has the same name in both formats. The library needs about four times as long as the text format
+(20 ms instead of 5 for 200 models), so the endpoint runs it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.metrics.text import CONTENT_TYPE, MetricFamily, Sample, render
+
+Renderer = Callable[[Iterable[MetricFamily]], bytes]
+
+_TOTAL = "_total"
+
+
+class FamilyCollector(Collector):
+    """The families of one scrape, as `prometheus_client` collects them."""
+
+    def __init__(self, families: Iterable[MetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """Each family as a metric of `prometheus_client`."""
+        for name, help, kind, samples in self._families:
+            if kind == "counter":
+                kind = "counter" if name.endswith(_TOTAL) else "unknown"
+            metric = Metric(name.removesuffix(_TOTAL) if kind == "counter" else name, help, kind)
+            if kind == "histogram":
+                _add_histogram(metric, samples)
+            else:
+                for labels, value, suffix in samples:
+                    metric.add_sample(name + suffix, dict(labels), value)
+            yield metric
+
+
+def _add_histogram(metric: Metric, samples: Iterable[Sample]) -> None:
+    """Adds the samples of a histogram: in OpenMetrics the buckets of each series come before its count and sum."""
+    totals: list[Sample] = []
+    for sample in samples:
+        if sample.suffix != "_bucket":
+            totals.append(sample)
+            continue
+        bound = sample.labels["le"]
+        metric.add_sample(
+            f"{metric.name}_bucket",
+            {**sample.labels, "le": bound if bound == "+Inf" else repr(float(bound))},
+            sample.value,
+        )
+        if bound == "+Inf":
+            for labels, value, suffix in totals:
+                metric.add_sample(metric.name + suffix, dict(labels), value)
+            totals.clear()
+
+
+def negotiate(accept: str) -> tuple[Renderer, str]:
+    """The renderer of the page for a request with this `Accept` header, and its content type."""
+    encode, content_type = choose_encoder(accept)
+    if not content_type.startswith("application/openmetrics-text"):
+        return render, CONTENT_TYPE
+    return (lambda families: encode(FamilyCollector(families))), content_type

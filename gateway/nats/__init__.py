@@ -1,0 +1,1 @@
+"""The NATS frontend: requests on `infer.<model>`, answered on their reply subjects."""

@@ -1,0 +1,1 @@
+"""Offline batch jobs: files in, files out, run through the batch lane."""

@@ -1,0 +1,1 @@
+"""File formats of batch jobs: JSON Lines, NumPy, Parquet, folders."""

@@ -1,0 +1,1 @@
+"""What is stored of a batch job: its record, plan and progress."""
