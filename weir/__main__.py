@@ -1,4 +1,4 @@
-"""The `weir` command, as a script and as `python -m weir`, by which the supervisor starts roles."""
+"""The entry point of the `weir` script and of `python -m weir`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from weir.own_packages import prefer_own_packages
 
 
 def main() -> None:
-    """Run the command line, with our own packages whatever PYTHONPATH holds."""
+    """Run the command line, with Weir's own packages whatever PYTHONPATH contains."""
     prefer_own_packages()
-    from weir.cli import main as run
+    from weir.commands.app import main as run
 
     run()
 

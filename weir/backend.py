@@ -1,9 +1,9 @@
-"""What a backend of one's own is written with; `docs/backends.md` tells how.
+"""The API for custom backends; `docs/backends.md` is the guide.
 
     from weir.backend import ArrayBackend, ModelVersion
 
-The file of a backend runs in a worker's process, where our packages are found before all others. A program that imports
-this needs them too, and gets an ImportError that says so where a module of its own has one of their names.
+A backend file runs in a worker process, where Weir's packages take precedence over all others. A program that imports this
+module needs them too; it gets an ImportError if one of its own modules has the name of one of Weir's packages.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from weir.own_packages import check_own_packages
 
 try:
     from repository.completion import DescribedModel, DescribedTensor
-    from schemas.errors import ErrorCode, WeirError
-    from schemas.model_config import ModelConfig
-    from schemas.requests import InferRequest
-    from schemas.tensors import Tensor
-    from worker.array_backend import ArrayBackend, ArrayFunction
-    from worker.array_instance import ArrayInstance, ArrayRunner
-    from worker.backend import (
+    from schemas.config.model_config import ModelConfig
+    from schemas.core.errors import ErrorCode, WeirError
+    from schemas.core.requests import InferRequest
+    from schemas.core.tensors import Tensor
+    from worker.backend_api.interface import (
         Availability,
         Backend,
         Execution,
@@ -29,8 +27,9 @@ try:
         ModelVersion,
         Result,
     )
-    from worker.devices import WorkerDevices
-    from worker.tensor_declarations import NamedDatatype, TensorDeclarations
+    from worker.backends.array import ArrayBackend, ArrayFunction, ArrayInstance, ArrayRunner
+    from worker.devices.gpus import WorkerDevices
+    from worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
 except ImportError:
     check_own_packages(__name__)
     raise

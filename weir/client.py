@@ -1,6 +1,6 @@
-"""`Client`: what a Python program can ask of a server, over gRPC.
+"""`Client`: a gRPC client of a server for Python programs.
 
-Errors are WeirErrors, with the code and the message of the server.
+All methods raise WeirError with the server's code and message.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from weir.inference import InferResult, infer_request
 
 Outputs = Sequence[str] | Mapping[str, int]
 
-# Tensors are as large as the server allows, so the client sets no bound of its own.
+# The server limits the size of tensors; the client sets no limit of its own.
 _CHANNEL = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
-# Asks for errors of a stream as the status of the call, for only that has a code.
+# Requests that errors of a stream become the status of the call, because only the status has a code.
 _STREAM_METADATA = (("triton_grpc_error", "true"),)
 
 
 class Client:
-    """The server that listens for gRPC at `grpc_url` ("host:port"). Calls block, but for those that begin with `a`."""
+    """A client of the gRPC server at `grpc_url` ("host:port"). Methods block, except those whose name begins with `a`."""
 
     def __init__(self, grpc_url: str) -> None:
         self.grpc_url = grpc_url
@@ -39,12 +39,12 @@ class Client:
         self._aio_loop: asyncio.AbstractEventLoop | None = None
 
     def infer(self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any) -> InferResult:
-        """The answer of `model` to `inputs`, which are arrays by name, or pairs `(values, datatype)`.
+        """Run `model` on `inputs` (arrays, or pairs `(values, datatype)`, by name) and return its response.
 
-        `outputs` are the names wanted, all if none; a mapping of them tells how many classes are wanted in place of
-        each output: `{"scores": 3}`. `details` are `model_version`, `request_id`, `parameters`,
-        `sequence_id` with `sequence_start` and `sequence_end`, `priority`, and `timeout_us` in the queue. Raises
-        WeirError.
+        `outputs` are the names of the requested outputs, all if empty. A mapping requests classification: `{"scores": 3}`
+        returns the top 3 classes of that output. `details` are `model_version`, `request_id`, `parameters`,
+        `sequence_id` with `sequence_start` and `sequence_end`, `priority`, and `timeout_us` (maximum time in the queue).
+        Raises WeirError.
         """
         request = infer_request(model, inputs, outputs, **details)
         with _weir_errors():
@@ -53,17 +53,17 @@ class Client:
     def stream(
         self, model: str, inputs: Mapping[str, Any], outputs: Outputs = (), **details: Any
     ) -> Iterator[InferResult]:
-        """The answers of a model that may give any number of them (a decoupled one), as they come.
+        """Yield the responses of a decoupled model as they arrive.
 
-        The request is that of `infer`; it is sent when the first answer is asked for. Raises WeirError.
+        The arguments are those of `infer`. The request is sent when the first response is requested. Raises WeirError.
         """
         request = infer_request(model, inputs, outputs, **details)
         request.parameters["triton_enable_empty_final_response"].bool_param = True
         with _weir_errors():
             call = self._stub().ModelStreamInfer(iter([request]), metadata=_STREAM_METADATA)
             try:
-                for answer in call:
-                    result = _streamed(answer)
+                for response in call:
+                    result = _streamed(response)
                     if result is not None:
                         yield result
             finally:
@@ -84,15 +84,15 @@ class Client:
         with _weir_errors():
             call = self._aio_stub().ModelStreamInfer(iter([request]), metadata=_STREAM_METADATA)
             try:
-                async for answer in call:
-                    result = _streamed(answer)
+                async for response in call:
+                    result = _streamed(response)
                     if result is not None:
                         yield result
             finally:
                 call.cancel()
 
     def ready(self, model: str | None = None, model_version: str | int = "") -> bool:
-        """Whether the server is ready, or a model of it; a model that is not there is not ready."""
+        """Whether the server, or one of its models, is ready. A model that does not exist is not ready."""
         try:
             with _weir_errors():
                 if model is None:
@@ -113,13 +113,13 @@ class Client:
             return _plain(self._stub().ModelMetadata(request))
 
     def config(self, model: str, model_version: str | int = "") -> dict[str, Any]:
-        """The configuration of a model, completed. Raises WeirError."""
+        """The completed configuration of a model. Raises WeirError."""
         request = messages.ModelConfigRequest(name=model, version=str(model_version))
         with _weir_errors():
             return _plain(self._stub().ModelConfig(request).config)
 
     def statistics(self, model: str = "", model_version: str | int = "") -> list[dict[str, Any]]:
-        """What each version has done since it was loaded, of one model or of all. Raises WeirError."""
+        """Statistics of each version since it was loaded, for one model or for all. Raises WeirError."""
         request = messages.ModelStatisticsRequest(name=model, version=str(model_version))
         with _weir_errors():
             return [_plain(one) for one in self._stub().ModelStatistics(request).model_stats]
@@ -135,10 +135,10 @@ class Client:
         config: str | Mapping[str, Any] | None = None,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Load a model, or load it anew; for servers with `model_control_mode="explicit"`. Returns once it serves.
+        """Load or reload a model on a server with `model_control_mode="explicit"`; returns once the model is ready.
 
-        `config` takes the place of its configuration, `files` (by path in the model's folder: "1/model.onnx") that of
-        its files; they need a `config`. Raises WeirError.
+        `config` replaces its configuration. `files` (by path in the model's folder: "1/model.onnx") replace its files
+        and require a `config`. Raises WeirError.
         """
         request = messages.RepositoryModelLoadRequest(model_name=model)
         if config is not None:
@@ -149,7 +149,7 @@ class Client:
             self._stub().RepositoryModelLoad(request)
 
     def unload(self, model: str, unload_dependents: bool = False) -> None:
-        """Unload a model, and with `unload_dependents` those an ensemble is made of. Raises WeirError."""
+        """Unload a model, with `unload_dependents` also the models an ensemble consists of. Raises WeirError."""
         request = messages.RepositoryModelUnloadRequest(model_name=model)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True
@@ -157,20 +157,20 @@ class Client:
             self._stub().RepositoryModelUnload(request)
 
     def close(self) -> None:
-        """Close the connection; it is opened again when something is asked."""
+        """Close the connection; the next call opens it again."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
         self._aio_channel = None
 
     async def aclose(self) -> None:
-        """As `close`, in the event loop that has asked."""
+        """As `close`, in the event loop of the asynchronous calls."""
         if self._aio_channel is not None:
             await self._aio_channel.close()
         self.close()
 
     def _address(self) -> str:
-        """Where to connect. Of a server that does not run, raises StartError."""
+        """The address to connect to. Raises StartError if the server is not running."""
         return self.grpc_url
 
     def _stub(self) -> GRPCInferenceServiceStub:
@@ -179,7 +179,7 @@ class Client:
         return GRPCInferenceServiceStub(self._channel)
 
     def _aio_stub(self) -> GRPCInferenceServiceStub:
-        # A channel belongs to its loop; a program may run one loop after the other.
+        # A channel belongs to one event loop; a program may run several loops one after the other.
         loop = asyncio.get_running_loop()
         if self._aio_channel is None or self._aio_loop is not loop:
             self._aio_channel, self._aio_loop = grpc.aio.insecure_channel(self._address(), _CHANNEL), loop
@@ -188,7 +188,7 @@ class Client:
 
 @contextlib.contextmanager
 def _weir_errors() -> Iterator[None]:
-    """Raises errors of gRPC as WeirErrors, and not as their cause: they repeat the message, in many lines."""
+    """Raise gRPC errors as WeirErrors, without the original as cause: that repeats the message in many lines."""
     try:
         yield
     except grpc.RpcError as error:
@@ -196,17 +196,17 @@ def _weir_errors() -> Iterator[None]:
         raise WeirError(ErrorCode.of_grpc(code.value[0]), error.details() or code.name) from None
 
 
-def _streamed(answer: messages.ModelStreamInferResponse) -> InferResult | None:
-    """What an answer of a stream holds; None for the bare end of a request's answers."""
-    if answer.error_message:
-        raise WeirError(ErrorCode.UNKNOWN, answer.error_message)
-    response = answer.infer_response
+def _streamed(message: messages.ModelStreamInferResponse) -> InferResult | None:
+    """The result in a stream message; None for a final message without a result."""
+    if message.error_message:
+        raise WeirError(ErrorCode.UNKNOWN, message.error_message)
+    response = message.infer_response
     is_final = response.parameters["triton_final_response"].bool_param
     return None if is_final and not response.outputs else InferResult(response)
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """`message` as dictionaries, lists and plain values, with all its fields but the messages it does not have."""
+    """`message` as dictionaries, lists and plain values; message fields that are not set are left out."""
     return {
         field.name: _plain_field(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields

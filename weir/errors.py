@@ -1,7 +1,7 @@
-"""What `weir.Server` and its client raise: errors with the code and the message of the server.
+"""The errors that `weir.Server`, its client and the commands raise.
 
-The module stands alone, as all that a program imports does: see `weir.own_packages`.
-Source: Triton's error codes and their gRPC statuses; `schemas.errors` is the server's side of the same table.
+The module imports none of Weir's other packages; `weir.own_packages` explains why.
+Source: Triton's error codes and their gRPC statuses; `schemas.core.errors` is the server's side of the same table.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ErrorCode(Enum):
 
     @classmethod
     def of_grpc(cls, number: int) -> ErrorCode:
-        """The code of gRPC status `number`; UNKNOWN for a status that no answer of a server has."""
+        """The code for gRPC status `number`; UNKNOWN for a status that servers do not send."""
         return next((code for code in cls if code.value == number), cls.UNKNOWN)
 
 
 class WeirError(Exception):
-    """A request failed. `code` says how, `message` is the server's; as text, one follows the other."""
+    """A request failed, with the server's error `code` and `message`."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(code, message)
@@ -43,5 +43,12 @@ class WeirError(Exception):
         return f"WeirError({self.code.name}, {self.message!r})"
 
 
-# Tracebacks show the names by which programs import them.
+# Tracebacks show the names under which programs import these classes.
 ErrorCode.__module__ = WeirError.__module__ = "weir"
+
+
+class StartError(Exception):
+    """A command or server can't start. The message is one line; the command line prints it and exits with status 1.
+
+    For a server started by `weir.Server`, the last lines of the server's log follow the message.
+    """

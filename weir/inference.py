@@ -1,6 +1,6 @@
-"""Inference from Python: arrays become a request of the protocol, and its answer becomes arrays.
+"""Converts arrays to inference requests, and responses to arrays.
 
-Source: `grpc_service.proto` of the KServe v2 protocol with Triton's extensions. Contents travel raw.
+Source: `grpc_service.proto` of the KServe v2 protocol with Triton's extensions. Tensors are sent as raw contents.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from weir.errors import ErrorCode, WeirError
 
 
 class InferResult(Mapping[str, np.ndarray]):
-    """The outputs of one answer by name, as read-only arrays.
+    """The outputs of one response by name, as read-only arrays.
 
-    BYTES are object arrays of `bytes`; BF16 comes as float32, which holds each of its values. `model_name` and
-    `model_version` are what answered, `id` is the request's, `parameters` are the answer's own.
+    BYTES tensors are object arrays of `bytes`; BF16 tensors are converted to float32. `model_name`, `model_version`, `id`
+    (of the request) and `parameters` are those of the response.
     """
 
     def __init__(self, response: ModelInferResponse) -> None:
@@ -47,7 +47,7 @@ class InferResult(Mapping[str, np.ndarray]):
         return f"InferResult({self.model_name!r}, {outputs})"
 
 
-def infer_request(
+def infer_request(  # noqa: PLR0913 - the parts of a request
     model: str,
     inputs: Mapping[str, Any],
     outputs: Sequence[str] | Mapping[str, int] = (),
@@ -61,10 +61,10 @@ def infer_request(
     priority: int = 0,
     timeout_us: int | None = None,
 ) -> ModelInferRequest:
-    """A request. An input is an array, or a pair of what can become one and its datatype: `(values, "FP32")`.
+    """Build a request. An input is an array, or a pair of array-like values and a datatype: `(values, "FP32")`.
 
-    `outputs` are the names wanted, all if none; as a mapping it tells how many classes are wanted in place of each (0:
-    the output itself). Raises WeirError for an array the protocol has no datatype for.
+    `outputs` are the names of the requested outputs, all if empty; a mapping gives the number of classes to return for
+    each (0: the tensor itself). Raises WeirError for an array without a datatype of the protocol.
     """
     request = ModelInferRequest(model_name=model, model_version=str(model_version), id=request_id)
     for name, value in inputs.items():
@@ -90,7 +90,7 @@ def infer_request(
 
 
 def parameter_value(parameter: InferParameter) -> Any:
-    """What `parameter` holds."""
+    """The value of `parameter`; None if it has none."""
     choice = parameter.WhichOneof("parameter_choice")
     return getattr(parameter, choice) if choice else None
 
@@ -109,7 +109,7 @@ def _parameter(name: str, value: str | bool | int | float) -> InferParameter:
 
 
 def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
-    """The array of input `name`, and its datatype; of BF16 the bits, as uint16."""
+    """The array and the datatype of input `name`; BF16 arrays are returned as their bits (uint16)."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
         values, datatype = value
         if datatype != "BF16" and triton_to_np_dtype(datatype) is None:
@@ -123,7 +123,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
             array = np.asarray(values, triton_to_np_dtype(datatype))
     except (ValueError, TypeError) as error:
         raise _invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
-    # The type of ml_dtypes is known by its name, so that the library need not be there.
+    # Compared by name, so that the library ml_dtypes is not needed.
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), "BF16"
     if datatype == "BF16":
@@ -135,7 +135,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
 
 
 def _packed(array: np.ndarray) -> bytes:
-    """BYTES content: each element with its length before it, bytes as they are, anything else as its text in UTF-8."""
+    """Encode BYTES: each element after its length. An element that is not bytes is encoded as its text in UTF-8."""
     parts: list[bytes] = []
     for element in array.ravel():
         raw = bytes(element) if isinstance(element, bytes | bytearray | memoryview) else str(element).encode()
@@ -148,7 +148,7 @@ def _rounded_to_bf16(array: np.ndarray) -> np.ndarray:
     single = np.ascontiguousarray(array, np.float32)
     bits = single.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    # Rounding could make an infinity of a NaN.
+    # Rounding could turn a NaN into an infinity.
     return np.where(np.isnan(single), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 
 

@@ -1,8 +1,8 @@
-"""Keeps Weir's packages and the modules of other projects apart: `schemas`, `worker` or `bus` may be the name of either.
+"""Separates Weir's packages from modules of other projects with the same names, such as `schemas`, `worker` or `bus`.
 
-In a process that belongs to a user (a program with `weir.Server`, a test run with `weir.pytest_plugin`) such a name means
-the user's module. So what programs import (`weir`, and the modules behind `weir.Server`) imports none of these packages.
-In a process of ours (`weir serve`, its roles, all commands) the name means our package, whatever PYTHONPATH holds.
+In a user's process (a program with `weir.Server`, a test run with `weir.pytest_plugin`) such a name means the user's
+module. Therefore `weir` and the modules behind `weir.Server` import none of these packages. In Weir's own processes
+(`weir serve`, its roles, all commands) the name means Weir's package, whatever PYTHONPATH contains.
 """
 
 from __future__ import annotations
@@ -14,15 +14,27 @@ from pathlib import Path
 from types import ModuleType
 
 OWN_PACKAGES = frozenset(
-    ("bus", "calls", "gateway", "repository", "runtime", "scheduler", "schemas", "telemetry", "worker")
+    (
+        "bus",
+        "client",
+        "durable",
+        "gateway",
+        "jobs",
+        "repository",
+        "runtime",
+        "scheduler",
+        "schemas",
+        "telemetry",
+        "worker",
+    )
 )
-"""All our packages beside `weir`."""
+"""All of Weir's top-level packages except `weir`."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 class _OwnPackageFinder:
-    """A finder of `sys.meta_path` that looks for `OWN_PACKAGES` where `weir` lies, and for nothing else."""
+    """A finder for `sys.meta_path` that finds `OWN_PACKAGES` beside the package `weir`, and nothing else."""
 
     @classmethod
     def find_spec(
@@ -32,20 +44,20 @@ class _OwnPackageFinder:
 
 
 def prefer_own_packages() -> None:
-    """From now on `OWN_PACKAGES` are imported from where `weir` lies. For processes that are all ours."""
+    """Import `OWN_PACKAGES` from the folder of `weir` from now on. For Weir's own processes only."""
     if _OwnPackageFinder not in sys.meta_path:
         sys.meta_path.insert(0, _OwnPackageFinder)
 
 
 def check_own_packages(module: str) -> None:
-    """Raise ImportError where `module` can't be imported because another module has the name of one of our packages."""
+    """Raise ImportError if another module shadows one of Weir's packages, which `module` needs."""
     for name in sorted(OWN_PACKAGES):
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded else PathFinder.find_spec(name)
         origin = spec.origin if spec else None
         if origin is not None and Path(origin).resolve().parent != _ROOT / name:
             raise ImportError(
-                f"{module} needs Weir's package '{name}', and {origin} has the same name: rename that, or import {module} "
-                "only in the file of the backend, which runs in Weir's own process",
+                f"{module} needs Weir's package '{name}', but {origin} has the same name: rename it, or import {module} "
+                "only in the backend's file, which runs in a process of Weir",
                 name=name,
             )

@@ -1,7 +1,7 @@
-"""Fixtures for tests of one's own models: a server of them, started when a test asks for it.
+"""pytest fixtures for tests of your own models.
 
-pytest finds this by its entry point. `weir_server` serves the repositories named by `--weir-model-repository` or by
-`weir_model_repository` in pytest's configuration; `weir_serve` starts servers with options of the test's own.
+pytest loads this module by its entry point. `weir_server` serves the repositories given by `--weir-model-repository` or
+`weir_model_repository` in pytest's configuration; `weir_serve` starts servers with options given by the test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OPTION = "--weir-model-repository"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declares where the models are."""
+    """Declare the options for the model repositories."""
     group = parser.getgroup("weir", "models served by Weir")
     group.addoption(
         _OPTION, action="append", metavar="FOLDER", help="Folder of models for weir_server; may be repeated."
@@ -30,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def weir_server(pytestconfig: pytest.Config) -> Iterator[Server]:
-    """A server of the configured repositories, the same for all tests."""
-    # On the command line, folders are relative to where it is typed.
+    """A server of the configured repositories, shared by all tests of the session."""
+    # On the command line, folders are relative to the current folder.
     folders = pytestconfig.getoption(_OPTION) or pytestconfig.getini(_INI)
     if not folders:
         pytest.fail(f"weir_server needs {_OPTION}, or {_INI} in pytest's configuration", pytrace=False)
@@ -43,7 +43,7 @@ def weir_server(pytestconfig: pytest.Config) -> Iterator[Server]:
 
 @pytest.fixture
 def weir_serve() -> Iterator[Callable[..., Server]]:
-    """Starts a server with the given repositories and options (those of `weir.Server`); they end with the test."""
+    """Start servers with the given repositories and options of `weir.Server`; they stop at the end of the test."""
     from weir.server import Server
 
     with contextlib.ExitStack() as started:

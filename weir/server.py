@@ -1,12 +1,12 @@
-"""`Server`: a whole server inside a Python program, for scripts, notebooks and tests.
+"""`Server`: a complete server started by a Python program, for scripts, notebooks and tests.
 
     from weir import Server
 
     with Server(model_repository="models") as server:
         server.infer("model", {"INPUT": array})["OUTPUT"]
 
-It is `weir serve` as a process of its own, on free ports and with a data folder that goes with it. It ends with the
-`with`, and also when the program ends without having stopped it, or is killed.
+It is a `weir serve` in a process of its own, on free ports and with a temporary data folder. It stops at the end of the
+`with` block, and also when the program exits without stopping it or is killed.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from weir.client import Client
+from weir.errors import StartError
 from weir.options import SERVE, Option, options_of
 from weir.server_process import ServerProcess
-from weir.start_error import StartError
 
 _DEFAULTS: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "exit_on_error": True}
-"""Where a program's server differs from that of the command line."""
+"""Defaults that differ from those of `weir serve`."""
 
 
 class Server(Client):
-    """A server of the models in `model_repository` (a folder, or several).
+    """A server of the models in `model_repository` (one folder or several).
 
-    `options` are those of `weir serve`, by their names with underscores: `model_control_mode="explicit"`,
-    `load_model=["a", "b"]`, `log_verbose=1`. Other than there, ports are free ones, and a model that can't be loaded
-    is an error of the start unless `exit_on_error=False`. `start_timeout_s` is how long the start may take. It is
-    started by `start()` or `with`; see `Client` for what it can be asked.
+    `options` are those of `weir serve`, with underscores: `model_control_mode="explicit"`, `load_model=["a", "b"]`,
+    `log_verbose=1`. Unlike there, ports are selected automatically, and a model that fails to load is a StartError unless
+    `exit_on_error=False`. `start_timeout_s` bounds the start. `start()` or `with` starts the server; the methods of
+    `Client` send requests to it.
     """
 
     def __init__(
@@ -48,24 +48,24 @@ class Server(Client):
         given = {**_DEFAULTS, **options, "model_repository": [str(path) for path in paths]}
         self._exit_timeout_s = float(given.get("exit_timeout_secs", 30.0))
         self._start_timeout_s = start_timeout_s
-        self._words = _words(given)
+        self._arguments = _arguments(given)
         self._process: ServerProcess | None = None
         self._facts: dict[str, str] = {}
 
     def start(self) -> Self:
-        """Start it and wait until it is ready. Raises StartError with its last log lines when it can't start."""
+        """Start the server and wait until it is ready. Raises StartError with its last log lines if it can't start."""
         if self._process is None:
-            process = ServerProcess(self._words, self._exit_timeout_s)
+            process = ServerProcess(self._arguments, self._exit_timeout_s)
             self._facts = process.wait_ready(self._start_timeout_s)
             if "grpc" not in self._facts:
                 process.stop()
-                raise StartError("a server without gRPC can't be asked from a program")
+                raise StartError("weir.Server needs gRPC: allow_grpc must be true")
             self._process = process
             self.grpc_url = self._facts["grpc"]
         return self
 
     def stop(self) -> None:
-        """Let it finish what it runs, and end it. Nothing of it is left then; it may be started again."""
+        """Stop the server after its running requests. It may be started again."""
         self.close()
         if self._process is not None:
             process, self._process = self._process, None
@@ -90,31 +90,31 @@ class Server(Client):
 
     @property
     def http_address(self) -> str:
-        """Where it listens for HTTP, as `tritonclient.http` wants it: "host:port"."""
+        """The HTTP address in the form of `tritonclient.http`: "host:port"."""
         return self._fact("http")
 
     @property
     def http_url(self) -> str:
-        """Where it listens for HTTP: "http://host:port"."""
+        """The HTTP URL: "http://host:port"."""
         return f"http://{self._fact('http')}"
 
     @property
     def metrics_url(self) -> str:
-        """Where its metrics are: "http://host:port/metrics"."""
+        """The URL of its metrics: "http://host:port/metrics"."""
         return f"http://{self._fact('metrics')}/metrics"
 
     @property
     def nats_url(self) -> str:
-        """Its message bus, with user and password: "nats://user:password@host:port"."""
+        """The URL of its broker with user and password: "nats://user:password@host:port"."""
         return self._fact("nats_url")
 
     @property
     def pid(self) -> int:
-        """The process that minds all others."""
+        """The process id of its supervisor."""
         return self._running().pid
 
     def log(self) -> str:
-        """What it has logged since its start, unless that goes elsewhere by `log_file`."""
+        """Its log since the start, unless `log_file` redirects it."""
         return self._running().log()
 
     def _running(self) -> ServerProcess:
@@ -129,20 +129,20 @@ class Server(Client):
     def _fact(self, name: str) -> str:
         self._running()
         if name not in self._facts:
-            raise StartError(f"the server does not listen for {name}")
+            raise StartError(f"{name} is not enabled on this server")
         return self._facts[name]
 
 
-def _words(given: dict[str, Any]) -> list[str]:
-    """`given` as words of a command line. Raises TypeError for an option that does not exist."""
-    known = options_of(SERVE)
-    words: list[str] = []
+def _arguments(given: dict[str, Any]) -> list[str]:
+    """`given` as command line arguments. Raises TypeError for an unknown option."""
+    options = options_of(SERVE)
+    arguments: list[str] = []
     for key, value in given.items():
-        if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            raise TypeError(f"there is no option {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-        words += _written(known[key], value)
-    return words
+        if key not in options:
+            close = difflib.get_close_matches(key, options, 1)
+            raise TypeError(f"unknown option {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        arguments += _written(options[key], value)
+    return arguments
 
 
 def _written(option: Option, value: Any) -> list[str]:

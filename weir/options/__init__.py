@@ -1,20 +1,18 @@
-"""The options of all commands, each declared once: here they are gathered, in the order of the help."""
+"""The options of all commands, in the order of the help text. Each option is declared once."""
 
 from __future__ import annotations
 
 from weir.options.deprecated import DEPRECATED
-from weir.options.door_options import DOOR_OPTIONS
-from weir.options.durable_options import DURABLE_OPTIONS
-from weir.options.ineffective import INEFFECTIVE
-from weir.options.model_options import MODEL_OPTIONS
+from weir.options.durable import DURABLE_OPTIONS
+from weir.options.frontends import FRONTEND_OPTIONS
+from weir.options.models import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
-from weir.options.refused import REFUSED
-from weir.options.scaling_options import SCALING_OPTIONS
-from weir.options.server_options import SERVER_OPTIONS
+from weir.options.server import SCALING_OPTIONS, SERVER_OPTIONS
+from weir.options.unsupported import INEFFECTIVE, REFUSED
 
 OPTIONS: tuple[Option, ...] = (
     *MODEL_OPTIONS,
-    *DOOR_OPTIONS,
+    *FRONTEND_OPTIONS,
     *DURABLE_OPTIONS,
     *SCALING_OPTIONS,
     *SERVER_OPTIONS,
@@ -22,11 +20,11 @@ OPTIONS: tuple[Option, ...] = (
     *REFUSED,
     *DEPRECATED,
 )
-"""Every option there is."""
+"""All options, in the order of the help text."""
 
 
 def options_of(command: str) -> dict[str, Option]:
-    """The options that `command` ("serve", or a role) takes, by key, in the order of the help."""
+    """The options that `command` ("serve", or a role) accepts, by key, in the order of the help text."""
     return {option.key: option for option in OPTIONS if command in option.commands}
 
 

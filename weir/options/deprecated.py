@@ -1,7 +1,7 @@
-"""Triton's deprecated options, and what they mean in terms of those that replace them.
+"""Triton's deprecated options, translated to their replacements.
 
-Source: Triton's `command_line_parser.cc`: an option and its replacement may both be given, and the replacement wins;
-but for the size of the response cache, where that is an error.
+Source: Triton's `command_line_parser.cc`. An option and its replacement may both be given, and the replacement wins;
+for the size of the response cache giving both is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEVEL = Choice(
 
 
 class _Trace(NamedTuple):
-    """A deprecated trace option: the setting of `--trace-config` it was replaced by, and that as the warning has it."""
+    """A deprecated trace option: the `--trace-config` setting that replaces it, and its text in the warning."""
 
     setting: str
     replacement: str
@@ -42,13 +42,13 @@ DEPRECATED: tuple[Option, ...] = (
         names=("--strict-model-config",),
         value=Switch(),
         bare="true",
-        help="Deprecated for --disable-auto-complete-config.",
+        help="Deprecated: use --disable-auto-complete-config.",
         panel=_PANEL,
     ),
     Option(
         names=("--response-cache-byte-size",),
         value=Integer(1, metavar="BYTES"),
-        help="Deprecated for --cache-config=local,size=BYTES.",
+        help="Deprecated: use --cache-config=local,size=BYTES.",
         panel=_PANEL,
     ),
     *(
@@ -56,7 +56,7 @@ DEPRECATED: tuple[Option, ...] = (
             names=(f"--{key.replace('_', '-')}",),
             value=trace.value,
             repeatable=key == "trace_level",
-            help=f"Deprecated for --trace-config={trace.setting}=VALUE.",
+            help=f"Deprecated: use --trace-config={trace.setting}=VALUE.",
             panel=_PANEL,
         )
         for key, trace in _TRACE.items()
@@ -65,9 +65,9 @@ DEPRECATED: tuple[Option, ...] = (
 
 
 def replaced(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """`values` (by option key) with the replacements in place of what is deprecated, and the warnings to log.
+    """Replace deprecated options in `values` (by option key); return the new values and the warnings to log.
 
-    Raises UsageError in Triton's words where both can't be given.
+    Raises UsageError, in Triton's wording, where an option and its replacement can't both be given.
     """
     changed, warnings = dict(values), []
     strict = changed.pop("strict_model_config", None)

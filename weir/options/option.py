@@ -1,4 +1,4 @@
-"""`Option`: all that is known of one option of the command line, in one place."""
+"""`Option`: the declaration of one command line option. Commands, settings and docs are generated from it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from weir.options.values import BadValue, Switch, Value
 
-SERVE, GATEWAY, SCHEDULER, WORKER = "serve", "gateway", "scheduler", "worker"
+SERVE, GATEWAY, DURABLE, SCHEDULER, WORKER = "serve", "gateway", "durable", "scheduler", "worker"
 
 BACKENDS = "backends"
 
-ROLES = (GATEWAY, SCHEDULER, WORKER)
-"""The commands that `weir serve` starts."""
+ROLES = (GATEWAY, DURABLE, SCHEDULER, WORKER)
+"""The commands that run one role each; `weir serve` starts them."""
 
 
 class UsageError(Exception):
-    """The command line is wrong; the message is one line for whoever typed it, and the exit status 2."""
+    """The command line is invalid. The message is one line for the user; the exit status is 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One option.
 
-    `names` begin with the one it is known by. `value` reads its text. `default` is a read value, None where there is
-    none (`shown_default` then tells what happens instead); repeatable options have no other default than none at all.
-    `bare` is the text that is meant when the option stands without one. `commands` take it, and it becomes the field
-    `field` of their settings; what `weir serve` was given it passes on to the roles among them. `environment` names a
-    variable that may give it instead. An option with a reason in `ineffective` is accepted, and the log tells that
-    reason. One with a reason in `refused` may only have a value for which `harmless` is true. `differs` tells in what
-    it is other than Triton's option of that name; `ours` are those that Triton does not have.
+    `names` are its spellings, the canonical one first. `value` parses its text. `default` is a parsed value, or None
+    for no default (`shown_default` then describes the behaviour in the help text); repeatable options default to ().
+    `bare` is the text assumed when the option is given without a value. `commands` are the commands that accept it, and
+    `field` is the field of their settings that holds it; `weir serve` passes its value on to the roles that accept it.
+    `environment` names an environment variable that sets it. An option with `ineffective` is accepted, and that reason is
+    logged. An option with `refused` accepts only values for which `harmless` is true. `differs` describes how it differs
+    from Triton's option of the same name; `ours` marks options that Triton does not have.
     """
 
     names: tuple[str, ...]
@@ -52,27 +52,27 @@ class Option:
 
     @property
     def name(self) -> str:
-        """The name it is known by: "--http-port"."""
+        """The canonical name: "--http-port"."""
         return self.names[0]
 
     @property
     def key(self) -> str:
-        """The name as an identifier of Python: "http_port"."""
+        """The name as a Python identifier: "http_port"."""
         return self.name.removeprefix("--").replace("-", "_")
 
     @property
     def settings_field(self) -> str:
-        """The field of a role's settings that it becomes."""
+        """The field of a role's settings that holds its value."""
         return self.field or self.key
 
     def read(self, text: str) -> Any:
-        """The value that `text` means. Raises UsageError in Triton's words, also where Weir refuses the option."""
+        """Parse `text`. Raises UsageError, in Triton's wording, also for an option that Weir rejects."""
         try:
             value = self.value.read(text)
         except BadValue as error:
             raise UsageError(f'Bad option: "{self.name}". {error}') from error
         if self.refused and not self.harmless(value):
-            raise UsageError(f"{self.name}={text} is refused: {self.refused}")
+            raise UsageError(f"{self.name}={text} is rejected: {self.refused}")
         return value
 
     def read_all(self, texts: Iterable[str]) -> tuple[Any, ...]:
@@ -80,25 +80,20 @@ class Option:
         return tuple(self.read(text) for text in texts)
 
     def written(self, value: Any) -> list[str]:
-        """`value` as words of a command line; none for None and for an empty tuple."""
+        """`value` as command line arguments; an empty list for None and for an empty tuple."""
         if value is None:
             return []
         values = value if self.repeatable else (value,)
         return [f"{self.name}={self.value.write(one)}" for one in values]
 
 
-def switch(
-    name: str, default: bool, help: str, panel: str, commands: tuple[str, ...], differs: str = "", ours: bool = False
-) -> Option:
-    """A truth value, off or on by default, which is on where it stands bare."""
+def switch(name: str, default: bool, help: str, **attributes: Any) -> Option:
+    """Declare a boolean option, which is true if given without a value. `attributes` are further fields of `Option`."""
     return Option(
         names=(name,),
         value=Switch(),
         default=default,
         bare="true",
         help=help,
-        panel=panel,
-        commands=commands,
-        differs=differs,
-        ours=ours,
+        **attributes,
     )

@@ -1,4 +1,8 @@
-"""How the text of an option becomes a value, with Triton's spellings and Triton's words for what is not one."""
+"""Parsers of option values, with Triton's spellings and error messages, and checks of structured texts.
+
+The checks import Weir's other packages when they run, which is in Weir's own processes only; `weir.own_packages` explains
+why. Source: `command_line_parser.cc` of Triton's server. A checked text is passed on unchanged.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 _TRUE = ("true", "1", "on")
 _FALSE = ("false", "0", "off")
 
 
 class BadValue(ValueError):
-    """The text is no value of the option."""
+    """The text is not a valid value of the option."""
 
 
 class Value(Protocol):
-    """A kind of values. `metavar` stands for it in the help, and `choices` are all its texts where they are few."""
+    """A type of option values. `metavar` names it in the help text; `choices` lists its texts if they are few."""
 
     choices: Sequence[str]
 
     @property
     def metavar(self) -> str:
-        """What stands for a value in the help."""
+        """The placeholder of a value in the help text."""
 
     def read(self, text: str) -> Any:
         """The value `text` means. Raises BadValue."""
@@ -52,7 +57,7 @@ class Text(_Plain):
 
 @dataclass(frozen=True)
 class NotEmpty(_Plain):
-    """Any text but none; `complaint` is what is said of that."""
+    """Any text that is not empty; `complaint` is the error for the empty text."""
 
     metavar: str
     complaint: str
@@ -79,13 +84,13 @@ class Switch:
         raise BadValue(f"invalid value for bool option: {text}. Choose true or false.")
 
     def write(self, value: bool) -> str:
-        """The spelling in use."""
+        """The text `true` or `false`."""
         return "true" if value else "false"
 
 
 @dataclass(frozen=True)
 class Integer(_Plain):
-    """A whole number; `complaint` is what is said of one outside the bounds."""
+    """An integer; `complaint` is the error for one outside the bounds."""
 
     min: float = -math.inf
     max: float = math.inf
@@ -139,9 +144,9 @@ class Verbosity(Integer):
 
 
 class Choice(_Plain):
-    """One of some words, or of `aliases` of them; their case counts only where `exact`.
+    """One of a set of words, or an alias of one; case-insensitive unless `exact`.
 
-    `complaint` is the error for any other, in Triton's words; the choices are added.
+    `complaint` is the error for any other text, in Triton's wording; the choices are appended to it.
     """
 
     def __init__(
@@ -150,13 +155,13 @@ class Choice(_Plain):
         self.metavar = "|".join(words)
         self.choices = tuple(words)
         meanings = {**{word: word for word in words}, **(aliases or {})}
-        self._words = {spelling if exact else spelling.lower(): word for spelling, word in meanings.items()}
+        self._arguments = {spelling if exact else spelling.lower(): word for spelling, word in meanings.items()}
         self._exact = exact
         self._complaint = complaint
 
     def read(self, text: str) -> str:
-        """The word as it is spelled among the choices. Raises BadValue."""
-        word = self._words.get(text if self._exact else text.lower())
+        """The matching choice in its declared spelling. Raises BadValue."""
+        word = self._arguments.get(text if self._exact else text.lower())
         if word is None:
             complaint = self._complaint.format(text=text.lower()).removesuffix(".")
             raise BadValue(f"{complaint}. Choose one of: {', '.join(self.choices)}.")
@@ -165,7 +170,7 @@ class Choice(_Plain):
 
 @dataclass(frozen=True)
 class Checked(_Plain):
-    """Text of some form: `check` raises BadValue where it has another."""
+    """Text of a given form: `check` raises BadValue for any other."""
 
     metavar: str
     check: Callable[[str], object]
@@ -183,3 +188,109 @@ def _bounds(low: float, high: float) -> str:
     if math.isinf(low):
         return "It must be finite." if math.isinf(high) else f"It must be at most {high_text}."
     return f"It must be at least {low_text}." if math.isinf(high) else f"It must be between {low_text} and {high_text}."
+
+
+def setting_of(option: str, what: str) -> Callable[[str], None]:
+    """Return a check for `<what>,<setting>=<value>`, which requires all three parts."""
+
+    def check(text: str) -> None:
+        owner, comma, setting = text.partition(",")
+        key, equals, value = setting.partition("=")
+        if not (owner and comma and key and equals and value):
+            raise BadValue(f"--{option} option format is '<{what}>,<setting>=<value>'. Got {text}")
+
+    return check
+
+
+def backend_setting(text: str) -> None:
+    """`<backend name>,<setting>=<value>`, or `<setting>=<value>` for all backends."""
+    from worker.backends.settings import BackendSettings
+
+    try:
+        BackendSettings([text])
+    except ValueError as error:
+        raise BadValue(str(error)) from error
+
+
+def host_policy(text: str) -> None:
+    """`<policy name>,<setting>=<value>` with a supported setting."""
+    setting_of("host-policy", "policy name")(text)
+    setting = text.partition(",")[2].partition("=")[0]
+    if setting not in ("numa-node", "cpu-cores"):
+        raise BadValue(
+            f"Unsupported host policy setting '{setting}' is specified, supported settings are 'numa-node', 'cpu-cores'"
+        )
+
+
+def cache_setting(text: str) -> None:
+    """`<cache name>,<setting>=<value>`."""
+    if text.find(",") <= 0:
+        raise BadValue(
+            f"No cache specified. --cache-config option format is <cache name>,<setting>=<value>. Got {text}"
+        )
+    setting_of("cache-config", "cache name")(text)
+
+
+def listen_address(text: str) -> None:
+    """`<host>` or `<host>:<port>`."""
+    from schemas.core.names import ListenAddress
+
+    try:
+        ListenAddress.of(text)
+    except ValueError as error:
+        raise BadValue(str(error)) from error
+
+
+def device_pair(text: str) -> None:
+    """`<device>:<number>`."""
+    device, colon, number = text.partition(":")
+    if not colon:
+        raise BadValue(
+            "Cannot parse pair option due to incorrect number of inputs."
+            f"--<pair option> argument requires format <first>:<second>. Found: {text}"
+        )
+    Integer().read(device)
+    Number().read(number)
+
+
+def rate_limit_resource(text: str) -> None:
+    """`<resource_name>:<count>:<device>` or `<resource_name>:<count>`."""
+    _, *numbers = text.split(":")
+    if not 1 <= len(numbers) <= 2:
+        raise BadValue(
+            "--rate-limit-resource option format is "
+            f"'<resource_name>:<count>:<device>' or '<resource_name>:<count>'. Got {text}"
+        )
+    for number in numbers:
+        Integer().read(number)
+
+
+def worker_resource(text: str) -> None:
+    """`<name>=<count>`."""
+    from schemas.config.parameters import read_resource
+
+    try:
+        read_resource(text)
+    except ValueError as error:
+        raise BadValue(f"--worker-resource option format is '<name>=<count>'. Got {text}: {error}") from error
+
+
+def tenant_weight(text: str) -> None:
+    """`<tenant>=<weight>`, a number above 0."""
+    tenant, equals, weight = text.rpartition("=")
+    if not (tenant and equals and Number().read(weight) > 0):
+        raise BadValue(f"--tenant-weight option format is '<tenant>=<weight>'. Got {text}")
+
+
+def tenant_limit(text: str) -> None:
+    """`<tenant>=<count>`, at least 1."""
+    tenant, equals, count = text.rpartition("=")
+    if not (tenant and equals and Integer().read(count) > 0):
+        raise BadValue(f"--tenant-limit option format is '<tenant>=<count>'. Got {text}")
+
+
+def callback_prefix(text: str) -> None:
+    """A URL prefix with scheme http or https, host and path."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.startswith("/"):
+        raise BadValue(f"--callback-allow option format is 'http[s]://<host>[:<port>]/<path>'. Got {text}")

@@ -1,1 +1,1 @@
-"""`weir status`: what the cluster looks like at one moment, and what of it needs a human."""
+"""`weir status`: collects the state of a cluster, derives its problems and displays both."""

@@ -1,8 +1,8 @@
-"""`Collector`: asks everybody in the cluster at once, and waits as long as it takes those who are there to answer.
+"""`Collector`: queries every process of the cluster and JetStream, and returns their replies as `ClusterFacts`.
 
-A look asks all processes to tell of themselves and all schedulers for their counters, and JetStream for its streams. It is
-over when everybody that is known has answered, or after `PATIENCE_S`: who has not answered by then is silent. It only
-reads.
+A collection requests a presence record from every process, counters from schedulers and workers, and the list of streams
+from JetStream. It ends when every known process has replied, or after `REPLY_TIMEOUT_S`: a process without a reply by then
+is reported as silent. The collector only reads.
 """
 
 from __future__ import annotations
@@ -15,144 +15,143 @@ from typing import Any
 
 from nats.js.errors import NotFoundError
 
-from bus import durable_subjects, subjects
-from bus.connection import Bus, Message
-from bus.jetstream_api import JetStreamApi
-from bus.known_models import KnownModels
-from bus.presence import MAX_PROCESSES
-from bus.registry import RegistryView
-from schemas.presence import RoleRecord, unpack_role
-from schemas.registry import Heartbeat
-from schemas.statistics import SchedulerCounters, WorkerCounters, WorkerLoadCounters, unpack_counters
-from schemas.wire import MalformedMessage
-from weir.status.facts import Facts
+from bus.kv.known_models import KnownModels
+from bus.kv.presence import MAX_PROCESSES
+from bus.kv.registry import RegistryView
+from bus.naming import durable_subjects, subjects
+from bus.nats.connection import Bus, Message
+from schemas.wire.codec import MalformedMessage
+from schemas.wire.registry import Heartbeat, RoleRecord
+from schemas.wire.statistics import SchedulerCounters, WorkerCounters, WorkerLoadCounters, unpack_counters
+from weir.status.summary import ClusterFacts
 
-PATIENCE_S = 1.0
-"""How long a process has to answer; one whose event loop is held up for longer is as good as silent."""
+REPLY_TIMEOUT_S = 1.0
+"""Time a process has to reply. One whose event loop is blocked for longer is reported as silent."""
 
-SETTLE_S = 0.25
-"""Whom nobody knows of has this long to answer."""
+DISCOVERY_S = 0.25
+"""Time that processes without a registration have to reply."""
 
-MISSED_S = 60.0
-"""How long a process that has fallen silent is told of by one who goes on looking."""
+SILENT_KEPT_S = 60.0
+"""With `--watch`, time for which a silent process stays in the output."""
 
 _POLL_S = 0.02
-_MAX_PAGES = 400
 
 
 class Collector:
-    """See the module. `name` is its own on the bus, `url` what it was told to connect to."""
+    """Collects the state of a cluster over `bus`. `name` is this process's id on the bus, `url` the broker's URL."""
 
     def __init__(self, bus: Bus, name: str, url: str) -> None:
         self._bus = bus
         self._url = url
-        self._answers = subjects.counters(name)
-        self._api = JetStreamApi(bus, durable_subjects.found(name))
+        self._reply_subject = subjects.counters(name)
         self._registry = RegistryView(bus)
         self._known = KnownModels(bus)
         self._rounds = count(1)
         self._round = 0
-        self._heard: dict[str, RoleRecord] = {}
-        self._heard_s: dict[str, float] = {}
-        self._missed: set[str] = set()
+        self._records: dict[str, RoleRecord] = {}
+        self._replied_s: dict[str, float] = {}
+        self._silent: set[str] = set()
         self._counters: dict[str, tuple[int, SchedulerCounters]] = {}
         self._loads: dict[str, tuple[int, WorkerLoadCounters | None]] = {}
         self._heartbeats: dict[str, Heartbeat] = {}
         self.malformed = 0
 
     async def start(self, background: asyncio.TaskGroup) -> None:
-        """Listens from now on. Raises NatsError, OSError or TimeoutError where the broker goes away."""
-        await self._api.start()
+        """Subscribe to the replies. Raises NatsError, OSError or TimeoutError if the broker is lost."""
         await self._bus.subscribe(subjects.PRESENCE, self._on_presence)
-        await self._bus.subscribe(f"{self._answers}.*", self._on_counters)
+        await self._bus.subscribe(f"{self._reply_subject}.*", self._on_counters)
         self._registry.on_heartbeat(self._on_heartbeat)
-        # Without the bucket no role was ever there.
+        # Without the bucket no worker has registered yet.
         try:
             await self._registry.start(background)
         except NotFoundError:
             pass
         await self._known.start(background)
 
-    async def look(self) -> Facts:
-        """One look. Raises NatsError, OSError or TimeoutError where the broker does not answer."""
-        began_s = time.monotonic()
+    async def collect(self) -> ClusterFacts:
+        """Collect once. Raises NatsError, OSError or TimeoutError if the broker does not reply."""
+        started_s = time.monotonic()
         self._round = next(self._rounds)
-        for id, heard_s in list(self._heard_s.items()):
-            if heard_s < began_s - MISSED_S:
-                del self._heard[id], self._heard_s[id]
+        for id, replied_s in list(self._replied_s.items()):
+            if replied_s < started_s - SILENT_KEPT_S:
+                del self._records[id], self._replied_s[id]
         self._bus.publish(subjects.PRESENCE_QUERY, b"")
-        self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._answers}.{self._round}")
-        self._heartbeats = {id: told for id, told in self._heartbeats.items() if id in self._registry.workers}
-        self._counters = {id: told for id, told in self._counters.items() if id in self._heard}
-        self._loads = {id: told for id, told in self._loads.items() if id in self._registry.workers}
-        streams, _ = await asyncio.gather(self._streams(), self._wait_for_answers(began_s))
-        self._miss_workers(began_s)
-        # Nobody is waited for again who did not answer.
-        self._missed = {id for id, heard_s in self._heard_s.items() if heard_s < began_s}
+        self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._reply_subject}.{self._round}")
+        self._heartbeats = {id: value for id, value in self._heartbeats.items() if id in self._registry.workers}
+        self._counters = {id: value for id, value in self._counters.items() if id in self._records}
+        self._loads = {id: value for id, value in self._loads.items() if id in self._registry.workers}
+        streams, _ = await asyncio.gather(self._streams(), self._wait_for_replies(started_s))
+        self._add_silent_workers(started_s)
+        # The next collection does not wait for a process that did not reply to this one.
+        self._silent = {id for id, replied_s in self._replied_s.items() if replied_s < started_s}
         names = [stream["config"]["name"] for stream in streams]
         consumers = {name: await self._consumers(name) for name in names if is_queue_stream(name)}
         dead: Mapping[str, int] = {}
         if durable_subjects.DEAD_STREAM in names:
-            by_subject = await self._api.subjects(durable_subjects.DEAD_STREAM, durable_subjects.DEAD_SUBJECTS)
+            by_subject = await self._bus.jetstream.subject_counts(
+                durable_subjects.DEAD_STREAM, durable_subjects.DEAD_SUBJECTS
+            )
             dead = {subjects.untoken(subject.partition(".")[2]): letters for subject, letters in by_subject.items()}
-        return Facts(
+        return ClusterFacts(
             now_ms=time.time_ns() // 1_000_000,
             url=self._url,
             server=self._bus.server_info,
-            heard=[record for id, record in self._heard.items() if self._heard_s[id] >= began_s],
-            missed=[record for id, record in self._heard.items() if self._heard_s[id] < began_s and not record.leaving],
+            replied=[record for id, record in self._records.items() if self._replied_s[id] >= started_s],
+            silent=[
+                record for id, record in self._records.items() if self._replied_s[id] < started_s and not record.leaving
+            ],
             workers=dict(self._registry.workers),
             heartbeats=dict(self._heartbeats),
-            counters={id: told for id, (number, told) in self._counters.items() if number == self._round},
-            loads={id: told for id, (number, told) in self._loads.items() if number == self._round and told},
+            counters={id: counters for id, (number, counters) in self._counters.items() if number == self._round},
+            loads={
+                id: counters for id, (number, counters) in self._loads.items() if number == self._round and counters
+            },
             known=frozenset(self._known.names()),
             streams=streams,
             consumers=consumers,
             dead=dead,
         )
 
-    def _miss_workers(self, began_s: float) -> None:
-        """Workers of the registry that were never heard here are missed too, also once others have given them up."""
+    def _add_silent_workers(self, started_s: float) -> None:
+        """Report registered workers that never replied as silent, even after their registration has been removed."""
         for worker, view in self._registry.workers.items():
-            if worker not in self._heard and len(self._heard) < MAX_PROCESSES:
+            if worker not in self._records and len(self._records) < MAX_PROCESSES:
                 parts = worker.rsplit("-", 2)
                 host = parts[1] if len(parts) == 3 else ""
-                self._heard[worker] = RoleRecord.model_construct(
-                    role="worker", id=worker, host=host, pid=view.record.pid, since_ms=0
-                )
-                self._heard_s[worker] = began_s - _POLL_S
+                self._records[worker] = RoleRecord(role="worker", id=worker, host=host, pid=view.record.pid, since_ms=0)
+                self._replied_s[worker] = started_s - _POLL_S
 
-    async def _wait_for_answers(self, began_s: float) -> None:
-        await asyncio.sleep(SETTLE_S)
-        while time.monotonic() < began_s + PATIENCE_S and not self._have_all_answered(began_s):
+    async def _wait_for_replies(self, started_s: float) -> None:
+        await asyncio.sleep(DISCOVERY_S)
+        while time.monotonic() < started_s + REPLY_TIMEOUT_S and not self._have_all_replied(started_s):
             await asyncio.sleep(_POLL_S)
 
-    def _have_all_answered(self, began_s: float) -> bool:
-        heard = {id for id, heard_s in self._heard_s.items() if heard_s >= began_s}
-        owners = {id for id in heard if self._heard[id].role == "scheduler"}
-        workers = self._registry.workers.keys() & heard
-        asked = {
+    def _have_all_replied(self, started_s: float) -> bool:
+        replied = {id for id, replied_s in self._replied_s.items() if replied_s >= started_s}
+        owners = {id for id in replied if self._records[id].role == "scheduler"}
+        workers = self._registry.workers.keys() & replied
+        expected = {
             *self._registry.workers,
-            *(id for id, record in self._heard.items() if not record.leaving),
-        } - self._missed
+            *(id for id, record in self._records.items() if not record.leaving),
+        } - self._silent
         return (
-            asked <= heard
+            expected <= replied
             and all(self._counters.get(id, (0,))[0] == self._round for id in owners)
             and all(self._loads.get(id, (0,))[0] == self._round for id in workers)
         )
 
     def _on_presence(self, message: Message) -> None:
         try:
-            record = unpack_role(message.data)
+            record = RoleRecord.unpack(message.data)
         except MalformedMessage:
             self.malformed += 1
             return
         if message.subject != subjects.presence(record.role, record.id):
             self.malformed += 1
             return
-        if record.id in self._heard or len(self._heard) < MAX_PROCESSES:
-            self._heard[record.id] = record
-            self._heard_s[record.id] = time.monotonic()
+        if record.id in self._records or len(self._records) < MAX_PROCESSES:
+            self._records[record.id] = record
+            self._replied_s[record.id] = time.monotonic()
 
     def _on_counters(self, message: Message) -> None:
         number = message.subject.rpartition(".")[2]
@@ -176,22 +175,12 @@ class Collector:
         self._heartbeats[heartbeat.worker] = heartbeat
 
     async def _streams(self) -> list[dict[str, Any]]:
-        return await self._pages("$JS.API.STREAM.LIST", "streams")
+        return await self._bus.jetstream.list_all("STREAM.LIST", "streams")
 
     async def _consumers(self, stream: str) -> list[dict[str, Any]]:
-        return await self._pages(f"$JS.API.CONSUMER.LIST.{stream}", "consumers")
-
-    async def _pages(self, subject: str, field: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for _ in range(_MAX_PAGES):
-            answer = await self._api.ask(subject, {"offset": len(found)})
-            page = answer.get(field) or []
-            found += page
-            if not page or len(found) >= int(answer.get("total", 0)):
-                break
-        return found
+        return await self._bus.jetstream.list_all(f"CONSUMER.LIST.{stream}", "consumers")
 
 
 def is_queue_stream(name: str) -> bool:
-    """Whether requests wait there: `QUEUE`, and `LIVE` or one of its shards."""
+    """Whether the stream holds requests: `QUEUE`, `LIVE` or a shard of `LIVE`."""
     return name == durable_subjects.QUEUE_STREAM or name.partition("_")[0] == subjects.LIVE_STREAM

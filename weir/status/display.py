@@ -1,6 +1,6 @@
-"""How `weir status` shows a cluster to people: what needs them first, then the broker, the processes, models and queues.
+"""Text output of `weir status`: problems first, then the broker, the processes, models and queues.
 
-It fits 100 columns, and is plain text where nobody looks at it on a terminal.
+The output fits 100 columns, and is plain text if the standard output is not a terminal.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from rich.text import Text
 
 from weir.status.problems import BUSY
 from weir.status.snapshot import Broker, ClusterStatus, Host, ModelStatus, Problem, QueueStatus, RoleStatus
-from weir.terminal_text import one_line
+from weir.terminal import one_line
 
 WIDTH = 100
-"""Columns of what is not shown on a terminal."""
+"""Width in columns if the output is not a terminal."""
 
-ALIKE = 3
-"""Problems of one kind that are shown without `--all`."""
+SHOWN_PER_KIND = 3
+"""Number of problems of one kind shown without `--all`."""
 
 MAX_REASON_LENGTH = 320
-"""Characters of a problem or reason that are shown without `--all`; in JSON they are all there."""
+"""Length in characters at which a problem or reason is cut without `--all`; JSON has the full text."""
 
 ROWS = 40
-"""Rows of models, queues and processes that are shown without `--all`: those with most to do."""
+"""Number of models, queues and processes shown without `--all`; the busiest are chosen."""
 
 _FIRST_EPOCH_MS = 1_000_000_000_000
-"""What is below is no time: the epochs of a clock that is not set."""
+"""Smaller epochs are not timestamps: the scheduler's clock was not set."""
 
 _STYLES = {
     "healthy": "bold green",
@@ -46,7 +46,7 @@ _STYLES = {
 
 
 def print_status(status: ClusterStatus, console: Console | None = None, shows_all: bool = False) -> None:
-    """Prints it."""
+    """Print `status` to `console`, or to the standard output."""
     chosen = console or own_console()
     if chosen.is_terminal:
         chosen.print(rendered(status, shows_all))
@@ -58,13 +58,13 @@ def print_status(status: ClusterStatus, console: Console | None = None, shows_al
 
 
 def own_console() -> Console:
-    """The standard output, as wide as it is where it is a terminal."""
+    """A console on the standard output, `WIDTH` columns wide if that is not a terminal."""
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(width=WIDTH, highlight=False, markup=False)
 
 
 def rendered(status: ClusterStatus, shows_all: bool = False) -> RenderableType:
-    """All of it."""
+    """Build the whole output for `status`; with `shows_all` without limits on rows and lengths."""
     return Group(*_parts(status, None if shows_all else ROWS))
 
 
@@ -85,7 +85,7 @@ def _parts(status: ClusterStatus, rows: int | None) -> Iterator[RenderableType]:
         yield from _cut(_roles(status.roles[:rows], hosts, status.taken_ms), len(status.roles), rows)
     if status.models:
         yield Text()
-        # Those that are in trouble or busy first, where not all are shown.
+        # If not all models are shown, those without workers and the busiest come first.
         models = sorted(
             status.models, key=lambda model: (bool(model.workers or model.scaled_to_zero), -_busy(model), model.name)
         )[:rows]
@@ -115,15 +115,15 @@ def _headline(status: ClusterStatus) -> Text:
 
 
 def _used(hosts: Sequence[Host]) -> str:
-    """How busy the instances of all hosts are."""
+    """The utilization of the instances of all hosts."""
     instances = sum(host.instances for host in hosts)
-    told = sum((host.utilization or 0.0) * host.instances for host in hosts)
-    return f"; instances {told / instances:.0%} busy" if instances else ""
+    busy = sum((host.utilization or 0.0) * host.instances for host in hosts)
+    return f"; instances {busy / instances:.0%} busy" if instances else ""
 
 
 def _problems(problems: Sequence[Problem], shows_all: bool) -> Iterator[RenderableType]:
-    """One line each; without `shows_all` not more than `ALIKE` of a kind, and long ones are cut."""
-    alike = len(problems) if shows_all else ALIKE
+    """One line per problem; without `shows_all` at most `SHOWN_PER_KIND` of a kind, and long texts are cut."""
+    alike = len(problems) if shows_all else SHOWN_PER_KIND
     shown: Counter[str] = Counter()
     of_kind = Counter(problem.kind for problem in problems)
     for problem in problems:
@@ -139,18 +139,18 @@ def _problems(problems: Sequence[Problem], shows_all: bool) -> Iterator[Renderab
 
 
 def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
-    told = [f"nats-server {broker.version} at {one_line(broker.url)}"]
+    text = [f"nats-server {broker.version} at {one_line(broker.url)}"]
     if broker.cluster:
         servers = ", ".join(f"{server.name} {server.state}" for server in broker.servers)
-        told.append(f"cluster {broker.cluster}: {servers}")
-    told.append(f"ack = fsync: {broker.durability}")
-    yield Text(one_line("; ".join(told)))
+        text.append(f"cluster {broker.cluster}: {servers}")
+    text.append(f"ack = fsync: {broker.durability}")
+    yield Text(one_line("; ".join(text)))
     table = _table("STREAM", "STORAGE", "-MESSAGES", "-BYTES", "-OF", "-COPIES", "STATE")
     for stream in broker.streams:
         state = f"behind: {', '.join(stream.behind)}" if stream.behind else ""
         if broker.cluster and not stream.leader:
             state = "no leader"
-        # Buckets and stores are of interest where they are not well.
+        # Buckets and object stores are shown only if something is wrong with them.
         if not (shows_all or state) and stream.name.startswith(("KV_", "OBJ_")):
             continue
         limit = _size(stream.max_bytes) if stream.max_bytes > 0 else ""
@@ -161,13 +161,13 @@ def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:
 
 
 def _roles(roles: Sequence[RoleStatus], hosts: Mapping[str, Host], now_ms: int) -> Table:
-    """A line for each host, and below it one for each of its processes."""
+    """One row per host, followed by one row for each of its processes."""
     releases = {role.release for role in roles if role.state != "silent"}
     table = _table("ROLE", "ID", "-PID", "-UP", "STATE", "LOAD", *(("RELEASE",) if len(releases) > 1 else ()))
     for host, of_host in groupby(roles, key=lambda role: role.host):
         processes = list(of_host)
         name = next((role.host_name for role in processes if role.host_name), "")
-        # Those of one name, as containers may be, are told apart by their ids.
+        # Hosts may share a name, as containers do; their ids distinguish them.
         title = Text(one_line(f"{name} ({host})" if name else host), style="bold")
         table.add_row("host", title, "", "", "", _host_load(hosts.get(host)))
         for role in processes:
@@ -183,23 +183,25 @@ def _roles(roles: Sequence[RoleStatus], hosts: Mapping[str, Host], now_ms: int) 
 def _role_load(role: RoleStatus) -> str:
     if role.role == "gateway":
         return " ".join(url for url in role.urls if not url.endswith("/metrics"))
+    if role.role == "durable":
+        return ""
     if role.role == "scheduler":
         return _count(role.queues, "queue")
-    told = f"{_count(role.models, 'model')}, {_count(role.instances, 'instance')}"
+    text = f"{_count(role.models, 'model')}, {_count(role.instances, 'instance')}"
     if role.state == "silent" or role.utilization is None:
-        return told
+        return text
     return f"{_count(role.models, 'model')}; {role.busy} of {role.instances} busy, {role.utilization:.0%}"
 
 
 def _host_load(host: Host | None) -> Text:
     if host is None or host.utilization is None:
         return Text()
-    told = f"{host.busy} of {_count(host.instances, 'instance')} busy, {host.utilization:.0%}"
-    return Text(told, style="yellow" if host.utilization >= BUSY else "")
+    text = f"{host.busy} of {_count(host.instances, 'instance')} busy, {host.utilization:.0%}"
+    return Text(text, style="yellow" if host.utilization >= BUSY else "")
 
 
 def _models(models: Sequence[ModelStatus], shows_all: bool) -> Table:
-    """A line for each version; the utilization of its instances and the workers it needs are those of the model."""
+    """One row per model version; the first row of a model has its utilization and desired number of workers."""
 
     def reason(reasons: Sequence[str]) -> str:
         text = "; ".join(reasons)
@@ -234,7 +236,7 @@ def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
     table = _table("QUEUE", "OWNER", "-SINCE", "-LIVE", "-EVENT", "-BATCH", "-OLDEST", "-FRAMES", "-DURABLE")
     for queue in queues:
         name = _name(queue.model, queue.namespace) + (f" /{queue.partition}" if queue.partition else "")
-        owner = Text(one_line(queue.owner)) if queue.owner else Text("nobody", style="red")
+        owner = Text(one_line(queue.owner)) if queue.owner else Text("none", style="red")
         if len(queue.claims) > 1:
             owner.append(f" +{len(queue.claims) - 1}", style="red")
         depths = [str(queue.lanes[lane].depth) if lane in queue.lanes else "?" for lane in ("live", "event", "batch")]
@@ -248,7 +250,7 @@ def _queues(queues: Sequence[QueueStatus], status: ClusterStatus) -> Table:
 
 
 def _owned_for(epoch: int, now_ms: int) -> str:
-    """How long ago a queue was taken, which its epoch tells (`bus.queue_owners`): it is the unix time, or just above."""
+    """The age of a queue's ownership: its epoch is about the unix time in ms at which the owner acquired the queue."""
     return _age(max(0, now_ms - epoch) / 1000) if epoch >= _FIRST_EPOCH_MS else ""
 
 
@@ -263,7 +265,7 @@ def _cut(table: Table, count: int, rows: int | None) -> Iterator[RenderableType]
 
 
 def _table(*titles: str) -> Table:
-    """A table without lines; titles that begin with a dash stand over numbers."""
+    """A table without lines; a title with a leading dash marks a column of numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title in titles:
         is_number = title.startswith("-")

@@ -1,5 +1,6 @@
-"""`problems_of`: what of a cluster's state is not as it should be. Warnings need a human; notes pass by themselves, or are
-known to whoever set it up so.
+"""`problems_of`: derives problems from a `ClusterStatus`.
+
+A warning needs an operator. A note describes a temporary or configured condition.
 """
 
 from __future__ import annotations
@@ -7,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from schemas.registry import UNLOADED, ModelState
+from schemas.wire.registry import UNLOADED, ModelState
 from weir.status.snapshot import Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
 
 FULL = 0.8
-"""From this share of its bytes on a stream is nearly full, where it refuses what comes then."""
+"""Share of `max_bytes` above which a stream that rejects further messages counts as nearly full."""
 
 OLD_S = 10.0
-"""Live requests that have waited for so long are more than a burst."""
+"""Age in seconds above which a waiting live request is a warning."""
 
 BUSY, PRESSING_S = 0.95, 1.0
-"""From this utilization on, with a live request that has waited for so long, instances can't keep up."""
+"""A model is overloaded from this utilization on, if a live request has waited for this long (seconds)."""
 
-_REFUSING = ("LIVE", "QUEUE")
+_REJECTING = ("LIVE", "QUEUE")
 _SHOWN_REASONS = 2
 
 
 def problems_of(status: ClusterStatus) -> list[Problem]:
-    """All of them, warnings first."""
+    """All problems of the cluster, warnings first."""
     found = [
         *_missing_roles(status),
         *_silent(status),
@@ -51,20 +52,20 @@ def _note(kind: Kind, about: str, text: str) -> Problem:
 def _missing_roles(status: ClusterStatus) -> Iterator[Problem]:
     there = {role.role for role in status.roles if role.state != "silent"}
     if "gateway" not in there:
-        yield _warning("no gateway", "", "no gateway is there: clients are not answered")
+        yield _warning("no gateway", "", "no gateway is running: clients can't connect")
     if "scheduler" not in there:
-        yield _warning("no scheduler", "", "no scheduler is there: requests wait")
+        yield _warning("no scheduler", "", "no scheduler is running: requests wait")
     if "worker" not in there and status.models and all(model.scaled_to_zero for model in status.models):
-        yield _note("no worker", "", "no worker is there: all models are scaled to zero")
+        yield _note("no worker", "", "no worker is running: all models are scaled to zero")
     elif "worker" not in there:
-        yield _warning("no worker", "", "no worker is there: no model can be run")
+        yield _warning("no worker", "", "no worker is running: no model can be executed")
 
 
 def _silent(status: ClusterStatus) -> Iterator[Problem]:
     for role in status.roles:
         if role.state == "silent":
             place = f"process {role.pid} on {role.host_name or f'host {role.host}'}"
-            text = f"{role.role} {role.id} ({place}) does not answer: it is dead, paused or cut off"
+            text = f"{role.role} {role.id} ({place}) does not reply: it is dead, suspended or disconnected"
             yield _warning("silent process", role.id, text)
 
 
@@ -99,21 +100,21 @@ def _model(model: ModelStatus, waiting: int) -> Iterator[Problem]:
     reasons = {reason for version in model.versions for reason in version.reasons} | set(model.reasons)
     bad = sorted(reasons - {UNLOADED})
     if bad:
-        told = "; ".join(bad[:_SHOWN_REASONS])
+        shown = "; ".join(bad[:_SHOWN_REASONS])
         more = f" (and {len(bad) - _SHOWN_REASONS} more reasons)" if len(bad) > _SHOWN_REASONS else ""
         where = "" if model.workers else " on any worker"
-        yield _warning("model fails", model.name, f"model {name} can't be run as it should{where}: {told}{more}")
+        yield _warning("model fails", model.name, f"model {name} fails{where}: {shown}{more}")
     elif model.rejected:
-        text = f"model {name} serves as it was loaded before, its files as they are now can't be loaded: "
+        text = f"model {name} still serves the version loaded before: its changed files can't be loaded: "
         yield _warning("change rejected", model.name, text + "; ".join(model.rejected[:_SHOWN_REASONS]))
     elif model.scaled_to_zero:
-        what = f": {_requests(waiting)} for a worker" if waiting else ""
+        what = f": {_requests(waiting)}" if waiting else ""
         yield _note("scaled to zero", model.name, f"model {name} is scaled to zero{what}")
     elif not model.workers:
         is_loading = any(version.state == ModelState.LOADING for version in model.versions)
         was_unloaded = reasons == {UNLOADED}
         if not is_loading and (waiting or not was_unloaded):
-            what = f"{_requests(waiting)} for it" if waiting else "it was served before"
+            what = _requests(waiting) if waiting else "it was served before"
             yield _warning("model without worker", model.name, f"model {name} has no worker: {what}")
 
 
@@ -129,12 +130,12 @@ def _queues(status: ClusterStatus) -> Iterator[Problem]:
             yield _warning("queue with two owners", queue.model, text)
         live = queue.lanes.get("live")
         if live is not None and live.oldest_s > OLD_S:
-            text = f"a live request of {name} has waited for {live.oldest_s:.0f} s, of {live.depth} that wait"
+            text = f"the oldest of {live.depth} waiting live requests of {name} has waited for {live.oldest_s:.0f} s"
             yield _warning("queue waits", queue.model, text)
 
 
 def _overloaded(status: ClusterStatus) -> Iterator[Problem]:
-    """Models whose instances can't keep up with what is asked of them now."""
+    """Models whose instances can't keep up with their live requests."""
     lanes: dict[tuple[str, str], list[Lane]] = {}
     for queue in status.queues:
         if "live" in queue.lanes:
@@ -149,32 +150,36 @@ def _overloaded(status: ClusterStatus) -> Iterator[Problem]:
             f"{_requests(depth)}, the oldest for {oldest_s:.1f} s"
         )
         if model.desired_workers is not None and model.desired_workers > len(model.workers):
-            text += f"; {len(model.workers)} of the {model.desired_workers} workers that its load needs serve it"
+            text += f"; {len(model.workers)} of the {model.desired_workers} workers needed for its load serve it"
         yield _warning("overloaded", model.name, text)
 
 
 def _broker(status: ClusterStatus, broker: Broker) -> Iterator[Problem]:
     for stream in broker.streams:
-        refuses = stream.name.partition("_")[0] in _REFUSING
+        refuses = stream.name.partition("_")[0] in _REJECTING
         if refuses and stream.max_bytes > 0 and stream.bytes > FULL * stream.max_bytes:
             share = stream.bytes / stream.max_bytes
-            text = f"stream {stream.name} is {share:.0%} full: what comes then is refused"
+            text = f"stream {stream.name} is {share:.0%} full: once full it rejects messages"
             yield _warning("stream nearly full", stream.name, text)
         if broker.cluster and not stream.leader:
-            yield _warning("stream without leader", stream.name, f"stream {stream.name} has no leader: it stands still")
+            yield _warning(
+                "stream without leader", stream.name, f"stream {stream.name} has no leader: it accepts no messages"
+            )
     states = {server.name: server.state for server in broker.servers}
     for name, state in states.items():
         if state in ("offline", "behind"):
             level: Literal["warning", "note"] = "warning" if state == "offline" else "note"
             of = sum(name in stream.behind for stream in broker.streams)
-            text = f"nats-server {name} is {state}, with its copies of {of} streams"
+            text = f"nats-server {name} is {state}, with its replicas of {of} streams"
             yield Problem(level=level, kind="replica behind", about=name, text=text)
     if any(role.role == "gateway" for role in status.roles):
         if broker.durability == "no":
-            text = "the NATS server acknowledges before it syncs: a power loss may lose durable requests"
+            text = "the NATS server acknowledges before it syncs to disk: a power loss may lose durable requests"
             yield _warning("not synced", broker.url, text)
         elif broker.durability == "unknown":
-            text = "it is not known whether the NATS server syncs before it acknowledges: see --nats-monitor"
+            text = (
+                "Weir can't determine whether the NATS server syncs to disk before it acknowledges: see --nats-monitor"
+            )
             yield _note("sync unknown", broker.url, text)
 
 
@@ -184,14 +189,14 @@ def _releases(status: ClusterStatus) -> Iterator[Problem]:
         if role.state != "silent":
             by_release[role.release] = by_release.get(role.release, 0) + 1
     if len(by_release) > 1:
-        told = ", ".join(f"{count} of {release or 'a checkout'}" for release, count in sorted(by_release.items()))
-        yield _warning("releases differ", "", f"processes are of different releases: {told}")
+        counts = ", ".join(f"{count} of {release or 'a checkout'}" for release, count in sorted(by_release.items()))
+        yield _warning("releases differ", "", f"processes run different releases: {counts}")
 
 
 def _dead(status: ClusterStatus) -> Iterator[Problem]:
     for dead in status.dead:
         what = f"{dead.letters} dead letter{'s' if dead.letters > 1 else ''}"
-        text = f"{what} of {_named(dead.model, dead.namespace)}: look at them with weir dead list"
+        text = f"{what} of {_named(dead.model, dead.namespace)}: list them with: weir dead list"
         yield _warning("dead letters", dead.model, text)
 
 

@@ -1,7 +1,7 @@
-"""`ClusterStatus`: what `weir status --json` prints. Fields are added, and none is renamed or gets another meaning, as long
-as `schema_version` is the same; docs/status.md has their table, made from here.
+"""`ClusterStatus`: the output of `weir status --json`.
 
-Names of models are plain; where namespaces are in use, `namespace` tells the rest.
+Within one `schema_version` fields may be added, but none is renamed or changes its meaning. docs/status.md has a table of
+them, generated from this module. Model names are plain; with namespacing, `namespace` completes them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.presence import Role
+from schemas.wire.registry import Role
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -42,97 +42,97 @@ Kind = Literal[
 
 
 class Part(BaseModel):
-    """Base of all: what it holds is never changed, and unknown fields are refused."""
+    """Base class of all parts: immutable, rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Problem(Part):
-    """Something that is not as it should be."""
+    """A condition that may need attention."""
 
-    level: Literal["warning", "note"] = Field(description="a `warning` needs a human and makes the state `degraded`")
-    kind: Kind = Field(description="which of the known problems it is")
-    about: str = Field(description="the model, queue, process or stream in question")
-    text: str = Field(description="one sentence for people")
+    level: Literal["warning", "note"] = Field(
+        description="`warning`: an operator should act, and the state is `degraded`; `note`: information"
+    )
+    kind: Kind = Field(description="the type of the problem")
+    about: str = Field(description="the model, process or stream concerned")
+    text: str = Field(description="description in one sentence")
 
 
 class Server(Part):
-    """One nats-server, as far as the one that was asked knows."""
+    """One nats-server, as seen by the server that `weir status` is connected to."""
 
     name: str = Field(description="its `server_name`")
     state: Literal["connected", "current", "behind", "offline"] = Field(
-        description="`connected`: the one that was asked; else by the worst of the replicas it holds"
+        description="`connected`: this server was queried; otherwise the worst state of its stream replicas"
     )
 
 
 class Stream(Part):
     """One JetStream stream."""
 
-    name: str = Field(description="its name; those of buckets begin with `KV_`, of object stores with `OBJ_`")
+    name: str = Field(description="its name; buckets begin with `KV_`, object stores with `OBJ_`")
     storage: str = Field(description="`memory` or `file`")
-    messages: int = Field(description="messages it holds")
-    bytes: int = Field(description="bytes it holds")
-    max_bytes: int = Field(description="bytes it may hold; -1: no limit of its own")
-    replicas: int = Field(description="copies it is to have")
-    leader: str = Field(
-        description="the server that leads it; empty without a cluster, or where there is none just now"
-    )
-    behind: list[str] = Field(description="servers whose copy is offline or not current")
+    messages: int = Field(description="number of stored messages")
+    bytes: int = Field(description="size of the stored messages in bytes")
+    max_bytes: int = Field(description="size limit in bytes; -1: no limit")
+    replicas: int = Field(description="configured number of replicas")
+    leader: str = Field(description="its leader; empty without a cluster, or while no leader is elected")
+    behind: list[str] = Field(description="servers whose replica is offline or not current")
 
 
 class Broker(Part):
     """The NATS server, or cluster."""
 
-    url: str = Field(description="where it was asked, without credentials")
-    version: str = Field(description="release of the server that was asked")
-    cluster: str = Field(description="name of the cluster; empty for a server alone")
-    servers: list[Server] = Field(description="the servers that are known")
+    url: str = Field(description="its URL without credentials")
+    version: str = Field(description="version of the server that was queried")
+    cluster: str = Field(description="name of the cluster; empty for a single server")
+    servers: list[Server] = Field(description="the known servers")
     durability: Literal["yes", "no", "unknown"] = Field(
-        description="whether an acknowledgement says that a durable request is on disk, as the gateways found out"
+        description="whether a durable request is on disk once it is acknowledged, as determined by the gateways"
     )
     streams: list[Stream] = Field(description="all streams, by name")
 
 
 class Host(Part):
-    """A place whose processes share memory."""
+    """A host: a group of processes that share memory."""
 
-    id: str = Field(description="what tells it from others")
-    name: str = Field(description="its name for people")
-    gateways: int = Field(description="gateways there that are heard")
-    schedulers: int = Field(description="schedulers there that are heard")
-    workers: int = Field(description="workers there that are heard")
-    instances: int = Field(description="instances of those workers, as they tell")
-    busy: int = Field(description="those of them that hold a batch")
+    id: str = Field(description="its unique id")
+    name: str = Field(description="its host name")
+    gateways: int = Field(description="number of gateways that replied")
+    schedulers: int = Field(description="number of schedulers that replied")
+    workers: int = Field(description="number of workers that replied")
+    instances: int = Field(description="number of model instances that those workers report")
+    busy: int = Field(description="number of those instances that are executing a batch")
     utilization: float | None = Field(
-        description="share of the last seconds in which they were busy, 0 to 1; null where nobody tells"
+        description="share of the last seconds in which the instances were busy, 0 to 1; null: not reported"
     )
 
 
 class RoleStatus(Part):
     """One process."""
 
-    role: Role = Field(description="`gateway`, `scheduler` or `worker`")
-    id: str = Field(description="its name on the bus")
+    role: Role = Field(description="`gateway`, `durable`, `scheduler` or `worker`")
+    id: str = Field(description="its unique id on the bus")
     host: str = Field(description="`id` of its host")
-    host_name: str = Field(description="its host's name for people; empty where only its id is known")
-    pid: int = Field(description="its process on that host")
-    release: str = Field(description="release of Weir; empty where it runs from a checkout")
-    since_ms: int = Field(description="up since (unix time); 0 where it is silent and nobody knows")
+    host_name: str = Field(description="its host's name; empty if only the id is known")
+    pid: int = Field(description="its process id on that host")
+    release: str = Field(description="release of Weir; empty if it runs from a checkout")
+    since_ms: int = Field(description="start time (unix time in ms); 0 if unknown")
     state: RoleState = Field(
-        description="`draining`: takes no new work; `leaving`: ends its work; `silent`: known, and does not answer"
+        description="`draining`: accepts no new work; `leaving`: finishes its work and exits; `silent`: does not reply"
     )
-    urls: list[str] = Field(description="where a gateway is asked")
-    queues: int = Field(description="queues that a scheduler owns")
+    urls: list[str] = Field(description="URLs of a gateway")
+    queues: int = Field(description="number of queues that a scheduler owns")
     loop_lag_s: float = Field(
-        default=0.0, description="longest time in the last 10 s for which its event loop served nobody, in seconds"
+        default=0.0, description="longest time in the last 10 s for which its event loop was blocked, in seconds"
     )
-    unreadable: list[str] = Field(default=[], description="why a worker can't read model repositories of its own")
-    models: int = Field(description="models that a worker has ready")
-    instances: int = Field(description="instances of all its models")
-    batches: int = Field(description="batches that a worker holds, as it told last")
-    busy: int = Field(description="instances of a worker that hold a batch")
+    unreadable: list[str] = Field(default=[], description="why a worker can't read its model repositories")
+    models: int = Field(description="number of models that are ready on a worker")
+    instances: int = Field(description="number of instances of all its models")
+    batches: int = Field(description="number of batches a worker holds, by its last heartbeat")
+    busy: int = Field(description="number of instances of a worker that are executing a batch")
     utilization: float | None = Field(
-        description="share of the last seconds in which a worker's instances were busy, 0 to 1; null: it does not tell"
+        description="share of the last seconds in which a worker's instances were busy, 0 to 1; null: not reported"
     )
 
 
@@ -140,86 +140,86 @@ class VersionStatus(Part):
     """One version of a model, over all workers."""
 
     version: int = Field(description="its number")
-    state: str = Field(description="Triton's state; the best of those that workers tell")
-    workers: int = Field(description="workers that have it ready")
-    instances: int = Field(description="instances that take batches, of all workers")
-    busy: int = Field(description="those of them that hold a batch")
-    reasons: list[str] = Field(description="why workers don't have it ready, or can't run it just now")
+    state: str = Field(description="Triton's state; the best of those that workers report")
+    workers: int = Field(description="number of workers on which it is ready")
+    instances: int = Field(description="number of ready instances on all workers")
+    busy: int = Field(description="number of those instances that are executing a batch")
+    reasons: list[str] = Field(description="why it is not ready, or can't run at present, by worker report")
 
 
 class ModelStatus(Part):
-    """One model that somebody serves, or for which requests wait."""
+    """One model that is served, or for which requests wait."""
 
     name: str = Field(description="its name")
-    namespace: str = Field(description="the namespace it lies in; empty without namespacing")
+    namespace: str = Field(description="its namespace; empty without namespacing")
     versions: list[VersionStatus] = Field(description="its versions, by number")
-    workers: list[str] = Field(description="workers that have a version of it ready")
-    reasons: list[str] = Field(description="why workers have no version of it at all")
+    workers: list[str] = Field(description="workers on which a version of it is ready")
+    reasons: list[str] = Field(description="why workers serve no version of it")
     rejected: list[str] = Field(
         default=[],
-        description="why its files as they are now could not be loaded, where workers serve what they had loaded before",
+        description="why its changed files could not be loaded, while workers still serve the version loaded before",
     )
     scaled_to_zero: bool = Field(
-        description="no worker has it, and it is kept for one that will (`--scale-to-zero`): requests for it wait"
+        description="no worker serves it, but its requests are accepted and wait (`--scale-to-zero`)"
     )
     utilization: float | None = Field(
-        description="share of the last seconds in which its instances were busy, 0 to 1; null: no scheduler tells"
+        description="share of the last seconds in which its instances were busy, 0 to 1; null: not reported"
     )
-    desired_workers: int | None = Field(
-        description="workers that it should have for its load; null: no scheduler tells"
-    )
+    desired_workers: int | None = Field(description="number of workers that its load needs; null: not reported")
 
 
 class Lane(Part):
-    """Requests of one lane that wait in a queue's scheduler."""
+    """Requests of one lane that wait in a scheduler."""
 
-    depth: int = Field(description="requests that no instance has begun")
-    oldest_s: float = Field(description="age of the oldest in seconds; 0 where none waits")
+    depth: int = Field(description="number of requests that have not started executing")
+    oldest_s: float = Field(description="age of the oldest waiting request in seconds; 0: none waits")
 
 
 class QueueStatus(Part):
     """The queue of live requests of a model, or of one of its partitions."""
 
     model: str = Field(description="its model")
-    namespace: str = Field(description="as of the model")
-    partition: int = Field(description="which of the model's partitions; 0 where it has one")
-    owner: str = Field(description="the scheduler that owns it; empty: none that is heard does")
-    epoch: int = Field(description="number of the ownership, which grows with each change")
-    claims: list[str] = Field(description="all schedulers that say they own it")
-    frames: int = Field(description="messages in the stream that are not done with, those that run included")
-    lanes: dict[str, Lane] = Field(description="by lane (`live`, `event`, `batch`), where the owner tells")
+    namespace: str = Field(description="namespace of the model")
+    partition: int = Field(description="number of the model's partition; 0 if it has only one")
+    owner: str = Field(description="the scheduler that owns it; empty: no replying scheduler does")
+    epoch: int = Field(description="epoch of the ownership; grows with each change of owner")
+    claims: list[str] = Field(description="all schedulers that claim to own it")
+    frames: int = Field(description="number of unacknowledged messages in the stream, including running requests")
+    lanes: dict[str, Lane] = Field(
+        description="waiting requests by lane (`live`, `event`, `batch`), if the owner reports them"
+    )
 
 
 class DurableQueue(Part):
-    """Durable requests of one model and lane that have no terminal record yet."""
+    """Durable requests of one model and lane that have not ended."""
 
     model: str = Field(description="its model")
-    namespace: str = Field(description="as of the model")
+    namespace: str = Field(description="namespace of the model")
     lane: str = Field(description="`event` or `batch`")
-    waiting: int = Field(description="those that no gateway has taken")
-    taken: int = Field(description="those that its gateway holds or runs")
+    waiting: int = Field(description="number of requests that no gateway has fetched")
+    taken: int = Field(description="number of requests that a gateway has fetched and not finished")
 
 
 class DeadLetters(Part):
-    """Durable requests that could not be done."""
+    """Dead-lettered durable requests of one model."""
 
-    model: str = Field(description="their model")
-    namespace: str = Field(description="as of the model")
-    letters: int = Field(description="how many")
+    model: str = Field(description="the model")
+    namespace: str = Field(description="namespace of the model")
+    letters: int = Field(description="number of dead letters")
 
 
 class ClusterStatus(Part):
-    """See the module."""
+    """The state of a cluster at one point in time, as `weir status --json` prints it."""
 
-    schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="of this form")
-    taken_ms: int = Field(description="when (unix time)")
-    state: State = Field(description="`degraded` with any warning; `unreachable`: no broker answers")
-    error: str = Field(default="", description="why it is unreachable")
-    problems: list[Problem] = Field(default=[], description="what is not as it should be, the worst first")
-    broker: Broker | None = Field(default=None, description="null where it is unreachable")
-    hosts: list[Host] = Field(default=[], description="hosts of processes that are heard")
+    schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="version of this format")
+    taken_ms: int = Field(description="time of the collection (unix time in ms)")
+    state: State = Field(description="`degraded`: there is a warning; `unreachable`: the broker does not reply")
+    error: str = Field(default="", description="why the broker is unreachable")
+    problems: list[Problem] = Field(default=[], description="problems, warnings first")
+    broker: Broker | None = Field(default=None, description="null if it is unreachable")
+    hosts: list[Host] = Field(default=[], description="hosts of the processes that replied")
     roles: list[RoleStatus] = Field(default=[], description="processes, by host and role")
     models: list[ModelStatus] = Field(default=[], description="models, by name")
     queues: list[QueueStatus] = Field(default=[], description="queues of live requests, by model and partition")
-    durable: list[DurableQueue] = Field(default=[], description="durable requests without an end, where there are any")
-    dead: list[DeadLetters] = Field(default=[], description="dead letters, where there are any")
+    durable: list[DurableQueue] = Field(default=[], description="unfinished durable requests by model and lane")
+    dead: list[DeadLetters] = Field(default=[], description="dead letters by model")

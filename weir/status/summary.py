@@ -1,20 +1,20 @@
-"""`summarise`: a `ClusterStatus` of what was heard and read in one look. It asks nobody and knows no clock."""
+"""`summarise`: builds a `ClusterStatus` from the `ClusterFacts` of one collection, without I/O and without a clock."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from bus import subjects
-from bus.durable_subjects import QUEUE_STREAM
-from schemas.model_identity import namespace_of, plain_name
-from schemas.presence import RoleRecord
-from schemas.registry import ModelRecord, ModelState
-from schemas.statistics import LoadCounters, QueueCounters, WorkerLoadCounters
-from weir.status.facts import Facts
+from bus.kv.registry import WorkerView
+from bus.naming import subjects
+from bus.naming.durable_subjects import QUEUE_STREAM
+from schemas.core.names import namespace_of, plain_name
+from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord
+from schemas.wire.statistics import LoadCounters, QueueCounters, SchedulerCounters, WorkerLoadCounters
 from weir.status.problems import problems_of
 from weir.status.snapshot import (
     Broker,
@@ -34,17 +34,41 @@ from weir.status.snapshot import (
 
 _live_queue = re.compile(r"live\.(.+?)(?:=p(\d+))?").fullmatch
 _STATES = (ModelState.READY, ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE)
-_ROLES = ("gateway", "scheduler", "worker")
+_ROLES = ("gateway", "durable", "scheduler", "worker")
 _RANKS: dict[str, int] = {"connected": -1, "current": 0, "behind": 1, "offline": 2}
 
 _ROUNDING = 1e-6
 
 Key = tuple[str, int]
-"""A model's identity and a partition."""
+"""A model's identity and a partition number."""
 
 
-def summarise(facts: Facts) -> ClusterStatus:
-    """What the cluster looks like, with its problems."""
+@dataclass(frozen=True, kw_only=True)
+class ClusterFacts:
+    """The raw replies of one collection.
+
+    `replied` are the processes that replied, `silent` those that replied to an earlier collection only. `workers` is the
+    registry's view; `heartbeats`, `counters` and `loads` are by process id. `known` are the models that are kept without
+    workers. `streams` and `consumers` (by stream) are JetStream's own records; `dead` counts dead letters by model.
+    """
+
+    now_ms: int
+    url: str
+    server: Mapping[str, Any] = field(default_factory=dict)
+    replied: Sequence[RoleRecord] = ()
+    silent: Sequence[RoleRecord] = ()
+    workers: Mapping[str, WorkerView] = field(default_factory=dict)
+    heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)
+    counters: Mapping[str, SchedulerCounters] = field(default_factory=dict)
+    loads: Mapping[str, WorkerLoadCounters] = field(default_factory=dict)
+    known: frozenset[str] = frozenset()
+    streams: Sequence[Mapping[str, Any]] = ()
+    consumers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    dead: Mapping[str, int] = field(default_factory=dict)
+
+
+def summarise(facts: ClusterFacts) -> ClusterStatus:
+    """The state of the cluster, with its problems."""
     roles = _roles(facts)
     silent = {role.id for role in roles if role.state == "silent"}
     queues = _queues(facts)
@@ -67,13 +91,13 @@ def summarise(facts: Facts) -> ClusterStatus:
     return status.model_copy(update={"problems": problems, "state": "degraded" if is_degraded else "healthy"})
 
 
-def _broker(facts: Facts) -> Broker:
+def _broker(facts: ClusterFacts) -> Broker:
     info = facts.server
-    told = {record.durability for record in facts.heard if record.role == "gateway"}
+    durabilities = {record.durability for record in facts.replied if record.role == "gateway"}
     durability: Literal["yes", "no", "unknown"] = "unknown"
-    if "no" in told:
+    if "no" in durabilities:
         durability = "no"
-    elif told == {"yes"}:
+    elif durabilities == {"yes"}:
         durability = "yes"
     streams = sorted((_stream(stream) for stream in facts.streams), key=lambda stream: stream.name)
     return Broker(
@@ -100,8 +124,8 @@ def _stream(stream: Mapping[str, Any]) -> Stream:
     )
 
 
-def _servers(facts: Facts) -> list[Server]:
-    """The server that was asked, and those that have copies of streams, by the worst of them."""
+def _servers(facts: ClusterFacts) -> list[Server]:
+    """The connected server, and the servers that hold stream replicas, each with the worst state of its replicas."""
     states: dict[str, Literal["connected", "current", "behind", "offline"]] = {}
     for stream in facts.streams:
         leader = (stream.get("cluster") or {}).get("leader")
@@ -126,11 +150,11 @@ def _state(copy: Mapping[str, Any]) -> Literal["current", "behind", "offline"]:
     return "current" if copy.get("current") else "behind"
 
 
-def _hosts(facts: Facts) -> list[Host]:
+def _hosts(facts: ClusterFacts) -> list[Host]:
     names: dict[str, str] = {}
     counts: Counter[tuple[str, str]] = Counter()
     loads: dict[str, list[WorkerLoadCounters]] = defaultdict(list)
-    for record in facts.heard:
+    for record in facts.replied:
         names.setdefault(record.host, record.host_name)
         counts[record.host, record.role] += 1
         if record.id in facts.loads:
@@ -151,23 +175,23 @@ def _hosts(facts: Facts) -> list[Host]:
 
 
 def _utilization(loads: Iterable[LoadCounters | WorkerLoadCounters]) -> float | None:
-    """Of all their instances; None where nobody tells of any."""
-    told = list(loads)
-    instances = sum(load.instances for load in told)
-    return round(sum(load.utilization * load.instances for load in told) / instances, 3) if instances else None
+    """The mean over all instances; None if no instances are reported."""
+    reported = list(loads)
+    instances = sum(load.instances for load in reported)
+    return round(sum(load.utilization * load.instances for load in reported) / instances, 3) if instances else None
 
 
-def _roles(facts: Facts) -> list[RoleStatus]:
-    heard = {record.id for record in facts.heard}
-    known = {record.id: record for record in (*facts.missed, *facts.heard)}
-    roles = [_role(facts, record, record.id in heard) for record in known.values()]
+def _roles(facts: ClusterFacts) -> list[RoleStatus]:
+    replied = {record.id for record in facts.replied}
+    records = {record.id: record for record in (*facts.silent, *facts.replied)}
+    roles = [_role(facts, record, record.id in replied) for record in records.values()]
     names = {role.host: role.host_name for role in roles if role.host_name}
     return sorted(roles, key=lambda role: (names.get(role.host, ""), role.host, _ROLES.index(role.role), role.id))
 
 
-def _role(facts: Facts, record: RoleRecord, is_heard: bool) -> RoleStatus:
+def _role(facts: ClusterFacts, record: RoleRecord, has_replied: bool) -> RoleStatus:
     state: RoleState = "leaving" if record.leaving else "up"
-    if not is_heard:
+    if not has_replied:
         state = "silent"
     elif record.role == "worker" and (view := facts.workers.get(record.id)) and state == "up":
         state = "draining" if view.record.draining else "leaving" if view.record.leaving else "up"
@@ -187,7 +211,7 @@ def _role(facts: Facts, record: RoleRecord, is_heard: bool) -> RoleStatus:
     )
 
 
-def _load(facts: Facts, id: str) -> dict[str, Any]:
+def _load(facts: ClusterFacts, id: str) -> dict[str, Any]:
     load = facts.loads.get(id)
     view, heartbeat = facts.workers.get(id), facts.heartbeats.get(id)
     models = () if view is None else view.models.values()
@@ -195,7 +219,7 @@ def _load(facts: Facts, id: str) -> dict[str, Any]:
     return {
         "models": sum(map(bool, ready)),
         "unreadable": [] if view is None else list(view.record.unreadable),
-        # What a worker tells of its load counts what can be busy, and the coordinators of ensembles never are.
+        # The load counters exclude ensembles, whose coordinators are never busy.
         "instances": sum(v.instances for versions in ready for v in versions) if load is None else load.instances,
         "batches": 0 if heartbeat is None else sum(map(len, heartbeat.batches.values())),
         "busy": 0 if load is None else load.busy,
@@ -203,7 +227,7 @@ def _load(facts: Facts, id: str) -> dict[str, Any]:
     }
 
 
-def _models(facts: Facts, silent: set[str], queues: set[Key]) -> list[ModelStatus]:
+def _models(facts: ClusterFacts, silent: set[str], queues: set[Key]) -> list[ModelStatus]:
     records: dict[str, dict[str, ModelRecord]] = defaultdict(dict)
     for worker, view in facts.workers.items():
         for name, record in view.models.items():
@@ -212,26 +236,32 @@ def _models(facts: Facts, silent: set[str], queues: set[Key]) -> list[ModelStatu
         records[name] = {}
     for name in facts.known - records.keys():
         records[name] = {}
-    busy: Counter[tuple[str, int]] = Counter()
+    busy: dict[str, Counter[int]] = defaultdict(Counter)
     loads: dict[str, list[LoadCounters]] = defaultdict(list)
     for counters in facts.counters.values():
         for queue in counters.models:
-            busy.update({(queue.model, version.version): version.busy for version in queue.versions})
+            busy[queue.model].update({version.version: version.busy for version in queue.versions})
             if queue.load is not None:
                 loads[queue.model].append(queue.load)
-    return [_model(name, records[name], silent, busy, loads[name], name in facts.known) for name in sorted(records)]
+    return [
+        _model(name, _ModelReports(records[name], busy[name], loads[name], name in facts.known), silent)
+        for name in sorted(records)
+    ]
 
 
-def _model(
-    name: str,
-    records: Mapping[str, ModelRecord],
-    silent: set[str],
-    busy: Mapping[tuple[str, int], int],
-    loads: Sequence[LoadCounters],
-    is_known: bool,
-) -> ModelStatus:
+class _ModelReports(NamedTuple):
+    """What workers (`records`, by worker) and schedulers (`busy` instances by version, `loads`) report of a model."""
+
+    records: Mapping[str, ModelRecord]
+    busy: Mapping[int, int]
+    loads: Sequence[LoadCounters]
+    is_known: bool
+
+
+def _model(name: str, reports: _ModelReports, silent: set[str]) -> ModelStatus:
+    records, loads = reports.records, reports.loads
     live = {worker: record for worker, record in records.items() if worker not in silent}
-    # What it says of failures counts only where it is for nobody.
+    # A failure is reported only if the model is not placed on another worker.
     chosen = {worker: record for worker, record in live.items() if not record.elsewhere} or live
     numbers = sorted({number for record in records.values() for number in record.versions})
     versions: list[VersionStatus] = []
@@ -248,7 +278,7 @@ def _model(
                 state=min(states, key=_STATES.index).value,
                 workers=len(ready),
                 instances=sum(row.instances for row in ready.values()),
-                busy=busy.get((name, number), 0) if ready else 0,
+                busy=reports.busy.get(number, 0) if ready else 0,
                 reasons=sorted(reasons),
             )
         )
@@ -259,16 +289,16 @@ def _model(
         workers=sorted(having),
         reasons=sorted({record.reason for record in chosen.values()} - {""}),
         rejected=sorted({record.rejected for record in chosen.values()} - {""}),
-        scaled_to_zero=is_known and not records,
+        scaled_to_zero=reports.is_known and not records,
         utilization=_utilization(loads),
-        # Parts of a model's queues are told in fractions, which are sums of floats.
+        # Schedulers report fractions of workers per queue; their sum has rounding errors.
         desired_workers=ceil(sum(load.desired_workers for load in loads) - _ROUNDING) if loads else None,
     )
 
 
-def _queues(facts: Facts) -> list[tuple[Key, QueueStatus]]:
+def _queues(facts: ClusterFacts) -> list[tuple[Key, QueueStatus]]:
     claims: dict[Key, dict[str, int]] = defaultdict(dict)
-    for record in facts.heard:
+    for record in facts.replied:
         if record.role == "scheduler" and not record.leaving:
             for model, partition, epoch in record.queues:
                 claims[model, partition][record.id] = epoch
@@ -281,14 +311,14 @@ def _queues(facts: Facts) -> list[tuple[Key, QueueStatus]]:
     served = {model for view in facts.workers.values() for model in view.models}
     keys = {*claims, *(key for key, held in frames.items() if held)}
     keys |= {(model, 0) for model in served - {model for model, _ in claims}}
-    told = _queue_counters(facts)
-    return [(key, _queue(key, claims.get(key, {}), frames[key], told)) for key in sorted(keys)]
+    counters = _queue_counters(facts)
+    return [(key, _queue(key, claims.get(key, {}), frames[key], counters)) for key in sorted(keys)]
 
 
-def _queue_counters(facts: Facts) -> dict[tuple[str, str, int], QueueCounters]:
-    """By scheduler, model and partition. Who doesn't tell which partition, tells of them in their order."""
-    told: dict[tuple[str, str, int], QueueCounters] = {}
-    owned = {record.id: record.queues for record in facts.heard}
+def _queue_counters(facts: ClusterFacts) -> dict[tuple[str, str, int], QueueCounters]:
+    """Counters by scheduler, model and partition. Counters without a partition number come in partition order."""
+    by_queue: dict[tuple[str, str, int], QueueCounters] = {}
+    owned = {record.id: record.queues for record in facts.replied}
     for scheduler, counters in facts.counters.items():
         left = {
             model: iter(sorted(p for m, p, _ in owned.get(scheduler, ()) if m == model))
@@ -297,16 +327,16 @@ def _queue_counters(facts: Facts) -> dict[tuple[str, str, int], QueueCounters]:
         for queue in counters.models:
             partition = getattr(queue, "partition", None)
             partition = next(left[queue.model], 0) if partition is None else partition
-            told[scheduler, queue.model, partition] = queue
-    return told
+            by_queue[scheduler, queue.model, partition] = queue
+    return by_queue
 
 
 def _queue(
-    key: Key, claims: Mapping[str, int], frames: int, told: Mapping[tuple[str, str, int], QueueCounters]
+    key: Key, claims: Mapping[str, int], frames: int, by_queue: Mapping[tuple[str, str, int], QueueCounters]
 ) -> QueueStatus:
-    # Among several the one with the latest ownership: workers refuse all others.
+    # Of several claims the latest epoch wins: workers reject batches of older ones.
     owner = max(claims, key=lambda id: (claims[id], id), default="")
-    counters = told.get((owner, *key))
+    counters = by_queue.get((owner, *key))
     return QueueStatus(
         model=plain_name(key[0]),
         namespace=namespace_of(key[0]),
@@ -322,8 +352,8 @@ def _queue(
     )
 
 
-def _durable_consumers(facts: Facts) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The consumers of durable requests by lane and model, of which requests are left."""
+def _durable_consumers(facts: ClusterFacts) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Consumers with unfinished durable requests, by lane and model."""
     found = {}
     for consumer in facts.consumers.get(QUEUE_STREAM, ()):
         metadata = consumer["config"].get("metadata") or {}
@@ -332,7 +362,7 @@ def _durable_consumers(facts: Facts) -> dict[tuple[str, str], Mapping[str, Any]]
     return found
 
 
-def _durable(facts: Facts) -> list[DurableQueue]:
+def _durable(facts: ClusterFacts) -> list[DurableQueue]:
     return [
         DurableQueue(
             model=plain_name(model),

@@ -1,0 +1,232 @@
+"""The `weir` command line: the typer application and the sub-commands with short command lines.
+
+`weir status`, `push` and `dead` are declared here; their implementations (`weir.status`, `weir.commands.push`,
+`weir.commands.dead_letters`) are imported when the command runs, so that other commands start faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bus.naming.live_queues import MAX_LIVE_STREAMS
+from bus.naming.permissions import USERS, nats_conf
+from runtime.readiness import announce_failure
+from weir import __version__
+from weir.commands import backends as backends_command
+from weir.commands import roles as role_commands
+from weir.commands import serve as serve_command
+from weir.commands.batch import batch
+from weir.commands.option_commands import command, with_implied_values
+from weir.commands.roles import hide_secrets
+from weir.errors import StartError
+from weir.options import BACKENDS, ROLES, SERVE, UsageError
+from weir.running_server import BrokerTarget, with_broker_options
+from weir.terminal import SectionedCommand
+
+BARE = {"--watch": "2"}
+"""The values of options given without one."""
+
+
+@with_broker_options
+def status(
+    broker: BrokerTarget,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object (docs/status.md).")] = False,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            metavar="[SECONDS]", min=0.5, help="Repeat at this interval until interrupted (default 2 seconds)."
+        ),
+    ] = None,
+    show_all: Annotated[bool, typer.Option("--all", help="Show all models, queues and processes.")] = False,
+) -> None:
+    """Show the state of the cluster. Exit status: 0 healthy, 1 there are warnings, 2 broker unreachable."""
+    from weir.status import watch as watching
+
+    raise typer.Exit(
+        watching.watch(broker, watch, as_json, show_all) if watch else watching.show(broker, as_json, show_all)
+    )
+
+
+DEFAULT_REPOSITORY = "models"
+"""The default repository."""
+
+
+@with_broker_options
+def push(
+    broker: BrokerTarget,
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[MODEL_DIR]...", help="Folders of models; a folder's name is the model's name."),
+    ] = None,
+    repository: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the repository; workers use it as nats://NAME.")
+    ] = DEFAULT_REPOSITORY,
+    delete: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL", help="Delete this model; may be repeated.")
+    ] = None,
+    list_models: Annotated[bool, typer.Option("--list", help="List the models in the repository.")] = False,
+) -> None:
+    """Store folders of models in NATS, for workers started with --model-repository=nats://NAME."""
+    if not (folders or delete or list_models):
+        raise UsageError("nothing to do: name a model folder, or give --delete MODEL or --list")
+    from weir.commands.push import run
+
+    run(broker, repository, folders or (), delete or (), list_models)
+
+
+def nats_permissions(
+    format: Annotated[
+        str, typer.Option(metavar="FORMAT", help="nats-conf: a nats-server configuration file.")
+    ] = "nats-conf",
+    users: Annotated[
+        list[str] | None,
+        typer.Option(metavar="USER", help=f"One of {', '.join(USERS)}; may be repeated. Default: all."),
+    ] = None,
+    live_streams: Annotated[
+        int, typer.Option(min=1, max=MAX_LIVE_STREAMS, help="Number of streams of live requests.")
+    ] = 1,
+    repository: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A model repository in NATS; may be repeated. Default: models."),
+    ] = None,
+) -> None:
+    """Print the users of a nats-server, with the minimal permissions that each role needs."""
+    if format != "nats-conf":
+        raise UsageError('Bad option: "--format". It must be nats-conf.')
+    wanted = [name for given in users or USERS for name in given.split(",")]
+    unknown = [user for user in wanted if user not in USERS]
+    if unknown:
+        raise UsageError(f'Bad option: "--users". Unknown user {unknown[0]}. Choose from: {", ".join(USERS)}.')
+    typer.echo(nats_conf(wanted, live_streams, repository or ("models",)), nl=False)
+
+
+dead = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+Model = Annotated[str, typer.Option(metavar="NAME", help="Only dead letters of this model.")]
+Letters = Annotated[
+    list[str] | None, typer.Argument(metavar="ID|SEQ", help="Dead letter, by request id or by sequence number.")
+]
+
+
+@dead.callback()
+def _dead() -> None:
+    """Dead letters, that is durable requests that failed for good: list, show, replay or purge them."""
+
+
+@dead.command(name="list", cls=SectionedCommand)
+@with_broker_options
+def list_letters(
+    broker: BrokerTarget,
+    model: Model = "",
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number to list.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List dead letters, newest first."""
+    from weir.commands.dead_letters import list_letters as run
+
+    run(broker, model, limit, as_json)
+
+
+@dead.command(cls=SectionedCommand)
+@with_broker_options
+def show(
+    broker: BrokerTarget,
+    letter: Annotated[str, typer.Argument(metavar="ID|SEQ", help="Dead letter, by request id or by sequence number.")],
+) -> None:
+    """Show one dead letter: its reason, attempts, headers and body."""
+    from weir.commands.dead_letters import show as run
+
+    run(broker, letter)
+
+
+@dead.command(cls=SectionedCommand)
+@with_broker_options
+def replay(
+    broker: BrokerTarget,
+    letters: Letters = None,
+    model: Model = "",
+    all_letters: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    new_id: Annotated[
+        bool, typer.Option("--new-id", help="Use the new id <id>.r<seq>, for requests whose id has another result.")
+    ] = False,
+) -> None:
+    """Publish dead letters again, with their ids and without their deadlines, and remove them from the dead letters."""
+    if [bool(letters), bool(model), all_letters].count(True) != 1:
+        raise UsageError("name the dead letters, or give --model NAME or --all")
+    from weir.commands.dead_letters import replay as run
+
+    if not run(broker, letters or (), model, new_id):
+        raise typer.Exit(1)
+
+
+@dead.command(cls=SectionedCommand)
+@with_broker_options
+def purge(  # noqa: PLR0913 - options of a command
+    broker: BrokerTarget,
+    letters: Letters = None,
+    model: Model = "",
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="Only dead letters older than this: 30m, 12h, 7d.")
+    ] = "",
+    all_letters: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+) -> None:
+    """Delete dead letters and their bodies in the object store. Their result records remain."""
+    if [bool(letters), bool(model or older_than), all_letters].count(True) != 1:
+        raise UsageError("name the dead letters, or give --model NAME, --older-than TIME or both, or --all")
+    from weir.commands.dead_letters import purge as run
+    from weir.commands.dead_letters import read_age_s
+
+    run(broker, letters or (), model, read_age_s(older_than) if older_than else 0.0, yes)
+
+
+app = typer.Typer(name="weir", no_args_is_help=True, pretty_exceptions_enable=False)
+app.command(cls=SectionedCommand)(command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values)))
+app.command(cls=SectionedCommand)(command(BACKENDS, backends_command.HELP, backends_command.backends))
+for _role in ROLES:
+    app.command(cls=SectionedCommand, rich_help_panel="One role alone")(
+        command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
+    )
+app.command(cls=SectionedCommand)(push)
+app.command(cls=SectionedCommand)(status)
+app.command(cls=SectionedCommand)(nats_permissions)
+app.add_typer(batch)
+app.add_typer(dead, name="dead")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"weir {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _weir(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Weir serves Triton model repositories to Triton clients, with a durable queue between clients and models."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line. Exit statuses: 0 success, 1 start failed or stop forced, 2 wrong usage, 3 too many restarts."""
+    hide_secrets()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        # The options of `weir batch` are not in the option table, although one has the same name.
+        if given[:1] == [status.__name__]:
+            given = with_implied_values(given, BARE)
+        elif given[:1] != [batch.info.name]:
+            given = with_implied_values(given)
+        app(given, prog_name="weir")
+    except (StartError, UsageError) as error:
+        announce_failure(str(error))
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1 if isinstance(error, StartError) else 2)

@@ -1,0 +1,233 @@
+"""`weir batch`: submits and controls offline jobs over HTTP. A gateway runs them.
+
+Exit statuses: 0 all items succeeded, 1 the job failed or was cancelled (or the server can't be reached), 2 wrong usage,
+3 the job finished and some items failed, 130 watching was interrupted (Ctrl-C) and the job continues.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weir.errors import StartError
+from weir.running_server import DEFAULT_HTTP, none_found_hint, only_local_server
+from weir.terminal import SectionedCommand
+
+if TYPE_CHECKING:
+    from weir.commands.batch_client import JobsClient
+
+batch = typer.Typer(
+    name="batch",
+    no_args_is_help=True,
+    help="Offline jobs: run a model over files.",
+)
+
+_INTERRUPTED = 130
+
+_Url = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="WEIR_URL",
+        metavar="HOST:PORT",
+        help=f"The server's HTTP address. Default: that of the weir serve on this machine, else {DEFAULT_HTTP}.",
+    ),
+]
+_DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="FOLDER", help="Data folder of a weir serve on this machine, to select its server."
+    ),
+]
+_Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or a prefix of it.")]
+
+
+@batch.command(cls=SectionedCommand)
+def submit(  # noqa: PLR0913 - options of a command
+    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The model.")],
+    output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="New or empty folder for the results.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input", "-i", metavar="FILES", help="Files, folders or patterns; further ones may be given as arguments."
+        ),
+    ] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILES", help="Further input files.")] = None,
+    version: Annotated[str, typer.Option(metavar="NUMBER", help="Version of the model.", show_default="latest")] = "",
+    input_format: Annotated[
+        str, typer.Option(metavar="NAME", help="jsonl, npy, parquet or files.", show_default="from the file names")
+    ] = "",
+    output_format: Annotated[
+        str, typer.Option(metavar="NAME", help="jsonl, npz or parquet.", show_default="that of the input")
+    ] = "",
+    priority: Annotated[
+        int, typer.Option(min=0, metavar="LEVEL", help="Priority of the job's requests.", show_default=False)
+    ] = 0,
+    max_in_flight: Annotated[
+        int, typer.Option(min=0, metavar="COUNT", help="Maximum number of items in flight.", show_default="adaptive")
+    ] = 0,
+    max_failures: Annotated[
+        int,
+        typer.Option(
+            min=-1, metavar="COUNT", help="Stop after more failed items than this.", show_default="when all fail"
+        ),
+    ] = -1,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,
+    url: _Url = "",
+    data_dir: _DataDir = None,
+) -> None:
+    """Submit a job and watch it. Input and output must be below a --batch-root of the server."""
+    given = [*(inputs or ()), *(files or ())]
+    if not given:
+        raise StartError("--input must be specified")
+    document = {
+        "model": model,
+        "version": version,
+        "input": [os.path.abspath(path) for path in given],
+        "input_format": input_format,
+        "output": os.path.abspath(output),
+        "output_format": output_format,
+        "priority": priority,
+        "max_in_flight": max_in_flight,
+        "max_failures": max_failures,
+    }
+    client = _client(url, data_dir)
+    job = _call(client, client.submit, document)
+    if not wait:
+        print(job["id"])
+        return
+    typer.echo(f"job {job['id']}", err=True)
+    _watch(client, job)
+
+
+@batch.command("list", cls=SectionedCommand)
+def list_jobs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    url: _Url = "",
+    data_dir: _DataDir = None,
+) -> None:
+    """List all jobs, newest first."""
+    client = _client(url, data_dir)
+    jobs = _call(client, client.list)
+    if as_json:
+        import json
+
+        print(json.dumps(jobs, indent=2))
+        return
+    from weir.commands.batch_display import show_table
+
+    show_table(jobs)
+
+
+@batch.command(cls=SectionedCommand)
+def status(
+    id: _Id,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    url: _Url = "",
+    data_dir: _DataDir = None,
+) -> None:
+    """Show the details of one job."""
+    from weir.commands.batch_display import show_job
+
+    show_job(_job(_client(url, data_dir), id), as_json)
+
+
+@batch.command(cls=SectionedCommand)
+def watch(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+    """Watch a job until it ends."""
+    client = _client(url, data_dir)
+    _watch(client, _job(client, id))
+
+
+@batch.command(cls=SectionedCommand)
+def pause(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+    """Pause a job until it is resumed."""
+    _control(_client(url, data_dir), id, "pause")
+
+
+@batch.command(cls=SectionedCommand)
+def resume(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+    """Resume a paused job."""
+    _control(_client(url, data_dir), id, "resume")
+
+
+@batch.command(cls=SectionedCommand)
+def cancel(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+    """Cancel a job. Results written so far are kept."""
+    _control(_client(url, data_dir), id, "cancel")
+
+
+@batch.command(cls=SectionedCommand)
+def retry(
+    id: _Id,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,
+    url: _Url = "",
+    data_dir: _DataDir = None,
+) -> None:
+    """Retry the failed and unprocessed items of a job that has ended."""
+    client = _client(url, data_dir)
+    job = _call(client, client.control, _job(client, id)["id"], "retry")
+    if wait:
+        _watch(client, job)
+    else:
+        print(f"{job['id']}: {job['state']}")
+
+
+def _client(url: str, data_dir: Path | None) -> JobsClient:
+    """A client of the server at `url`; without a URL, of the only local server, else of the default address."""
+    from weir.commands.batch_client import JobsClient
+
+    if url and data_dir is None:
+        return JobsClient(url)
+    server = only_local_server(data_dir, "--url HOST:PORT")
+    if server is None:
+        return JobsClient(DEFAULT_HTTP, f"{none_found_hint(DEFAULT_HTTP)}--url HOST:PORT.")
+    if not server.http:
+        raise StartError(f"the server found on this machine does not serve HTTP (yet): {server}")
+    if data_dir is None:
+        typer.echo(f"server found on this machine: {server}", err=True)
+    return JobsClient(server.http)
+
+
+def _call(client: JobsClient, ask: Any, *arguments: Any) -> Any:
+    from weir.commands.batch_client import Unreachable
+
+    try:
+        return ask(*arguments)
+    except Unreachable as error:
+        raise StartError(f"{error}. {client.hint}" if client.hint else str(error)) from error
+
+
+def _job(client: JobsClient, id: str) -> dict[str, Any]:
+    """The job with this id, or the only job whose id begins with it."""
+    full = id if id.startswith("batch-") else f"batch-{id}"
+    if len(full) >= len("batch-") + 16:
+        return dict(_call(client, client.status, full))
+    found = [job for job in _call(client, client.list) if job["id"].startswith(full)]
+    if len(found) != 1:
+        raise StartError(f"several jobs match '{id}'" if found else f"no job matches '{id}'")
+    return dict(found[0])
+
+
+def _control(client: JobsClient, id: str, verb: str) -> None:
+    job = _call(client, client.control, _job(client, id)["id"], verb)
+    doing = {"pause": "pausing", "cancel": "cancelling"}.get(verb, "")
+    state = job["state"] if not doing or job["state"] not in ("running", "queued") else doing
+    print(f"{job['id']}: {state}")
+
+
+def _watch(client: JobsClient, job: dict[str, Any]) -> None:
+    from weir.commands.batch_display import exit_status, url_option
+    from weir.commands.batch_display import watch as watched
+
+    try:
+        ended = watched(client, job)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"\nthe job continues; watch it again with: weir batch watch {job['id']}{url_option(client)}", err=True
+        )
+        raise typer.Exit(_INTERRUPTED) from None
+    raise typer.Exit(exit_status(ended))

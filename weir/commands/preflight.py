@@ -1,0 +1,87 @@
+"""Checks of folders and ports before any process is started; failures are StartErrors of one line."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from schemas.core.names import repository_of
+from weir.errors import StartError
+
+_REMOTE = ("s3://", "gs://", "as://")
+
+
+class Listener(NamedTuple):
+    """An address to listen on; `protocol` is Triton's name, `shares` allows other servers on the same port."""
+
+    protocol: str
+    address: str
+    port: int
+    shares: bool = False
+
+
+def check_repositories(paths: Sequence[str | Path] | None, may_be_absent: bool = False) -> tuple[Path | str, ...]:
+    """The model repositories: folders as absolute paths, repositories in NATS as addresses (`nats://NAME`).
+
+    Raises StartError, in Triton's wording where Triton has one. With `may_be_absent` a folder need not exist.
+    """
+    if not paths:
+        raise StartError("--model-repository must be specified")
+    checked: list[Path | str] = []
+    for path in paths:
+        if _lies_in_nats(path):
+            checked.append(path)
+            continue
+        if str(path).startswith(_REMOTE):
+            raise StartError(f"model repository {path} is not a folder: remote repositories are not supported")
+        if not may_be_absent and not Path(path).is_dir():
+            raise StartError(f"model repository {path} is not a folder")
+        checked.append(Path(path).absolute())
+    # As in Triton, duplicates count once.
+    return tuple(dict.fromkeys(checked))
+
+
+def _lies_in_nats(path: str | Path) -> bool:
+    try:
+        return repository_of(path) is not None
+    except ValueError as error:
+        raise StartError(f"invalid model repository {path}: {error}") from error
+
+
+def check_backend_directories(paths: Sequence[str | Path]) -> tuple[Path, ...]:
+    """The backend directories as absolute paths. Raises StartError for one that does not exist."""
+    for path in paths:
+        if not Path(path).is_dir():
+            raise StartError(f"backend directory {path} is not a folder")
+    return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
+
+
+def check_listeners(listeners: Sequence[Listener]) -> None:
+    """Check that each address is free; port 0 always is. Raises StartError."""
+    taken: dict[tuple[str, int], str] = {}
+    for protocol, address, port, _ in listeners:
+        other = taken.setdefault((address, port), protocol)
+        if port and other != protocol:
+            raise StartError(
+                f"The server cannot listen to {other} requests and {protocol} requests "
+                f"at the same address and port {address}:{port}"
+            )
+    for listener in listeners:
+        _check_free(*listener)
+
+
+def _check_free(protocol: str, address: str, port: int, shares: bool) -> None:
+    try:
+        family, kind, number, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as probe:
+            # As servers do, so that recently closed connections don't count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            probe.bind(place)
+    except OSError as error:
+        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise StartError(f"can't listen for {protocol} requests at {address}:{port}: {reason}") from error

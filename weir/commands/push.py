@@ -1,0 +1,164 @@
+"""`weir push`: stores folders of models in a repository in NATS, for workers that share no file system."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import typer
+from nats.errors import Error as NatsError
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from bus.kv.pushed_models import PIECE_BYTES, PushedModels
+from bus.naming.identity import new_id
+from bus.nats.connection import Bus
+from repository.paths import check_model_name, path_inside
+from schemas.core.errors import WeirError
+from schemas.core.names import check_repository_name
+from schemas.wire.model_control import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside
+from weir.errors import StartError
+from weir.options import UsageError
+from weir.running_server import BrokerTarget, unwrap_exception_groups
+
+_IGNORED_FOLDERS = frozenset({"__pycache__"})
+
+
+def run(
+    broker: BrokerTarget, repository: str, folders: Sequence[Path], deleted: Sequence[str], list_models: bool
+) -> None:
+    """Push the folders, delete the models, then list the repository. Raises StartError, UsageError."""
+    try:
+        check_repository_name(repository)
+        asyncio.run(_push(broker, repository, folders, deleted, list_models))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except WeirError as error:
+        raise StartError(error.message) from error
+    except (NatsError, OSError) as error:
+        raise StartError(str(error) or type(error).__name__) from error
+
+
+async def _push(
+    broker: BrokerTarget, repository: str, folders: Sequence[Path], deleted: Sequence[str], list_models: bool
+) -> None:
+    # Invalid folders are found before anything is sent.
+    models = [(folder, await asyncio.to_thread(describe, folder)) for folder in folders]
+    async with _connected(broker) as bus:
+        pushed = PushedModels(bus, repository)
+        for folder, model in models:
+            await _push_model(pushed, folder, model)
+        for name in deleted:
+            check_model_name(name)
+            was_there = await pushed.delete(name)
+            typer.echo(f"{name}: {'deleted' if was_there else f'is not in repository {repository!r}'}")
+        if models or deleted:
+            await pushed.sweep()
+        if list_models:
+            await _list(pushed)
+
+
+@asynccontextmanager
+async def _connected(broker: BrokerTarget) -> AsyncIterator[Bus]:
+    with unwrap_exception_groups(WeirError, NatsError, OSError):
+        async with broker.connected(new_id("push")) as bus:
+            yield bus
+
+
+async def _push_model(pushed: PushedModels, folder: Path, model: PushedModel) -> None:
+    before = await pushed.find(model.name)
+    revision = 0 if before is None else before[1]
+    contents = {file.digest: file for file in model.files}
+    missing = [file for file in contents.values() if not await pushed.has(file)]
+    sent_bytes = sum(file.size_bytes for file in missing)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(model.name, total=sent_bytes)
+        for file in missing:
+            async for count in _send(pushed, folder, file):
+                progress.advance(task, count)
+    if before is not None and before[0] == model:
+        typer.echo(f"{model.name}: unchanged, {len(model.files)} files")
+        return
+    await pushed.write(model, revision)
+    # A concurrent sweep may have deleted contents that belonged to no model before the write.
+    for file in contents.values():
+        if not await pushed.has(file):
+            async for _ in _send(pushed, folder, file):
+                pass
+    skipped = len(contents) - len(missing)
+    typer.echo(f"{model.name}: sent {len(missing)} files, {_size(sent_bytes)}; {skipped} were already stored")
+
+
+async def _send(pushed: PushedModels, folder: Path, file: PushedFile) -> AsyncIterator[int]:
+    """Send a file in pieces; yields the size of each piece. Raises OSError if the file changes meanwhile."""
+    digest = hashlib.sha256()
+    with path_inside(folder, file.path).open("rb") as content:
+        number, left = 0, file.size_bytes
+        while left > 0:
+            piece = await asyncio.to_thread(content.read, min(PIECE_BYTES, left))
+            digest.update(piece)
+            left -= len(piece)
+            # The last piece makes the file visible, so the content must still match its digest.
+            if not piece or (left == 0 and digest.hexdigest() != file.digest):
+                raise OSError(f"file {file.path} changed while it was sent: push the model again")
+            await pushed.put_piece(file, number, piece)
+            number += 1
+            yield len(piece)
+
+
+async def _list(pushed: PushedModels) -> None:
+    for name in await pushed.names():
+        try:
+            found = await pushed.find(name)
+        except WeirError as error:
+            typer.echo(f"{name}: {error.message}")
+            continue
+        if found is not None:
+            files = found[0].files
+            typer.echo(f"{name}: {len(files)} files, {_size(sum(file.size_bytes for file in files))}")
+
+
+def describe(folder: Path) -> PushedModel:
+    """Describe the model in `folder`; its name is that of the folder. Blocking.
+
+    Raises WeirError or OSError for an invalid model name and for links that lead out of the folder.
+    """
+    if not folder.is_dir():
+        raise StartError(f"{folder} is not a folder")
+    name = folder.resolve().name
+    check_model_name(name)
+    files: list[PushedFile] = []
+    for path in sorted(_paths(folder, "")):
+        if not is_inside(path):
+            raise StartError(f"file {path!r} of model '{name}' has a name that can't be pushed")
+        with path_inside(folder, path).open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+            files.append(PushedFile(path, os.fstat(content.fileno()).st_size, digest))
+    if not files:
+        raise StartError(f"folder {folder} has no files")
+    if len(files) > MAX_PUSHED_FILES:
+        raise StartError(f"model '{name}' has more than {MAX_PUSHED_FILES} files")
+    return PushedModel(name, tuple(files))
+
+
+def _paths(folder: Path, prefix: str) -> Iterator[str]:
+    """The paths of the model's files, without hidden files and Python caches. Raises OSError for a link to a folder."""
+    for entry in os.scandir(folder):
+        if entry.name.startswith(".") or entry.name in _IGNORED_FOLDERS:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _paths(Path(entry.path), f"{prefix}{entry.name}/")
+        elif entry.is_dir():
+            raise OSError(f"{prefix}{entry.name} is a link to a folder, which can't be pushed")
+        else:
+            yield f"{prefix}{entry.name}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count} bytes"

@@ -1,0 +1,131 @@
+"""`weir gateway`, `weir durable`, `weir scheduler`, `weir worker`: run one role, as `weir serve` and containers do.
+
+A role's code is imported only when its command runs. Its `main.run(settings)` blocks until the role ends; a WeirError that
+it raises is logged and announced to the supervisor in one line. Broker passwords are hidden from other processes and from
+the code of models first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
+from runtime.readiness import announce_failure, watch_parent
+from schemas.core.errors import WeirError
+from weir import NATS_URL_VARIABLE
+from weir.commands.preflight import check_backend_directories, check_repositories
+from weir.errors import StartError
+from weir.options import options_of
+from weir.options.broker import ACCESS_FIELDS
+from weir.running_server import access_to
+
+HELP = {
+    "gateway": "Run a gateway: it serves HTTP, gRPC and metrics.",
+    "durable": "Run durable requests and offline jobs in a process of their own, beside gateways.",
+    "scheduler": "Run a scheduler: it forms batches and assigns them to workers.",
+    "worker": "Run a worker: it loads models and executes batches.",
+}
+"""The help text of each role's command."""
+
+
+def run_role(role: str, values: Mapping[str, Any]) -> None:
+    """Run `role` with the values of its options, by key, until it ends."""
+    settings = settings_of(role, values)
+    forget_secrets()
+    watch_parent()
+    main = import_role(role)
+    try:
+        status = main.run(settings)
+    except WeirError as error:
+        logging.getLogger(f"weir.{role}").error("%s", error.message)
+        announce_failure(error.message)
+        raise typer.Exit(1) from error
+    if status:
+        raise typer.Exit(status)
+
+
+def import_role(role: str) -> Any:
+    """Import the role's `main` module. Modules are never freed, so the garbage collector need not scan them again."""
+    gc.disable()
+    main = import_module(f"{role}.main")
+    gc.freeze()
+    gc.enable()
+    return main
+
+
+def check_gateway_options(values: Mapping[str, Any]) -> None:
+    """Check the gateway's options early, because it is started only after all models are loaded. Raises StartError."""
+    options = options_of("gateway")
+    chosen = {key: values.get(key, () if option.repeatable else option.default) for key, option in options.items()}
+    settings = settings_of("gateway", {**chosen, "nats": chosen["nats"] or "nats://127.0.0.1"})
+    try:
+        import_module("gateway.parsed_settings").parse_settings(settings)
+    except WeirError as error:
+        raise StartError(error.message) from error
+    except (OSError, ValueError) as error:
+        raise StartError(str(error)) from error
+
+
+def settings_of(role: str, values: Mapping[str, Any]) -> Any:
+    """The settings of `role`, a dataclass of its package. Raises StartError if a required option is missing."""
+    fields = {option.settings_field: values[key] for key, option in options_of(role).items()}
+    fields["nats_access"] = BrokerAccess.of({name: fields.pop(name) for name in list(fields) if name in ACCESS_FIELDS})
+    if fields["nats_url"] is None:
+        raise StartError("--nats must be specified")
+    fields["nats_access"] = access_to(fields["nats_url"], fields["nats_access"])
+    if "model_repositories" in fields and (role != "scheduler" or fields["model_repositories"]):
+        # A scheduler does not require a repository.
+        may_be_absent = role == "scheduler" or fields.get("exit_on_error") is False
+        fields["model_repositories"] = check_repositories(fields["model_repositories"], may_be_absent)
+        if role == "scheduler":  # it reads code there, which is never sent over the bus
+            fields["model_repositories"] = tuple(p for p in fields["model_repositories"] if isinstance(p, Path))
+    if "backend_directories" in fields:
+        fields["backend_directories"] = check_backend_directories(fields["backend_directories"])
+    if "metrics_address" in fields:
+        fields["metrics_address"] = fields["metrics_address"] or fields["http_address"]
+        fields["grpc_use_ssl"] = fields["grpc_use_ssl"] or fields["grpc_use_ssl_mutual"]
+    kind = getattr(import_module(f"{role}.settings"), f"{role.title()}Settings")
+    # Every field has an option.
+    missing = {field.name for field in dataclasses.fields(kind)} - fields.keys()
+    assert not missing, f"no option of {role} sets {missing}"  # noqa: S101
+    return kind(**fields)
+
+
+_IDENTITY = re.compile(r"(?<=://)[^\s,/@]*@")
+
+
+def hide_secrets() -> None:
+    """Remove broker passwords and tokens from this process's command line and environment as shown in /proc.
+
+    Every user of the host can read the command line there, and every process of the same user the environment.
+    Source: Linux's proc(5), `cmdline` and `environ`.
+    """
+    if _secret_variables() or any(map(_IDENTITY.search, (*sys.orig_argv, *sys.argv))):
+        from setproctitle import getproctitle, setproctitle  # it overwrites both in place
+
+        setproctitle(_IDENTITY.sub("", getproctitle()))
+
+
+def forget_secrets() -> None:
+    """Remove broker passwords and tokens from `os.environ`, in a role that has read its options."""
+    for name in _secret_variables():
+        del os.environ[name]
+
+
+def _secret_variables() -> list[str]:
+    has_identity = _IDENTITY.search(os.environ.get(NATS_URL_VARIABLE, ""))
+    return [
+        *([PASSWORD_VARIABLE] if PASSWORD_VARIABLE in os.environ else []),
+        *([NATS_URL_VARIABLE] if has_identity else []),
+    ]

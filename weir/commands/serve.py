@@ -1,0 +1,355 @@
+"""`weir serve`: runs nats-server and all roles under one supervisor.
+
+The module checks the options, counts the GPUs (`count_gpus`), builds the command lines of the roles, and prints the startup
+block (`render_startup_block`) once all roles are ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import typer
+
+from bus.nats.access import without_user
+from bus.nats.embedded_server import EmbeddedNats
+from runtime.readiness import announce_ready
+from schemas.core.errors import WeirError
+from telemetry.log_settings import LogOptions, LogSettings
+from telemetry.logs import configure_logging
+from weir import NATS_URL_VARIABLE, __version__
+from weir.commands.preflight import Listener, check_backend_directories, check_listeners, check_repositories
+from weir.commands.roles import check_gateway_options
+from weir.errors import StartError
+from weir.options import OPTIONS, SERVE, UsageError, options_of
+from weir.options.broker import ACCESS_OPTIONS
+from weir.options.deprecated import replaced
+from weir.running_server import data_home, write_addresses
+from weir.server_process import parent_fd
+from weir.supervisor.forked_role import import_roles
+from weir.supervisor.role import RoleSpec
+from weir.supervisor.supervisor import Supervisor
+from weir.terminal import one_line
+
+logger = logging.getLogger("weir.serve")
+
+HELP = "Serve model repositories: message bus, scheduler, worker and gateway in one command."
+
+
+# -P: modules in the current folder must not replace Weir's packages.
+_WEIR = (sys.executable, "-P", "-m", "weir")
+_DRAWN_PORTS = {"http_port": "--http-port", "grpc_port": "--grpc-port", "metrics_port": "--metrics-port"}
+
+
+class _Frontend(NamedTuple):
+    """One of the gateway's listeners: the prefix of its options, its name in errors, and its name in the log."""
+
+    prefix: str
+    protocol: str
+    service: str
+
+
+_FRONTENDS = (
+    _Frontend("grpc", "GRPC", "GRPCInferenceService"),
+    _Frontend("http", "HTTP", "HTTPService"),
+    _Frontend("metrics", "metrics", "Metrics Service"),
+)
+
+
+def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None:
+    """Serve with the values of the options, by key, until a stop signal. Raises StartError, UsageError.
+
+    `main` runs a command line in forked roles. Workers with GPUs are started as new processes instead, because this
+    process has initialised a GPU driver library to count the GPUs.
+    """
+    values, warnings = replaced(values)
+    try:
+        configure_logging(
+            "supervisor", LogSettings.of(LogOptions(**{field.name: values[field.name] for field in fields(LogOptions)}))
+        )
+    except WeirError as error:
+        raise StartError(error.message) from error
+    repositories = check_repositories(values["model_repository"], may_be_absent=values["exit_on_error"] is False)
+    values["model_repository"] = tuple(map(str, repositories))
+    values["backend_directory"] = tuple(map(str, check_backend_directories(values["backend_directory"])))
+    listeners = listeners_of(values)
+    check_listeners([listeners[name] for name in ("http", "grpc", "metrics") if name in listeners])
+    for warning in warnings:
+        logger.warning("%s", warning)
+    for option in OPTIONS:
+        if option.ineffective and values[option.key] not in (None, ()):
+            logger.info("%s has no effect: %s", option.name, option.ineffective)
+    gpus = count_gpus()
+    durable_id = secrets.token_hex(4)
+    roles = [
+        RoleSpec(name="scheduler", argv=role_command("scheduler", values), drain_rank=1),
+        *worker_roles(values, gpus),
+        RoleSpec(name="durable", argv=(*role_command("durable", values), f"--durable-id={durable_id}"), drain_rank=0),
+        RoleSpec(
+            name="gateway",
+            argv=(*role_command("gateway", values), "--durable-consumer=false", f"--durable-id={durable_id}"),
+            drain_rank=0,
+            kept_facts=_DRAWN_PORTS,
+        ),
+    ]
+    is_forked = [gpus == 0 or not role.name.startswith("worker") for role in roles]
+    roles = [replace(role, main=main if forked else None) for role, forked in zip(roles, is_forked, strict=True)]
+    import_roles()
+    check_gateway_options(values)
+    nats_url = values["nats"]
+    for option in ACCESS_OPTIONS:
+        if nats_url is None and values[option.key]:
+            raise UsageError(f"{option.name} requires --nats: the embedded nats-server listens on loopback only")
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(parent_fd())
+        embedded = None
+        if nats_url is None:
+            folder = stack.enter_context(_data_dir(values, temporary=parent is not None))
+            server = values["nats_server"]
+            embedded = EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
+        supervisor = Supervisor(
+            roles,
+            nats=embedded,
+            environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
+            on_ready=functools.partial(_report, listeners, nats_url, embedded, bool(values["exit_on_error"])),
+            exit_timeout_s=values["exit_timeout_secs"],
+            parent_fd=parent,
+        )
+        status = supervisor.run()
+    raise typer.Exit(status)
+
+
+def listeners_of(values: Mapping[str, Any]) -> dict[str, Listener]:
+    """The enabled listeners by prefix."""
+    return {
+        door.prefix: Listener(
+            door.protocol,
+            values[f"{door.prefix}_address"] or values["http_address"],
+            values[f"{door.prefix}_port"],
+            values.get(f"reuse_{door.prefix}_port", False),
+        )
+        for door in _FRONTENDS
+        if values[f"allow_{door.prefix}"]
+    }
+
+
+def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The command line of `role`, with the shared options that differ from their defaults.
+
+    The broker's URL is passed in the environment instead.
+    """
+    ours = options_of(SERVE)
+    arguments = [*_WEIR, role]
+    for key, option in options_of(role).items():
+        if key in ours and key != "nats" and values[key] != option.default:
+            arguments += option.written(values[key])
+    return tuple(arguments)
+
+
+def worker_roles(values: Mapping[str, Any], gpus: int) -> list[RoleSpec]:
+    """One worker, or one per GPU if there are several; the first also runs the instances that need no GPU.
+
+    With one process per GPU, a device failure affects only the worker of that GPU.
+    """
+    if gpus < 2:
+        return [RoleSpec(name="worker", argv=role_command("worker", values), drain_rank=2)]
+    roles: list[RoleSpec] = []
+    for gpu in range(gpus):
+        argv = (*role_command("worker", values), f"--gpu={gpu}")
+        argv += () if gpu == 0 else ("--cpu-instances=false",)
+        roles.append(RoleSpec(name=f"worker-{gpu}", argv=argv, drain_rank=2))
+    return roles
+
+
+@contextlib.contextmanager
+def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
+    """The data folder: the given one, a temporary one, or the permanent one of the HTTP port."""
+    named = values["data_dir"]
+    if named is not None and not named:
+        raise UsageError("--data-dir must not be empty")
+    # Without HTTP, the folder is named after another port.
+    allowed = [door for door in ("http", "grpc", "metrics") if values[f"allow_{door}"]]
+    port = values[f"{allowed[0]}_port"] if allowed else 0
+    if named:
+        yield Path(named)
+    elif temporary or port == 0:
+        with tempfile.TemporaryDirectory(prefix="weir-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+    else:
+        yield data_home() / str(port)
+
+
+def _report(
+    listeners: Mapping[str, Listener],
+    nats_url: str | None,
+    embedded: EmbeddedNats | None,
+    ends_on_error: bool,
+    facts: Mapping[str, Mapping[str, Any]],
+) -> None:
+    announced = facts["gateway"]
+    if ends_on_error and embedded is not None:
+        from schemas.wire.registry import (
+            UNLOADED,  # imported late: it imports numpy, which must not be loaded in the supervisor before its roles start
+        )
+
+        # A worker does not count models for devices it lacks as failures; here no other worker can serve them.
+        failed = [model for model in announced.get("models", ()) if model.get("reason", "") not in ("", UNLOADED)]
+        if failed:
+            raise StartError("; ".join(f"failed to load '{model['name']}': {model['reason']}" for model in failed))
+    places = {
+        prefix: _format_address(listener.address, announced.get(f"{prefix}_port", listener.port))
+        for prefix, listener in listeners.items()
+    }
+    for door in _FRONTENDS:
+        if door.prefix in places:
+            logger.info("Started %s at %s", door.service, places[door.prefix])
+    startup = StartupFacts(
+        http=places.get("http"),
+        grpc=places.get("grpc"),
+        metrics=places.get("metrics"),
+        nats_url=without_user(embedded.url) if embedded else nats_url or "",
+        data_dir=str(embedded.data_dir) if embedded else None,
+        nats_url_file=str(embedded.url_file.absolute()) if embedded else "",
+        models=announced.get("models", []),
+        durability=announced.get("durability", {}),
+    )
+    if embedded:
+        write_addresses(embedded.data_dir, {**places, "nats_url": startup.nats_url})
+    announce_ready(**places, nats_url=embedded.url if embedded else startup.nats_url)
+    # The server continues if its standard output is closed.
+    with contextlib.suppress(OSError):
+        print(f"\n{render_startup_block(startup)}\n", flush=True)
+
+
+def _format_address(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _find_nvml() -> Any | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+def count_gpus(find_nvml: Callable[[], Any | None] = _find_nvml, environment: Mapping[str, str] = os.environ) -> int:
+    """The number of GPUs visible to child processes, counted by NVML without initialising CUDA; 0 without NVML.
+
+    `CUDA_VISIBLE_DEVICES` is interpreted as CUDA does: entries after an invalid one are ignored.
+    """
+    nvml = find_nvml()
+    if nvml is None:
+        return 0
+    try:
+        nvml.nvmlInit()
+        try:
+            count = int(nvml.nvmlDeviceGetCount())
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError:
+        return 0
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    named = 0
+    for name in map(str.strip, visible.split(",")):
+        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < count)):
+            break
+        named += 1
+    return named
+
+
+_NOT_ALLOWED = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupFacts:
+    """The facts printed at startup: addresses as `host:port` (None: not enabled), and models as the gateway announces them.
+
+    `data_dir` is None with an external broker. `nats_url_file` is the path of the file with the broker's URL and password,
+    "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`.
+    """
+
+    http: str | None
+    grpc: str | None
+    metrics: str | None
+    nats_url: str
+    data_dir: str | None
+    nats_url_file: str = ""
+    models: Sequence[Mapping[str, Any]]
+    durability: Mapping[str, Any]
+
+
+def render_startup_block(facts: StartupFacts) -> str:
+    """The startup block as plain text without a final newline; texts of models are made printable."""
+    rows = [
+        ("HTTP", f"http://{facts.http}" if facts.http else _NOT_ALLOWED),
+        ("gRPC", facts.grpc or _NOT_ALLOWED),
+        ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
+        ("NATS", _without_password(facts.nats_url)),
+        *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
+        ("durability", _durability(facts.durability)),
+        ("data", facts.data_dir or "in the external NATS server"),
+    ]
+    return "\n".join([_headline(facts.models), "", *_columns(rows), "", *_columns(_model_rows(facts.models))])
+
+
+def _headline(models: Sequence[Mapping[str, Any]]) -> str:
+    """The first line; it says "ready" only if every model is ready."""
+    missing = sum(model.get("state") != "READY" for model in models)
+    if not missing:
+        return f"Weir {__version__} is ready"
+    verb = "is" if missing == 1 else "are"
+    return f"Weir {__version__} has started, but {missing} of {len(models)} models {verb} not ready"
+
+
+def _durability(announced: Mapping[str, Any]) -> str:
+    is_fsync = announced.get("ack_is_fsync")
+    if is_fsync is True:
+        return "ack = fsync: yes"
+    return f"ack = fsync: {'no' if is_fsync is False else 'unknown'} ({announced.get('reason', '')})"
+
+
+def _model_rows(models: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    if not models:
+        return [("no models",)]
+    rows = [
+        (
+            str(model["name"]),
+            ",".join(map(str, model.get("versions", ()))) or "-",
+            str(model.get("state", "")),
+            str(model.get("reason", "")),
+        )
+        for model in models
+    ]
+    return [("model", "version", "state", "reason" if any(row[3] for row in rows) else ""), *rows]
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    printable = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*printable, strict=True)]
+    return [
+        ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
+        for row in printable
+    ]
+
+
+def _without_password(url: str) -> str:
+    # One URL may name several servers, separated by commas.
+    return ",".join(
+        part.replace(f"{split.netloc.rpartition('@')[0]}@", "***@", 1)
+        if "@" in (split := urlsplit(part)).netloc
+        else part
+        for part in url.split(",")
+    )

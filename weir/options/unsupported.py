@@ -1,0 +1,96 @@
+"""Triton's options without a counterpart in Weir.
+
+`INEFFECTIVE` options only tune Triton's implementation and are accepted without effect, so that command lines need no
+change. `REFUSED` options would change what the server does and are rejected, except for values that equal the default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from weir.options.option import Option
+from weir.options.values import Checked, Integer, Number, Switch, Text, Value, device_pair
+
+_REFUSED_PANEL = "Refused"
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _off(value: Any) -> bool:
+    return value is False
+
+
+_REFUSED_ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
+    ("--allow-sagemaker", Switch(), _off, "SageMaker endpoints are not served"),
+    ("--allow-vertex-ai", Switch(), _off, "Vertex AI endpoints are not served"),
+    (
+        "--cache-directory",
+        Text("FOLDER"),
+        _never,
+        "Triton's cache implementations are shared libraries, which Weir can't load",
+    ),
+    ("--repoagent-directory", Text("FOLDER"), _never, "repository agents are not supported"),
+)
+"""(name, value type, test for values that are accepted, why other values are rejected)."""
+
+REFUSED: tuple[Option, ...] = tuple(
+    Option(
+        names=(name,),
+        value=value,
+        bare="true" if isinstance(value, Switch) else None,
+        help=f"{'Rejected' if harmless is _never else 'Only false is accepted'}: {why}.",
+        refused=why,
+        harmless=harmless,
+        panel=_REFUSED_PANEL,
+    )
+    for name, value, harmless, why in _REFUSED_ROWS
+)
+
+
+_PANEL = "Accepted without effect"
+
+_EVENT_LOOPS = "the gateway serves requests from one event loop, without request threads"
+_NO_POOL = "requests are not pooled"
+_NO_CUDA_POOL = "backends allocate device memory themselves"
+_NO_SAGEMAKER = "it applies only with --allow-sagemaker=true, which is rejected"
+_NO_VERTEX = "it applies only with --allow-vertex-ai=true, which is rejected"
+
+_THREADS = Integer(2, 128, "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
+_RESPONSES = Integer(1, math.inf, "Error: --grpc-max-response-pool-size must be greater than 0.")
+_DEVICE_BYTES = Checked("DEVICE:BYTES", device_pair)
+
+_ROWS: tuple[tuple[str, Value, bool, str], ...] = (
+    ("--http-thread-count", Integer(), False, _EVENT_LOOPS),
+    ("--grpc-infer-thread-count", _THREADS, False, _EVENT_LOOPS),
+    ("--grpc-infer-allocation-pool-size", Integer(), False, _NO_POOL),
+    ("--grpc-max-response-pool-size", _RESPONSES, False, _NO_POOL),
+    ("--cuda-memory-pool-byte-size", _DEVICE_BYTES, True, _NO_CUDA_POOL),
+    ("--cuda-virtual-address-size", _DEVICE_BYTES, True, _NO_CUDA_POOL),
+    ("--buffer-manager-thread-count", Integer(), False, "instance threads copy the tensors"),
+    ("--enable-peer-access", Switch(), False, "tensors are not copied from one GPU to another"),
+    ("--min-supported-compute-capability", Number(), False, "each backend checks which GPUs it can use"),
+    ("--sagemaker-port", Integer(), False, _NO_SAGEMAKER),
+    ("--sagemaker-safe-port-range", Text("PORT-PORT"), False, _NO_SAGEMAKER),
+    ("--sagemaker-thread-count", Integer(), False, _NO_SAGEMAKER),
+    ("--vertex-ai-port", Integer(), False, _NO_VERTEX),
+    ("--vertex-ai-thread-count", Integer(), False, _NO_VERTEX),
+    ("--vertex-ai-default-model", Text("NAME"), False, _NO_VERTEX),
+)
+"""(name, value type, whether it may be repeated, why it has no effect)."""
+
+INEFFECTIVE: tuple[Option, ...] = tuple(
+    Option(
+        names=(name,),
+        value=value,
+        repeatable=repeatable,
+        bare="true" if isinstance(value, Switch) else None,
+        help=f"No effect: {why}.",
+        ineffective=why,
+        panel=_PANEL,
+    )
+    for name, value, repeatable, why in _ROWS
+)

@@ -1,0 +1,1 @@
+"""The supervisor of `weir serve`: starts roles, restarts them, stops them in order."""

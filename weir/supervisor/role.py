@@ -1,0 +1,129 @@
+"""`Role`: one supervised role, how it is started, its connections to the supervisor, and what it has announced.
+
+The connections are the ready pipe and the lifeline (`runtime.readiness`) and the kernel's parent-death signal. A role has
+its own session, so that Ctrl-C reaches only the supervisor and roles are stopped in order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.child_processes import dies_with_parent
+from runtime.readiness import LIFELINE_FD, READY_FD
+from weir.supervisor.forked_role import ForkedRole
+
+_PROGRAM_ARGUMENTS = 4
+_LONGEST_LINE = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """How to run one role.
+
+    `argv` is the command: `python -P -m weir` and its arguments. With `main`, a fork of this process calls `main` with the
+    arguments instead. `drain_rank` orders the stop: lower ranks stop first. `kept_facts` maps an announced fact to the
+    option that repeats it at a restart, so that a restarted role keeps its selected port.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    drain_rank: int = 0
+    kept_facts: Mapping[str, str] = field(default_factory=dict)
+    main: Callable[[Sequence[str]], None] | None = None
+
+
+class Role:
+    """One role across restarts.
+
+    `process` is the running process, if any. `facts` are the last announced ones. `ready` is true once the current process
+    has announced readiness; `error` is its reason for failing to start.
+    """
+
+    def __init__(self, spec: RoleSpec, lifeline_fd: int) -> None:
+        self.name = spec.name
+        self.drain_rank = spec.drain_rank
+        self.process: subprocess.Popen[bytes] | ForkedRole | None = None
+        self.ready_fd: int | None = None
+        self.facts: dict[str, Any] = {}
+        self.ready = False
+        self.error: str | None = None
+        self._spec = spec
+        self._lifeline_fd = lifeline_fd
+        self._line = b""
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Start a process. `ready_fd` is then the pipe to read with `read_announcement`. Raises OSError."""
+        self.ready = False
+        self.error = None
+        self._line = b""
+        self.ready_fd, child_fd = os.pipe()
+        os.set_blocking(self.ready_fd, False)
+        try:
+            self.process = self._run(
+                [*self._spec.argv, *self._repeated_facts()],
+                {**environment, READY_FD: str(child_fd), LIFELINE_FD: str(self._lifeline_fd)},
+                (child_fd, self._lifeline_fd),
+            )
+        except OSError:
+            self.close_ready_pipe()
+            raise
+        finally:
+            os.close(child_fd)
+
+    def _run(
+        self, argv: Sequence[str], environment: Mapping[str, str], kept_fds: tuple[int, int]
+    ) -> subprocess.Popen[bytes] | ForkedRole:
+        if self._spec.main is not None:
+            return ForkedRole(self._spec.main, argv[_PROGRAM_ARGUMENTS:], environment, kept_fds, " ".join(argv))
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=kept_fds,
+            start_new_session=True,
+            preexec_fn=dies_with_parent(),
+        )
+
+    def read_announcement(self) -> bool:
+        """Read the available data of the ready pipe; returns True once the announcement is complete.
+
+        The role is then `ready` or has an `error`; it has neither if it exited or wrote something else.
+        """
+        assert self.ready_fd is not None  # noqa: S101
+        chunk = b" "
+        while chunk and b"\n" not in chunk and len(self._line) < _LONGEST_LINE:
+            try:
+                chunk = os.read(self.ready_fd, 65536)
+            except BlockingIOError:
+                return False
+            self._line += chunk
+        announced = _parsed(self._line)
+        if announced.pop("ready", False):
+            self.facts = announced
+            self.ready = True
+        elif "error" in announced:
+            self.error = str(announced["error"])
+        return True
+
+    def close_ready_pipe(self) -> None:
+        """Close the ready pipe."""
+        if self.ready_fd is not None:
+            os.close(self.ready_fd)
+            self.ready_fd = None
+
+    def _repeated_facts(self) -> list[str]:
+        kept = self._spec.kept_facts.items()
+        return [word for fact, option in kept if fact in self.facts for word in (option, str(self.facts[fact]))]
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    try:
+        announced = json.loads(line)
+    except ValueError:
+        return {}
+    return announced if isinstance(announced, dict) else {}
