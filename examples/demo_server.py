@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.parent_death import dies_with_parent
+from runtime.child_processes import dies_with_parent
 
 STOP_TIMEOUT_S = 40.0
 

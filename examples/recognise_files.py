@@ -32,7 +32,7 @@ _OF_THE_CHECKOUT = (
     "Makefile",
     "LICENSE",
     "pyproject.toml",
-    "calls/inference.py",
+    "client/dispatch.py",
     "examples/models/magika/config.pbtxt",
     ".ci/run",
 )
