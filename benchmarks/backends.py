@@ -1,15 +1,14 @@
-"""What serving costs beside the engine alone: `python -m benchmarks.backends` prints a table.
+"""Cost of serving beside the bare engine: `python -m benchmarks.backends` prints a table.
 
-Each network is run in two ways in the same minute: by its engine in a bare loop, which runs one ready batch again and
-again, and by the server, which is sent single requests over HTTP with binary tensors, many in flight, and makes the
-batches. The two take turns, and who begins alternates. Both have one core for the engine: the bare loop's process and the
-server's worker are bound to the same one, in turn. Gateway, scheduler, nats-server and the client have the other cores, so
-the ratio says how much of its core the worker leaves to the engine, as long as they keep up with it, which the column
-"worker busy" tells.
+Each network runs in two ways in turn: by its engine in a bare loop over one prepared batch, and by the server, which
+receives single requests over HTTP with binary tensors, many in flight, and forms the batches. The bare loop and the
+worker are bound to the same core; gateway, scheduler, nats-server and client have the other cores. The ratio therefore
+shows how much of its core the worker leaves to the engine, as long as the other processes keep up (column "worker
+busy").
 
-`served / bare` is the ratio of items a second (an item is a row of the batch), each the best quartile of its turns. On a
-machine that others use as well its CPU counterpart says more: seconds of the engine's CPU that an item costs in the bare
-loop, by those that it costs in the worker, again each the best quartile.
+`served / bare` is the ratio of items per second (an item is a row of the batch), each the best quartile of its turns.
+On a shared machine the CPU ratio is more reliable: CPU seconds per item in the bare loop divided by those in the
+worker, again each the best quartile.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from tritonclient import http as triton_http
 from benchmarks import torch_networks
 from benchmarks.compare import loops
 from benchmarks.compare.payload import Payload
-from benchmarks.compare.processes import ProcessTree
+from benchmarks.compare.servers import ProcessTree
 from benchmarks.compare.targets import Protocol
 from examples.demo_repository import package_folder
 from examples.ocr_graph import as_reader
 from examples.silero_graph import CONTEXT, SAMPLES, STATE, as_sequence_model
-from schemas.datatypes import name_of_numpy
+from schemas.core.tensors import name_of_numpy
 from weir import Server
 
 Arrays = Mapping[str, np.ndarray]

@@ -1,10 +1,9 @@
-"""Offline jobs: `python -m benchmarks.batch_job` prints what becomes of a job that is killed again and again, and of others
-beside a job that takes all there is.
+"""Offline jobs under kills, and beside live requests: `python -m benchmarks.batch_job` prints the outcome.
 
-First many small pictures are given to `weir batch submit`, and while the job runs processes of the server, drawn at random,
-are killed with kill -9. In the end each item must stand in the output once, in order, with the digest of its own file. Then
-a client asks at a fixed rate a model whose batches always take the same time, alone and beside a job that would fill every
-batch, in turn; the model tells who was in a batch with whom.
+First, `weir batch submit` gets many small pictures, and while the job runs random processes of the server are killed
+with kill -9. At the end each item must be in the output once, in order, with the digest of its own file. Then a client
+sends requests at a fixed rate to a model with a fixed time per batch, alone and beside a job that could fill every
+batch; the model reports which requests shared a batch.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.durable.images import digest_of, write_images
-from benchmarks.durable.models import DIGEST, SLEEPER, write_digest, write_sleeper
-from benchmarks.durable.served import ROLES, Served, tireless
+from tests.support.durable.models import DIGEST, SLEEPER, write_digest, write_sleeper
+from tests.support.durable.restarting_server import ROLES, Served, tireless
 
 _ROOT = Path(__file__).parents[1]
 _CLOSE = 1e-3
@@ -230,10 +229,10 @@ def have_job(server: Served, id: str, verb: str, state: str) -> None:
     deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{server.http}/v2/jobs/{id}") as answer:
-            told = json.load(answer)["state"]
-            if told == state:
+            reply = json.load(answer)["state"]
+            if reply == state:
                 return
-            if told in ("cancelled", "succeeded", "failed"):
+            if reply in ("cancelled", "succeeded", "failed"):
                 break
         time.sleep(_POLL_S)
     raise SystemExit(f"the job did not become {state}")

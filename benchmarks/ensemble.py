@@ -1,10 +1,10 @@
-"""What an ensemble costs: `python -m benchmarks.ensemble` prints a table.
+"""Cost of ensembles: `python -m benchmarks.ensemble` prints a table.
 
-An ensemble of identity steps is compared with a client that calls the same steps one after another, over HTTP with binary
-tensors, at one request in flight and at several. Small tensors (64 B) show what a step costs by itself: latency at one in
-flight, CPU at several. Large ones (602 KB) show what it costs to hand a tensor on: the ensemble passes a reference, the
-client gets every tensor and sends it again. CPU is user and system time of the server's processes, all roles together;
-the client's own is not in it. A third case takes one step alone, so that the cost of a further one can be told.
+An ensemble of identity steps is compared with a client that calls the same steps one after another, over HTTP with
+binary tensors, with one request in flight and with several. Small tensors (64 B) show the cost of a step: latency with
+one in flight, CPU with several. Large ones (602 KB) show the cost of passing a tensor on: the ensemble passes a
+reference, the client downloads and uploads every tensor. CPU is user and system time of all server processes, without
+the client. A third case runs one step alone, as the base for the cost of a further step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.compare.processes import ProcessTree
-from bus.parent_death import dies_with_parent
+from benchmarks.compare.servers import ProcessTree
+from runtime.child_processes import dies_with_parent
 
 SIZES = {"64 B": 16, "602 KB": 150_528}
 """FP32 elements of a tensor."""

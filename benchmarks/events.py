@@ -1,10 +1,10 @@
 """Durable requests from producers to their records: `python -m benchmarks.events` prints a table.
 
-64 B to the identity, published to `event.identity_fp32` by processes of their own and done by `weir serve`: requests/s
-until each has its record, and CPU a request of each role. Beside it what NATS alone can do here: the same producers, and in
-place of Weir one process that stores each message it takes from the queue in a second stream, once, and acknowledges it.
-Both with a nats-server that syncs before it acknowledges, as the embedded one, and with one that syncs every two minutes,
-NATS's default.
+Requests of 64 B to an identity model, published to `event.identity_fp32` by producer processes and executed by `weir
+serve`: requests per second until each has its record, and CPU per request of each role. The baseline is NATS alone: the
+same producers, and in place of Weir one process that stores each message of the queue in a second stream once and
+acknowledges it. Both run with a nats-server that syncs before it acknowledges, as the embedded one does, and with one
+that syncs every two minutes, NATS's default.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rich.table import Table
 
 from benchmarks.compare.networks import NETWORKS
 from benchmarks.compare.payload import Payload
-from benchmarks.compare.processes import ProcessTree
+from benchmarks.compare.servers import ProcessTree
 from benchmarks.compare.targets import Protocol
 from benchmarks.durable.flood import Flood, Worker, owner, producer
-from benchmarks.durable.models import IDENTITY, write_identity
-from bus.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
-from bus.embedded import EmbeddedNats
+from bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
+from bus.nats.embedded_server import EmbeddedNats
+from tests.support.durable.models import IDENTITY, write_identity
 from weir import Server
 
 WARM_UP = 2000
@@ -233,9 +233,9 @@ async def _check_one(client: Client) -> None:
     """What is measured must also be right."""
     state = (await client.jetstream().stream_info(RESULT_STREAM)).state
     record = await client.jetstream().get_msg(RESULT_STREAM, state.last_seq)
-    told = record.headers or {}
-    if told.get("Weir-Outcome") != "succeeded" or told.get("Weir-Attempts") != "1":
-        raise SystemExit(f"not done: {told} {(record.data or b'')[:200]!r}")
+    reply = record.headers or {}
+    if reply.get("Weir-Outcome") != "succeeded" or reply.get("Weir-Attempts") != "1":
+        raise SystemExit(f"not done: {reply} {(record.data or b'')[:200]!r}")
 
 
 async def measure(options: argparse.Namespace, models: Path) -> list[tuple[Case, Cost]]:

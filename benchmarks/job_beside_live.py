@@ -1,9 +1,9 @@
-"""What a job costs the live requests of its model, simulated: `python -m benchmarks.job_beside_live`.
+"""Cost of an offline job for the live requests of its model, simulated: `python -m benchmarks.job_beside_live`.
 
-For models of several kinds and numbers of instances, under several loads, it plays the same live traffic without and with a
-job that always has requests waiting, against the scheduler's own policies, and prints how long live requests take, how
-many items the job gets through, and which share of them rides in batches of live requests. The last column is the job with
-the version for itself.
+For several kinds of models, numbers of instances and loads, the simulation runs the same live traffic without and with
+a job that always has requests waiting, against the scheduler's own policies. It prints the latency of live requests,
+the items per second of the job, and the share of its items that fill batches of live requests. The last column is the
+job alone.
 """
 
 from __future__ import annotations

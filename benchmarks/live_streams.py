@@ -1,9 +1,9 @@
-"""What a frame costs nats-server when many models' queues lie in one stream, and in several.
+"""CPU per frame of nats-server with the queues of many models in one stream, and in several.
 
-`python -m benchmarks.live_streams [--models 256] [--partitions 1] [--frames 12000] [STREAMS ...]` prints one line for
-each layout: CPU of nats-server a frame (published, delivered through a standing pull, acknowledged) and the time until a
-frame is delivered, with 64 frames under way. Requests are spread over all models. Streams, consumers and pulls are those of
-the roles, driven without them: 256 models would need more memory than machines that measure have.
+`python -m benchmarks.live_streams [--models 256] [--partitions 1] [--frames 12000] [STREAMS ...]` prints one line per
+layout: CPU of nats-server per frame (published, delivered through a standing pull, acknowledged) and the time to
+delivery, with 64 frames in flight spread over all models. Streams, consumers and pulls are those of the roles, driven
+without them: 256 models would need too much memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pathlib import Path
 
 import uvloop
 
-from bus.connection import Bus, Message
-from bus.embedded import EmbeddedNats
-from bus.live_layout import LiveLayout
-from bus.live_queues import LiveQueue
-from bus.pull import FramePull
-from bus.streams import ensure_streams, take_live_consumer
+from bus.naming.live_queues import LiveLayout, LiveQueue
+from bus.nats.connection import Bus, Message
+from bus.nats.embedded_server import EmbeddedNats
+from bus.streams.declarations import acquire_live_consumer, ensure_streams
+from bus.streams.pull import StandingPull
 
 UNDER_WAY = 64
 BODY = bytes(100)
@@ -49,12 +48,12 @@ class Traffic:
 
     async def pull(self, queue: LiveQueue) -> None:
         """Takes what comes in the queue, as a scheduler does."""
-        consumer = (await take_live_consumer(self._bus, queue)).consumer
+        consumer = (await acquire_live_consumer(self._bus, queue)).consumer
         inbox = queue.inbox("bench")
         stream = self._bus.live_layout.stream(queue)
-        pull = FramePull(self._bus, stream, consumer, inbox, lambda _, ack: self._came(queue, pull, ack))
+        pull = StandingPull(self._bus, stream, consumer, lambda message: self._came(queue, pull, message.reply))
         await self._bus.subscribe(inbox, pull.receive)
-        pull.start()
+        pull.start(inbox)
 
     def stored(self, message: Message) -> None:
         """JetStream has acknowledged a frame."""
@@ -79,7 +78,7 @@ class Traffic:
             self._sent_s[queue.consumer].append(time.perf_counter())
             self._bus.publish(self._bus.live_layout.subject(queue), BODY, "stored.bench")
 
-    def _came(self, queue: LiveQueue, pull: FramePull, ack: str) -> None:
+    def _came(self, queue: LiveQueue, pull: StandingPull, ack: str) -> None:
         pull.ack(ack)
         self._open -= 1
         self.waits_s.append(time.perf_counter() - self._sent_s[queue.consumer].pop(0))

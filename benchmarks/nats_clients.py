@@ -1,7 +1,7 @@
-"""CPU a message in the client: nats-py and `bus.connection`, publishing and receiving, one and 64 messages a loop turn.
+"""CPU per message in the client: nats-py and `bus.nats.connection`, publishing and receiving.
 
-`python -m benchmarks.nats_clients` prints one line per case. The server and the other side are processes of their own,
-so that only the client is measured; uvloop runs both.
+`python -m benchmarks.nats_clients` prints one line per case, with one and with 64 messages per turn of the loop. The
+server and the peer are separate processes, so only the client is measured; both clients run on uvloop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import nats
 import uvloop
 
-from bus.connection import Bus
-from bus.embedded import EmbeddedNats
+from bus.nats.connection import Bus
+from bus.nats.embedded_server import EmbeddedNats
 
 SUBJECT = "bench"
 DATA = bytes(100)

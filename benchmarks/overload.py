@@ -1,10 +1,9 @@
-"""What an overload does: `python -m benchmarks.overload` prints a table.
+"""Behaviour under overload: `python -m benchmarks.overload` prints a table.
 
-Python models that take a fixed time for each request are asked through a whole `weir serve`, over HTTP. Requests come
-evenly spaced whether or not those before are answered: first at 0.8 of what the models can do, then at twice of it. What
-would wait for longer than `--wait` is refused. The table tells how long answers and refusals took, what processor time
-each role spent on an answer and on a refusal, and its memory: resident less what it shares, and what lies in payload slots
-of all of them.
+Python models with a fixed time per request receive evenly spaced requests over HTTP through a whole `weir serve`, first
+at 0.8 of their capacity, then at twice of it. Requests that would wait for longer than `--wait` are rejected. The table
+shows the latency of responses and rejections, CPU time per response and per rejection by role, and memory by role:
+private resident memory, and payload slots of all roles together.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from bus.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY
+from bus.naming.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY
 from weir import Server
 
 ROLES = ("gateway", "scheduler", "worker", "nats-server")

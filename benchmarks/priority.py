@@ -1,8 +1,8 @@
-"""What a flood of low priority costs requests of high priority: `python -m benchmarks.priority` prints a table.
+"""Latency of high priority under a flood of low priority: `python -m benchmarks.priority` prints a table.
 
-One instance of a Python model that takes a fixed time for each batch is asked through a whole `weir serve`. Requests of
-priority 1 come evenly spaced, alone and then beside four times as many of priority 2 as the model can run; the same again
-for a model without priority levels. What can't wait in the queue of the flood is refused.
+One instance of a Python model with a fixed time per batch is served by a whole `weir serve`. Requests of priority 1
+come evenly spaced, alone and then beside four times as many of priority 2 as the model can run; the same again for a
+model without priority levels. Requests of the flood that find no room in the queue are rejected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What serving a Python model costs, Weir beside Triton: `python -m benchmarks.python_overhead`.
+"""Cost of serving a Python model, Weir beside Triton: `python -m benchmarks.python_overhead`.
 
-The same identity model on both, once with 64 bytes and once with 602 KB (an image of 224 x 224), over HTTP with binary
-tensors, through the whole server: there is nothing in the model, so what is measured is the way to it and back.
+Both serve the same identity model over HTTP with binary tensors of 64 bytes and of 602 KB (an image of 224 x 224). The
+model does nothing, so the figures are the cost of the path to it and back.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How long clients wait when a process is killed: `python -m benchmarks.recovery_times` prints a table.
+"""Recovery time after a process is killed: `python -m benchmarks.recovery_times` prints a table.
 
-Roles are processes of their own on one nats-server, and the load is light: requests that come at a fixed rate, whatever
-becomes of those before, to several models and both gateways in turn. A client whose gateway has gone asks the other one.
-One process after the other is killed with kill -9, at a moment of chance; it is started again, at once where there was only
-one of its role (as `weir serve` and Kubernetes do), else after what came of it was measured.
+Roles are separate processes on one nats-server under a light load: requests at a fixed rate, independent of earlier
+ones, to several models, through both gateways in turn. A client whose gateway has died sends to the other one. One
+process after another is killed with kill -9 at a random time. It is restarted at once if it was the only one of its
+role (as `weir serve` and Kubernetes do), else after the measurement.
 
 - back after: from the kill until each model has answered a request that was sent after it;
 - longest gap: the longest time after the kill in which no model answered;
-- slowest: the request that took longest, of those that were under way at the kill or sent within --settle seconds after it.
+- slowest: the longest latency of requests that were in flight at the kill or sent within --settle seconds after it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.cluster.clients import OpenLoop, Request, wait_ready
-from benchmarks.cluster.models import write_sleeper
-from benchmarks.cluster.roles import Cluster
-from benchmarks.cluster.tables import quantile, table
+from benchmarks.cluster.clients import OpenLoop, Request, quantile, table, wait_ready
+from benchmarks.cluster.roles import Cluster, write_sleeper
 
 NATS = "nats-server"
 ROLES = ("gateway", "scheduler", "worker", NATS)
@@ -63,9 +61,9 @@ async def measure(cluster: Cluster, options: argparse.Namespace, models: Sequenc
         await asyncio.sleep(options.settle)
         # In turn, so that no role has a better time than others.
         for number in range(options.kills):
-            for role, told in measured.items():
+            for role, reply in measured.items():
                 await asyncio.sleep(draw.uniform(0.0, 1.0))
-                await _kill(cluster, role, number, load, told, models, options.settle)
+                await _kill(cluster, role, number, load, reply, models, options.settle)
     finally:
         load.stop()
         await sending
@@ -73,7 +71,7 @@ async def measure(cluster: Cluster, options: argparse.Namespace, models: Sequenc
 
 
 async def _kill(
-    cluster: Cluster, role: str, number: int, load: OpenLoop, told: Measured, models: Sequence[str], settle_s: float
+    cluster: Cluster, role: str, number: int, load: OpenLoop, reply: Measured, models: Sequence[str], settle_s: float
 ) -> None:
     requests = load.account.requests
     first = len(requests)
@@ -92,20 +90,20 @@ async def _kill(
             restarted.start()
     back_s = await _back_s(requests, first, moment_s, models)
     if back_s is None:
-        told.never += 1
+        reply.never += 1
     else:
-        told.back_s.append(back_s)
+        reply.back_s.append(back_s)
     # What hangs longer than the first answers takes is part of it too.
     await asyncio.sleep(max(0.0, moment_s + settle_s - time.monotonic()))
     until_s = moment_s + settle_s
     await _wait_for(lambda: all(r.is_over for r in requests if r.due_s < until_s))
     since = [request for request in requests if request.answered_s > moment_s or request.due_s > moment_s]
     answers = [moment_s, *sorted(r.answered_s for r in since if moment_s < r.answered_s < until_s + (back_s or 0.0))]
-    told.gap_s.append(max((later - earlier for earlier, later in pairwise(answers)), default=0.0))
-    told.slowest_s.append(
+    reply.gap_s.append(max((later - earlier for earlier, later in pairwise(answers)), default=0.0))
+    reply.slowest_s.append(
         max((r.answered_s - r.due_s for r in since if r.answered_s and r.due_s < until_s), default=0.0)
     )
-    told.errors += sum(
+    reply.errors += sum(
         r.is_over and not r.answered_s for r in requests[max(0, first - 100) :] if moment_s - 1 < r.due_s < until_s
     )
     if restarted is not None:
@@ -163,7 +161,7 @@ def main() -> None:
         f"{options.rate:g} requests/s; seconds"
     )
     head = ("killed", "times", "back p50", "max", "gap p50", "max", "slowest p50", "max", "errors", "never back")
-    print(table(head, [told.row(role) for role, told in measured.items()]))
+    print(table(head, [reply.row(role) for role, reply in measured.items()]))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
 """Large tensors to a worker on another host and back: `python -m benchmarks.remote_payloads` prints two tables.
 
-The first is of whole requests to the identity, by HTTP: its content inside messages, through stream and scheduler
-(*inline*), or fetched, in pieces through nats-server (*nats*) or on a connection between
-gateway and worker (*tcp*); and, with the worker on the gateway's host, read in place
-(*shared*). The second is of the way between two processes alone: pieces through nats-server, and a TCP
-connection straight from one to the other. CPU is that of all
-processes but the client's. All processes are on this machine, so times say nothing of a network.
+The first table has whole requests to an identity model over HTTP. Their tensors are sent inside messages through stream
+and scheduler (*inline*), fetched in pieces through nats-server (*nats*), or fetched on a connection between gateway and
+worker (*tcp*); with a worker on the gateway's host they are read in place (*shared*). The second table has the
+transport between two processes alone: pieces through nats-server, and a direct TCP connection. CPU is that of all
+processes except the client. All processes run on one machine, so the times include no network; `RoleHosts` starts roles
+that act as on another host.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -33,18 +36,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.role_hosts import RoleHosts
-from bus.broker_access import NO_ACCESS
-from bus.connection import Bus
-from bus.direct_listener import DirectListener
-from bus.embedded import EmbeddedNats
-from bus.fetch_plan import Outcome
-from bus.identity import HOST_VARIABLE, new_id
-from bus.payload_fetcher import PayloadFetcher
-from bus.payload_server import PayloadServer
-from bus.payloads import INLINE_LIMIT_BYTES, PayloadArena
-from schemas.listen_address import ListenAddress
-from schemas.tensors import PayloadRef
+from bus.naming.identity import HOST_VARIABLE, new_id
+from bus.nats.access import NO_ACCESS
+from bus.nats.connection import Bus
+from bus.nats.embedded_server import EmbeddedNats
+from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena
+from bus.payloads.fetch_plan import Outcome
+from bus.payloads.fetcher import PayloadFetcher
+from bus.payloads.peer.listener import PeerListener
+from bus.payloads.server import PayloadServer
+from runtime.readiness import READY_FD
+from schemas.core.names import ListenAddress
+from schemas.core.tensors import PayloadRef
 
 SIZES = (65_540, 200_000, 600_000, 4_000_000)
 _WARM_UP_S = 0.5
@@ -52,8 +55,8 @@ IDENTITY = "identity"
 
 # A role whose limit of what is large is another: the one where nothing is, or the same between hosts as on one.
 _LIMITED = (
-    "import sys, bus.payloads; bus.payloads.INLINE_LIMIT_BYTES = bus.payloads.REMOTE_INLINE_LIMIT_BYTES = {}; "
-    "from weir.cli import main; main()"
+    "import sys, bus.payloads.arena; bus.payloads.arena.INLINE_LIMIT_BYTES = bus.payloads.arena.REMOTE_INLINE_LIMIT_BYTES = {}; "  # noqa: E501
+    "from weir.commands.app import main; main()"
 )
 
 
@@ -190,7 +193,7 @@ def _own(nats_url: str, size: int, is_direct: bool, pipe: Connection) -> None:
             bus = await Bus.connect(nats_url, name, background)
             listener = None
             if is_direct:
-                listener = DirectListener(name, ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
+                listener = PeerListener(name, ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
                 await listener.start()
             await PayloadServer(bus, name, listener).start()
             await bus.flush()
@@ -238,3 +241,59 @@ def _table(*columns: str) -> Table:
 
 if __name__ == "__main__":
     main()
+
+
+class RoleHosts:
+    """Roles on one nats-server, some with another host id. `code` runs instead of the command line; `stack` stops all."""
+
+    def __init__(self, stack: ExitStack, code: str = "") -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._code = code
+        self._nats = EmbeddedNats(self.folder / "nats")
+        self._nats.start()
+        stack.callback(self._nats.stop)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        stack.callback(self._end)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of all roles, and of nats-server."""
+        assert self._nats.process is not None
+        return [self._nats.process.pid, *(process.pid for process in self._processes)]
+
+    def start(self, role: str, *options: str, host: str = "") -> Any:
+        """What a new role announced when it was ready."""
+        ready, announced = os.pipe()
+        command = ["-c", self._code] if self._code else ["-m", "weir"]
+        environment = {**os.environ, READY_FD: str(announced), **({HOST_VARIABLE: host} if host else {})}
+        log_file = self.folder / f"{role}-{len(self._processes)}.log"
+        with log_file.open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, *command, role, f"--nats={self._nats.url}", *options],
+                    env=environment,
+                    pass_fds=(announced,),
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+        os.close(announced)
+        with os.fdopen(ready) as pipe:
+            facts = json.loads(pipe.readline() or "{}")
+        if not facts.get("ready"):
+            raise SystemExit(log_file.read_text())
+        return facts
+
+    def gateway(self, model: str, *options: str, host: str = "") -> str:
+        """Where a new gateway listens for HTTP, once `model` is ready there."""
+        ports = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+        url = f"127.0.0.1:{self.start('gateway', *ports, *options, host=host)['http_port']}"
+        with triton.InferenceServerClient(url) as client:
+            while not client.is_model_ready(model):
+                time.sleep(0.05)
+        return url
+
+    def _end(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(30)

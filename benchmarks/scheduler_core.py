@@ -1,9 +1,9 @@
-"""What a scheduler costs: `python -m benchmarks.scheduler_core` prints a table of policies, then one line per case.
+"""CPU of the scheduler: `python -m benchmarks.scheduler_core` prints a table of policies, then one line per case.
 
-The table is of the sans-IO core alone (enqueue, dispatch, complete), on one core: how many requests a second it decides
-for, that is, when and where and with whom each runs. Then the service around it, from the bytes of a frame to those of
-the batch and the end of the batch, in CPU microseconds a request. The broker and its client are excluded. Each figure is
-the best of many short rounds: what else the machine does only makes rounds slower.
+The table has the sans-IO core alone (enqueue, dispatch, complete) on one core: decisions per second, where a decision
+says when, where and with which others a request runs. The lines have the service around it, from the bytes of a frame
+to those of the batch and the completion of the batch, in CPU microseconds per request, without the broker and its
+client. Each figure is the best of many short rounds, because other work on the machine can only make a round slower.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from itertools import count, islice
 from math import inf
 from typing import Any, NamedTuple
 
-from bus.connection import Message
-from bus.live_layout import LiveLayout
-from bus.live_queues import LiveQueue
+from bus.naming.live_queues import LiveLayout, LiveQueue
+from bus.nats.connection import Message
+from scheduler.batching.request import NO_FRAME, requests_of
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import NO_FRAME, requests_of
-from scheduler.service import SchedulerService
-from schemas.messages import Done, Part, pack_done, pack_frame
-from schemas.model_config import ModelConfig
-from schemas.requests import SEQUENCE_START
+from scheduler.service.service import SchedulerService
+from schemas.config.model_config import ModelConfig
+from schemas.core.requests import SEQUENCE_START
+from schemas.wire.messages import BatchCompletion, Completions, Frame, RequestEnvelope
 
 ROUNDS = 200
 MAX_BATCH_SIZE = 32
@@ -44,9 +43,11 @@ def best_s(call: Callable[[], object], calls: int, rounds: int = ROUNDS, at_most
     return best / calls
 
 
-def part(key: int, priority: int = 0, timeout_us: int = 0, sequence: int = 0, flags: int = 0, lane: int = 0) -> Part:
+def part(
+    key: int, priority: int = 0, timeout_us: int = 0, sequence: int = 0, flags: int = 0, lane: int = 0
+) -> RequestEnvelope:
     """A request of batch size 1 for the latest version."""
-    return Part(key, -1, 1, "", priority, timeout_us, 0, sequence, flags, "", BODY, lane)
+    return RequestEnvelope(key, -1, 1, "", priority, timeout_us, 0, sequence, flags, "", BODY, lane)
 
 
 class Case(NamedTuple):
@@ -181,14 +182,14 @@ async def service_us_per_request(batch_size: int) -> float:
     bus = _CollectingBus()
     service = SchedulerService(bus, "scheduler-0", None)  # type: ignore[arg-type]
     await service.listen()
-    owned = await service.own(LiveQueue("model"), "live-model")
+    owned = await service.serve(LiveQueue("model"), "live-model")
     owned.scheduler.configure(1, CONFIG)
     owned.scheduler.set_instances("worker-0", {1: 1})
     calls = 2000 // batch_size // 10
     messages: list[tuple[Message, Message]] = []
     for number in range(ROUNDS * calls):
-        frame = pack_frame("gateway-0", [part(number * batch_size + i) for i in range(batch_size)])
-        done = pack_done("worker-0", [Done(number + 1, 0, 300)])
+        frame = Frame("gateway-0", [part(number * batch_size + i) for i in range(batch_size)]).pack()
+        done = Completions("worker-0", [BatchCompletion(number + 1, 0, 300)]).pack()
         ack = f"$JS.ACK.LIVE.live-model.1.{number}.{number}.1700000000000000000.0"
         messages.append((Message("inbox.scheduler-0.model", ack, frame, ""), Message("done.scheduler-0", "", done, "")))
     coming = iter(messages)

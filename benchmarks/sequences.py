@@ -1,11 +1,11 @@
 """Thousands of live sequences through a running server: `python -m benchmarks.sequences`.
 
-Starts `weir serve` with an accumulator (ONNX) whose sum is implicit state, opens so many sequences at once, and sends each
-step of a sequence when the one before is answered, over gRPC streams of several client processes. Every answer is
-checked: it must be the sum of what its own sequence has sent, and come in the order of the requests. With
-`--checkpoint-every` states are checkpointed, with `--kill-after` seconds the worker is killed meanwhile.
+The benchmark starts `weir serve` with an ONNX accumulator whose sum is implicit state, opens the sequences, and sends
+each step when the previous one is answered, over gRPC streams of several client processes. Every response is checked:
+it must be the sum of its own sequence and arrive in request order. With `--checkpoint-every` states are checkpointed,
+with `--kill-after` seconds the worker is killed.
 
-`--policy` measures the scheduler core alone instead, without a server: requests a second with so many live sequences.
+`--policy` measures the scheduler core without a server: requests per second with that many live sequences.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from onnx import TensorProto, helper, save
 from tritonclient import grpc
 from tritonclient.grpc import aio
 
+from scheduler.batching.request import NO_FRAME, requests_of
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import NO_FRAME, requests_of
-from schemas.messages import Part
-from schemas.model_config import ModelConfig
+from schemas.config.model_config import ModelConfig
+from schemas.wire.messages import RequestEnvelope
 
 STREAM_SEQUENCES = 250
 """Sequences that share a stream."""
@@ -83,7 +83,7 @@ async def drive(address: str, sequences: range, steps: int) -> Counter[str]:
     outcome: Counter[str] = Counter()
     queue: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
     sums = dict.fromkeys(sequences, 0.0)
-    heard = dict.fromkeys(sequences, 0)
+    received = dict.fromkeys(sequences, 0)
     for sequence in sequences:
         queue.put_nowait((sequence, 0))
     left = len(sequences)
@@ -115,9 +115,9 @@ async def drive(address: str, sequences: range, steps: int) -> Counter[str]:
             else:
                 sequence, step = map(int, result.get_response().id.split("."))
                 outcome["answers"] += 1
-                outcome["order violations"] += step != heard[sequence]
+                outcome["order violations"] += step != received[sequence]
                 outcome["state mix-ups"] += float(result.as_numpy("OUT")[0, 0]) != sums[sequence]
-                heard[sequence] = step + 1
+                received[sequence] = step + 1
                 if step + 1 < steps:
                     queue.put_nowait((sequence, step + 1))
                 else:
@@ -212,7 +212,7 @@ def policy_requests_per_s(live: int, batches: int = 20_000) -> float:
     keys, times = count(), count(1)
 
     def send(sequence: int, flags: int) -> None:
-        part = Part(next(keys), -1, 1, "", 0, 0, 0, sequence, flags, "", b"body")
+        part = RequestEnvelope(next(keys), -1, 1, "", 0, 0, 0, sequence, flags, "", b"body")
         model.enqueue(requests_of("gateway", [part], next(times), NO_FRAME))
 
     for sequence in range(1, live + 1):
@@ -233,7 +233,7 @@ def policy_requests_per_s(live: int, batches: int = 20_000) -> float:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=5000)
     parser.add_argument("--steps", type=int, default=200)

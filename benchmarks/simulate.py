@@ -1,7 +1,7 @@
-"""The scheduler's own policies on a virtual clock: `python -m benchmarks.simulate` says what becomes of what comes.
+"""The scheduler's own policies on a virtual clock: `python -m benchmarks.simulate` reports latency and utilisation.
 
-With `--sweep NAME=V1,V2,…` each of these settings is simulated under each of `--loads`, and latency is drawn against
-throughput in `--plot`. Several sweeps make every combination. Equal options and an equal seed give an equal outcome.
+With `--sweep NAME=V1,V2,…` each of these settings is simulated under each of `--loads`, and latency is plotted against
+throughput in `--plot`. Several sweeps form every combination. Equal options and an equal seed give an equal outcome.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A large cluster on a virtual clock: `python -m benchmarks.simulate_cluster` says what becomes of what comes.
+"""A large cluster on a virtual clock: `python -m benchmarks.simulate_cluster` reports latency and losses.
 
-A thousand workers, a hundred schedulers, hundreds of models by Zipf's law; what comes is Poisson, with a day's rise and
-fall and bursts of each model's own; schedulers and workers come and die. The policies are those that `weir scheduler`
-runs. An equal seed gives an equal outcome.
+A thousand workers, a hundred schedulers and hundreds of models with a Zipf distribution. Arrivals are Poisson with a
+daily cycle and bursts per model; schedulers and workers join and die. The policies are those of `weir scheduler`. An
+equal seed gives an equal outcome.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import fields
 
 import numpy as np
 
-from benchmarks.cluster.tables import table
+from benchmarks.cluster.clients import table
 from benchmarks.simulation.fleet import FleetRun, Happening
 from benchmarks.simulation.owners import TICK_US
 from benchmarks.simulation.traffic import FleetScenario, fleet_of
@@ -71,8 +71,8 @@ def _events(run: FleetRun, came: np.ndarray, happenings: list[Happening]) -> str
             chosen = (came >= begin_us) & (came < begin_us + _AFTER_US) & (run.begun_us >= 0)
             waits_ms = (run.begun_us - came)[chosen] / 1000
             p99.append(f"{np.percentile(waits_ms, 99):.1f}" if len(waits_ms) else "-")
-        told = (figures["moved"], figures["longest stall ms"], figures["run again"])
-        rows.append((happening.kind, f"{happening.at_us / 1e6:.1f}", *told, *p99))
+        reply = (figures["moved"], figures["longest stall ms"], figures["run again"])
+        rows.append((happening.kind, f"{happening.at_us / 1e6:.1f}", *reply, *p99))
     head = ("event", "at s", "queues moved", "longest stall ms", "run again", "p99 ms before", "p99 ms after")
     return table(head, rows)
 

@@ -1,11 +1,10 @@
-"""Whether anything grows: `python -m benchmarks.soak --minutes 30` prints a table of slopes.
+"""Growth of memory, descriptors and streams: `python -m benchmarks.soak --minutes 30` prints a table of slopes.
 
-Roles are processes of their own on one nats-server. After a measurement of what they carry, requests come at a share of
-that (`--load`) for so many minutes, with durable requests beside them at a low rate. Every `--every` seconds it is noted
-what each process has in memory and how many descriptors are open, and what lies in the streams. The slope after the
-warm-up is the least-squares line; it is beyond noise where it is more than three of its standard errors, reckoned with what
-samples have in common with those before them, and where more than `MIN_GROWTH_MIB` or `MIN_FDS` came of it. RESULT keeps
-what ended for a day, so it grows as durable requests come.
+Roles are separate processes on one nats-server. After a measurement of their capacity, requests come at a share of it
+(`--load`), with durable requests at a low rate beside them. Every `--every` seconds the memory and the open descriptors
+of each process are recorded, and the contents of the streams. The slope after the warm-up is a least-squares line. It
+is significant if it exceeds three of its standard errors, corrected for the correlation of successive samples, and
+amounts to more than `MIN_GROWTH_MIB` or `MIN_FDS`. RESULT keeps records for a day, so it grows with durable requests.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ import numpy as np
 import psutil
 from nats.errors import Error as NatsError
 
-from benchmarks.cluster.clients import OpenLoop, closed_loop, wait_ready
-from benchmarks.cluster.models import write_sleeper
-from benchmarks.cluster.roles import Cluster
-from benchmarks.cluster.tables import quantile, table
-from bus.durable_subjects import RESULT_STREAM
+from benchmarks.cluster.clients import OpenLoop, closed_loop, quantile, table, wait_ready
+from benchmarks.cluster.roles import Cluster, write_sleeper
+from bus.naming.durable_subjects import RESULT_STREAM
 
 MODEL = "sleeper"
 MIN_GROWTH_MIB = 2.0
@@ -58,10 +55,10 @@ class Samples:
         slope, error = slope_of(np.array(rows))
         growth = abs(slope) * (rows[-1][0] - rows[0][0])
         is_beyond = abs(slope) > _ERRORS * error and growth > least
-        told = ("GROWS" if slope > 0 else "falls") if is_beyond else "noise"
+        reply = ("GROWS" if slope > 0 else "falls") if is_beyond else "noise"
         if name == KEPT and is_beyond:
-            told = "keeps for a day"
-        return (name, unit, f"{values[0]:.1f}", f"{values[-1]:.1f}", f"{slope:+.2f}", f"{error:.2f}", told)
+            reply = "keeps for a day"
+        return (name, unit, f"{values[0]:.1f}", f"{values[-1]:.1f}", f"{slope:+.2f}", f"{error:.2f}", reply)
 
 
 def slope_of(rows: np.ndarray) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""PyTorch networks to be served beside a bare loop of torch: an encoder of text as `.pt2`, convolutions as TorchScript.
+"""PyTorch networks for `benchmarks.backends`: a text encoder as `.pt2`, convolutions as TorchScript.
 
-Their weights are random: what they compute takes as long whatever it is. For each there is what writes its file into the
-folder of a version, what opens it without a server, and what makes the inputs of a request.
+Their weights are random, which does not affect the time. Each network has functions that write its file into a version
+folder, open it without a server, and make the inputs of a request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Throughput by the number of workers: `python -m benchmarks.worker_scaling` prints a table.
 
-The model takes a fixed time without using a processor, so a machine of two cores does not limit what more workers bring.
-Roles are processes of their own on one nats-server. Ideal is what the instances could do if nothing cost
-anything; `of the first` compares with the first row of the same batch size, times the workers.
+The model takes a fixed time without using a processor, so that a machine of two cores does not limit the workers. Roles
+are separate processes on one nats-server. *Ideal* is the capacity of the instances without any overhead; `of the first`
+compares with the first row of the same batch size, multiplied by the number of workers.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.cluster.clients import closed_loop, wait_ready
-from benchmarks.cluster.models import write_sleeper
-from benchmarks.cluster.roles import Cluster
-from benchmarks.cluster.tables import quantile, table
+from benchmarks.cluster.clients import closed_loop, quantile, table, wait_ready
+from benchmarks.cluster.roles import Cluster, write_sleeper
 
 
 def measure(

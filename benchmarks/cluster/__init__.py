@@ -1,1 +1,1 @@
-"""Roles as processes of their own on one nats-server, models of a fixed time, and clients: for benchmarks of a cluster."""
+"""Roles as separate processes on one nats-server, models with a fixed time, and clients, for cluster benchmarks."""

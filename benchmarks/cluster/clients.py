@@ -1,12 +1,14 @@
-"""Clients over HTTP that cost little: requests as bytes, connections that stay open, answers looked at for their value.
+"""Cheap HTTP clients for cluster benchmarks, and tables of figures.
 
-Each request carries a number of its own and expects it back. `closed_loop` keeps so many under way; `open_loop` sends at a
-rate, whatever becomes of what was sent, and tries again, at the next gateway, what was not answered.
+Requests are prepared bytes on open connections, and only the value of a response is checked: each request carries a
+number and expects it back. `closed_loop` keeps a number of requests in flight; `open_loop` sends at a fixed rate and
+retries an unanswered request at the next gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -208,3 +210,21 @@ class OpenLoop:
             request.answered_s, request.error = time.monotonic(), ""
             idle.append(connection)
             return
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns two spaces apart, the first one flush left and the others flush right."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """The least value that at least `share` of them are not above; 0 of none."""
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else 0.0

@@ -1,4 +1,8 @@
-"""`Cluster`: any number of gateways, schedulers and workers as processes of their own, against one nats-server."""
+"""`Cluster`: any number of gateways, schedulers and workers as separate processes on one nats-server.
+
+`write_sleeper` writes models that take a fixed time on any machine: they sleep without the interpreter's lock and
+return their input.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from bus.embedded import SYNCED_SERVER_VARIABLE, EmbeddedNats
-from bus.parent_death import dies_with_parent
-from telemetry.readiness import READY_FD
+from bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats
+from runtime.child_processes import dies_with_parent
+from runtime.readiness import READY_FD
 
 _ROOT = Path(__file__).parents[2]
 _STOP_S = 30.0
@@ -52,12 +56,12 @@ class RoleProcess:
     def wait_ready(self) -> None:
         """Returns when it is ready. Raises SystemExit when it ends instead."""
         with os.fdopen(self._ready) as pipe:
-            told = json.loads(pipe.readline() or "{}")
-        if not told.get("ready"):
+            reply = json.loads(pipe.readline() or "{}")
+        if not reply.get("ready"):
             raise SystemExit(f"{self.role} did not start: {self._log.read_text(errors='replace')[-2000:]}")
-        if "http_port" in told and not self.place:
-            self.place = f"127.0.0.1:{told['http_port']}"
-            self._options = [*self._options, f"--http-port={told['http_port']}"]
+        if "http_port" in reply and not self.place:
+            self.place = f"127.0.0.1:{reply['http_port']}"
+            self._options = [*self._options, f"--http-port={reply['http_port']}"]
 
     def kill(self) -> None:
         """kill -9."""
@@ -76,7 +80,7 @@ class RoleProcess:
 
 
 class Cluster:
-    """See the module. `folder` has the models (in `models`), logs and data. To be closed."""
+    """Roles on one nats-server; call `close`. `folder` has the models (in `models`), logs and data."""
 
     def __init__(self, folder: Path, gateways: int = 1, schedulers: int = 1, workers: int = 1) -> None:
         self._folder = folder
@@ -150,3 +154,37 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         if time.monotonic() > deadline_s:
             raise SystemExit("it did not come about in time")
         time.sleep(0.02)
+
+
+_CONFIG = """
+backend: "sleeper" max_batch_size: {batch}
+input {{ name: "IN" data_type: TYPE_INT64 dims: [ 1 ] }}
+output {{ name: "OUT" data_type: TYPE_INT64 dims: [ 1 ] }}
+instance_group {{ kind: KIND_CPU count: {instances} }}
+{batching}
+"""
+_BACKEND = """
+import time
+
+import numpy as np
+
+from weir.backend import ArrayBackend
+
+
+class Backend(ArrayBackend):
+    def open(self, model):
+        def run(inputs):
+            time.sleep({seconds})
+            return {{"OUT": np.array(inputs["IN"])}}
+
+        return run
+"""
+
+
+def write_sleeper(repository: Path, name: str, ms: float, batch: int = 1, instances: int = 1) -> None:
+    """One whose batches of up to `batch` take `ms`; 0: as long as it takes to copy them."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    batching = "dynamic_batching { }" if batch > 1 else ""
+    (folder / "config.pbtxt").write_text(_CONFIG.format(batch=batch, instances=instances, batching=batching))
+    (folder / "backend.py").write_text(_BACKEND.format(seconds=ms / 1000))

@@ -1,1 +1,1 @@
-"""Weir beside Triton on the same models, in one run: `make bench`, or `python -m benchmarks.compare --help`."""
+"""Weir beside Triton on the same models: `make bench`, or `python -m benchmarks.compare --help`."""

@@ -18,9 +18,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.compare.answers import check_answers
 from benchmarks.compare.installation import TritonInstallation, missing_load_generators
-from benchmarks.compare.measurement import Measurement, measure, measure_onnxruntime
+from benchmarks.compare.measurement import Measurement, check_answers, measure, measure_onnxruntime
 from benchmarks.compare.networks import NETWORKS
 from benchmarks.compare.report import Report
 from benchmarks.compare.servers import Server, running_triton, running_weir
@@ -111,7 +110,7 @@ def _batcher_per_s() -> float | None:
     """What `benchmarks.scheduler_core` measures, if it is there."""
     command = [sys.executable, "-m", "benchmarks.scheduler_core"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_FOLDER.parent, check=False)
-    match = re.search(r"([\d,]+) requests/s", done.stdout)
+    match = re.search(r"^dynamic +([\d,]+)", done.stdout, re.MULTILINE)
     if done.returncode or match is None:
         print(f"no figure of the batcher: {done.stderr.strip().splitlines()[-1:] or done.stdout[-200:]}")
         return None

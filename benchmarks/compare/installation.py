@@ -1,4 +1,4 @@
-"""What `make bench` needs besides the development environment: Triton, and load generators where they are installed."""
+"""Installs Triton for `make bench`, and finds the installed load generators."""
 
 from __future__ import annotations
 

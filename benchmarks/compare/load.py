@@ -1,6 +1,7 @@
-"""Closed-loop load: each connection or stream sends its next request when the last one is answered.
+"""Closed-loop load: each connection or stream sends its next request when the previous one is answered.
 
-wrk and h2load where they are installed: written in C, they leave the machine to the server. `loops` is the fallback.
+It uses wrk and h2load if they are installed: written in C, they leave the machine to the server. `loops` is the
+fallback.
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
-"""`Measurement`: one window of load on one server, and what it cost."""
+"""`Measurement`: one window of load on one server, and its cost; and the check of the server's responses.
+
+The check sends many different requests at once and compares with ONNX Runtime: a server that mixes up the responses of
+a batch is fast, and so is one that answers with errors.
+"""
 
 from __future__ import annotations
 
 import resource
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +16,8 @@ import numpy as np
 from benchmarks.compare.load import apply_load
 from benchmarks.compare.networks import Network
 from benchmarks.compare.payload import Payload
-from benchmarks.compare.processes import machine_busy_s
-from benchmarks.compare.servers import Server
-from benchmarks.compare.targets import Workload
+from benchmarks.compare.servers import Server, machine_busy_s
+from benchmarks.compare.targets import Protocol, Workload
 
 ONNXRUNTIME_BATCH = 8
 
@@ -108,3 +112,21 @@ def _own_cpu_s() -> float:
     """Seconds of CPU of the load generator, which is this process or a child of it that has ended."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+_AT_ONCE = 32
+
+
+def check_answers(server: Server, network: Network, protocol: Protocol) -> None:
+    """Raises SystemExit when an answer is missing or wrong."""
+    inputs = [network.sample(seed) for seed in range(16 if network.name == "cnn" else 64)]
+    payloads = [Payload.of(protocol, network, x) for x in inputs]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            answers = list(pool.map(lambda payload: payload.ask(server.address(protocol)), payloads))
+        except Exception as error:  # whatever a client library raises
+            raise SystemExit(f"{server.name} does not answer {network.name} over {protocol}: {error}") from error
+    expected = [network.run(x) for x in inputs]
+    wrong = sum(not np.allclose(*pair, rtol=1e-3, atol=1e-3) for pair in zip(answers, expected, strict=True))
+    if wrong:
+        raise SystemExit(f"{server.name} answers {wrong} of {len(inputs)} requests of {network.name} wrongly")

@@ -1,6 +1,6 @@
-"""The networks both servers run: random weights from a fixed seed, written with ONNX's own text format.
+"""The networks that both servers run: random weights from a fixed seed, written in ONNX's own text format.
 
-A server's cost is what is left when the model's is taken away, so they span from no work at all to mostly work.
+They range from no work at all to mostly work, because a server's cost is the remainder after the model's cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Payload`: one inference request as bytes, the same for the check of the answers and for the measurement."""
+"""`Payload`: one inference request as bytes, the same for the check of the responses and for the measurement."""
 
 from __future__ import annotations
 

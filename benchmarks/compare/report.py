@@ -16,7 +16,7 @@ _UNITS = {Quantity.CPU: "CPU ms", Quantity.RATE: "requests/s", Quantity.LATENCY:
 
 
 class Report:
-    """See the module. A figure is the median over the rounds; a ratio is the median of the rounds' ratios."""
+    """The tables of a run. A figure is the median over the rounds; a ratio is the median of the rounds' ratios."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
         self._groups: dict[tuple[str, str], list[Measurement]] = {}

@@ -1,4 +1,4 @@
-"""`Server`: one of the two servers, running with all networks on free ports of loopback."""
+"""`Server`: one of the two servers, running with all networks on free ports of loopback, and its CPU time by role."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.compare.installation import TritonInstallation
 from benchmarks.compare.networks import NETWORKS
-from benchmarks.compare.processes import ProcessTree
 from benchmarks.compare.targets import Protocol
-from bus.parent_death import dies_with_parent
+from runtime.child_processes import dies_with_parent
 
 _TRITON_MODEL = Path(__file__).with_name("triton_model.py")
 _START_S = 120.0
@@ -45,7 +46,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Server:
-    """See the module."""
+    """One running server with its ports and processes."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -166,3 +167,60 @@ def free_ports() -> tuple[int, int, int]:
 def port_options(ports: tuple[int, int, int]) -> list[str]:
     """Both servers' options for these ports."""
     return [f"--{service}-port={port}" for service, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+
+
+_ROLES = {
+    "serve": "supervisor",
+    "gateway": "gateway",
+    "scheduler": "scheduler",
+    "worker": "worker",
+    "nats-server": "nats-server",
+    "tritonserver": "tritonserver",
+    "triton_python_backend_stub": "Python backend",
+}
+_QUIET_CORES = 0.1
+_QUIET_WINDOW_S = 0.2
+_QUIET_DEADLINE_S = 3.0
+
+
+class ProcessTree:
+    """A process and all its descendants, as they are now. Times are user and system, in seconds."""
+
+    def __init__(self, pid: int) -> None:
+        root = psutil.Process(pid)
+        self._roles = {process: _role(process) for process in (root, *root.children(recursive=True))}
+
+    def cpu_s_by_role(self) -> Counter[str]:
+        """Seconds spent so far. Raises psutil.NoSuchProcess when one of the processes has ended: figures would lie."""
+        seconds: Counter[str] = Counter()
+        for process, role in self._roles.items():
+            times = process.cpu_times()
+            seconds[role] += times.user + times.system
+        return seconds
+
+    def cpu_s(self) -> float:
+        """Seconds spent so far by all."""
+        return sum(self.cpu_s_by_role().values())
+
+    def idle_cores(self, seconds: float = 1.0) -> float:
+        """Cores used over the next `seconds`, to be asked while nobody sends requests."""
+        before = self.cpu_s()
+        time.sleep(seconds)
+        return (self.cpu_s() - before) / seconds
+
+    def wait_until_quiet(self) -> None:
+        """Returns once what earlier requests set off is done."""
+        deadline = time.monotonic() + _QUIET_DEADLINE_S
+        while self.idle_cores(_QUIET_WINDOW_S) > _QUIET_CORES and time.monotonic() < deadline:
+            pass
+
+
+def machine_busy_s() -> float:
+    """Seconds of CPU spent so far by everything on the machine."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+
+
+def _role(process: psutil.Process) -> str:
+    words = [Path(word).name for word in " ".join(process.cmdline()).split()]
+    return next((_ROLES[word] for word in words if word in _ROLES), process.name())

@@ -1,4 +1,4 @@
-"""What is measured, and what Weir must reach."""
+"""The rows of the comparison, and the target of each."""
 
 from __future__ import annotations
 

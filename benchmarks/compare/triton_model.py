@@ -1,6 +1,6 @@
 """Triton's side: a Python model that calls ONNX Runtime with one thread, as Weir's worker does.
 
-Copied as `model.py` beside each `model.onnx`; it runs in Triton's own environment and imports nothing of ours.
+It is copied as `model.py` beside each `model.onnx`; it runs in Triton's own environment and imports nothing of Weir.
 """
 
 from pathlib import Path

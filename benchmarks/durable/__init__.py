@@ -1,1 +1,1 @@
-"""What the measurements of durable requests share."""
+"""Load and data for the benchmarks of durable requests and offline jobs."""

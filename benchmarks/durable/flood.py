@@ -1,6 +1,6 @@
-"""Producers, and an owner of a queue, as processes of their own.
+"""Producers, and the owner of a queue, as separate processes.
 
-They store messages singly or in atomic batches, in which all or none is stored.
+Producers store messages singly or in atomic batches, of which all or none are stored.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from bus.acked_publisher import AckedPublisher, StoreAck
-from bus.connection import Bus, Message
-from bus.headers import pack_headers
-from bus.pull import FramePull
+from bus.nats.connection import Bus, Message
+from bus.nats.headers import pack_headers
+from bus.streams.acked_publisher import AckedPublisher, StoreAck
+from bus.streams.pull import StandingPull
 
 _LEAST_ATOMIC = 16
 """Fewer are cheaper one by one."""
@@ -237,10 +237,10 @@ async def _answer_all(
                 some = [arrived.popleft() for _ in range(min(atomic, len(arrived)))]
                 stores.batch([record(*one) for one in some], lambda some=some: on_stored([one[1] for one in some]))
 
-        pull = FramePull(bus, stream, consumer, "owner-inbox", deliver)
+        pull = StandingPull(bus, stream, consumer, lambda message: deliver(message.data, message.reply))
         await bus.subscribe("owner-inbox", pull.receive)
         await bus.subscribe("owner-removed", lambda message: done.set_result(None))
-        pull.start()
+        pull.start("owner-inbox")
         pipe.send(True)
         await asyncio.to_thread(pipe.recv)
         began_s, cpu_s = time.monotonic(), time.process_time()

@@ -1,4 +1,4 @@
-"""Many small pictures as files, and what a model is to say of each."""
+"""Small pictures as files, and the expected output of a model for each."""
 
 from __future__ import annotations
 

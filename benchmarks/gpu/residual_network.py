@@ -1,6 +1,6 @@
-"""A network of the size and shape of ResNet-50 (25.6 million weights, 4.1 GFLOP an image), with random weights.
+"""A network of the size and shape of ResNet-50 (25.6 million weights, 4.1 GFLOP per image), with random weights.
 
-Written out here so that it needs torch alone. Narrow and on small images it runs on a CPU, to try the benchmark itself.
+It needs only torch. Narrow and on small images it runs on a CPU, to try the benchmark itself.
 """
 
 from __future__ import annotations

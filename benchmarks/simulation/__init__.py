@@ -1,5 +1,5 @@
-"""The simulator behind `benchmarks.simulate`: a workload, workers and a clock that exist only as numbers.
+"""The simulator behind `benchmarks.simulate`: workload, workers and clock are pure data.
 
-`scenario` says what is simulated, `workload` what comes, `cluster` plays it against the real policies, `outcome` tells
-what became of it, and `plot` draws it.
+`scenario` has the options, `workload` the arrivals, `cluster` runs them against the real policies, `outcome` has the
+results, and `plot` draws them.
 """

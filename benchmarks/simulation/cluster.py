@@ -1,8 +1,8 @@
-"""`simulate`: workers and a clock that exist only as numbers, around the very policies that `weir scheduler` runs.
+"""`simulate`: simulated workers and a virtual clock around the policies of `weir scheduler`.
 
-It does what `scheduler.service` does: what comes at one moment is taken in before anything is dispatched, an alarm is
-set to when the policy wants to look again, `expire` is called once a second. There is no asyncio and no real time: the
-next event is the earliest of a heap.
+It does what `scheduler.service.service` does: all arrivals at one time are enqueued before anything is dispatched, a
+timer is set to the time at which the policy wants to run again, and `expire` is called once a second. There is no
+asyncio and no real time: the next event is the earliest of a heap.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.scenario import RECORDED, Scenario
 from benchmarks.simulation.virtual_clock import NEVER, Stuck, VirtualClock
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
-from scheduler.batch import Batch
+from scheduler.batching.batch import Batch
+from scheduler.batching.request import NO_FRAME, requests_of
+from scheduler.batching.version_scheduler import Ended
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement import Instance
-from scheduler.queued_request import NO_FRAME, requests_of
-from scheduler.version_scheduler import Ended
-from schemas.messages import BatchOutcome
+from scheduler.placement.instances import Instance
+from schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 _GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1
 _TICK_US = 1_000_000
@@ -44,7 +44,7 @@ class _Model:
 
 
 class Cluster:
-    """See the module; made for one run. All times are microseconds since the start."""
+    """The simulated cluster of one run. All times are microseconds since the start."""
 
     def __init__(self, scenario: Scenario, workload: Workload) -> None:
         if scenario.policy == RECORDED and workload.config is None:
@@ -120,7 +120,7 @@ class Cluster:
         work = self._workload
         model = self._models[work.models[number] % len(self._models)]
         deadline_us = work.deadlines_us[number]
-        row = (
+        row = RequestEnvelope(
             number,
             _LATEST,
             work.rows[number],
@@ -142,7 +142,10 @@ class Cluster:
 
     def _feed_job(self, model: _Model, requests: int, now_us: int) -> None:
         lane = self._scenario.job_lane
-        rows = [(next(self._job_keys), _LATEST, 1, "", 0, 0, 0, 0, 0, "", _BODY, lane) for _ in range(requests)]
+        rows = [
+            RequestEnvelope(next(self._job_keys), _LATEST, 1, "", 0, 0, 0, 0, 0, "", _BODY, lane)
+            for _ in range(requests)
+        ]
         if model.scheduler.enqueue(requests_of(_GATEWAY, rows, now_us, NO_FRAME)):
             raise Stuck("the job was refused")
         self._dirty[model] = None
@@ -160,10 +163,10 @@ class Cluster:
 
     def _send(self, model: _Model, batch: Batch, now_us: int) -> None:
         scenario, instance = self._scenario, batch.instance
-        rows = len(batch.null_rows)
+        rows = len(batch.padding_rows)
         for request in batch.requests:
             rows += request.batch_size
-        executions = len(batch.requests) if batch.is_series else 1
+        executions = len(batch.requests) if batch.is_microbatch else 1
         mean_us = scenario.service_us * executions + scenario.service_row_us * rows
         begin_us = max(now_us + scenario.hop_us, self._free_at.get(instance, 0))
         if scenario.shared_devices:

@@ -1,9 +1,9 @@
-"""`FleetRun`: many workers and schedulers and a clock that exist only as numbers, around the policies that Weir runs.
+"""`FleetRun`: many simulated workers and schedulers and a virtual clock around Weir's policies.
 
-Each queue has a `ModelScheduler`, with the scheduler that owns it; who that is says `benchmarks.simulation.owners`. A
-scheduler that dies takes along what it knew: batches that run are answered at their end by their workers, as they do, and
-what waits is delivered to the next owner, which also runs again what has not ended by then. A worker that dies loses its
-batches, which its schedulers learn within a quarter of a second.
+Each queue has a `ModelScheduler` on the scheduler that owns it, as decided by `benchmarks.simulation.owners`. A
+scheduler that dies loses its state: running batches are answered by their workers, and waiting requests are delivered
+to the next owner, which also runs batches again that have not completed by then. A worker that dies loses its batches;
+its schedulers notice within a quarter of a second.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import numpy as np
 from benchmarks.simulation.owners import TICK_US, Move, Owners, owners_of
 from benchmarks.simulation.traffic import Fleet, FleetScenario
 from benchmarks.simulation.virtual_clock import NEVER, VirtualClock
-from scheduler.batch import Batch
+from scheduler.batching.batch import Batch
+from scheduler.batching.request import NO_FRAME, requests_of
+from scheduler.batching.version_scheduler import Ended
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import NO_FRAME, requests_of
-from scheduler.version_scheduler import Ended
-from schemas.messages import BatchOutcome
-from schemas.model_config import ModelConfig
+from schemas.config.model_config import ModelConfig
+from schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 _VERSION, _LATEST, _GATEWAY, _BODY = 1, -1, "gateway", b""
 _PATIENCE_US = 600_000_000
@@ -54,7 +54,7 @@ class _Queue:
 
 
 class FleetRun:
-    """See the module; made for one run. `happenings` are the events, in order."""
+    """The simulated cluster of one run. `happenings` are the events, in order."""
 
     def __init__(self, scenario: FleetScenario, fleet: Fleet, happenings: Iterable[Happening]) -> None:
         self._scenario = scenario
@@ -133,7 +133,7 @@ class FleetRun:
         if queue.policy is None:
             queue.kept += numbers
             return
-        rows = [(number, _LATEST, 1, "", 0, 0, 0, 0, 0, "", _BODY, 0) for number in numbers]
+        rows = [RequestEnvelope(number, _LATEST, 1, "", 0, 0, 0, 0, 0, "", _BODY) for number in numbers]
         refused = queue.policy.enqueue(requests_of(_GATEWAY, rows, now_us, NO_FRAME))
         self._ended(queue, ((), refused), now_us)
         self._dirty[queue] = None

@@ -1,4 +1,4 @@
-"""`Outcome`: what became of every request of a simulation, and what follows from it."""
+"""`Outcome`: the result of every request of a simulation, and statistics derived from them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.workload import Workload
-from scheduler.queued_request import QueuedRequest
-from scheduler.version_scheduler import Failure
+from scheduler.batching.request import QueuedRequest
+from scheduler.batching.version_scheduler import Failure
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _NOT_YET = -1

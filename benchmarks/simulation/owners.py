@@ -1,7 +1,7 @@
-"""Who owns which queue in a simulated cluster of schedulers, and what moves when one comes or dies.
+"""Ownership of queues in a simulated cluster, and how it changes when a scheduler joins or dies.
 
-`PolicyOwners` has each scheduler decide by `scheduler.ownership`, as `weir scheduler` does, with a store of records and
-messages that exist only here. `EvenSpread` stands in where there is no such policy: one who sees all spreads queues evenly.
+In `PolicyOwners` each scheduler decides by `scheduler.ownership.policy`, as `weir scheduler` does, with a simulated
+record store and simulated messages. `EvenSpread` spreads queues evenly with global knowledge, as a reference.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class EvenSpread:
 
 
 class PolicyOwners:
-    """See the module. Everybody hears everything at once, but deaths, which the next tick tells. Stores take no time."""
+    """Schedulers that decide by the policy. Messages and writes take no time; a death is noticed at the next tick."""
 
     def __init__(self, queues: Sequence[str], schedulers: Sequence[str]) -> None:
-        from bus.live_queues import LiveQueue
+        from bus.naming.live_queues import LiveQueue
 
-        self._policy: Any = importlib.import_module("scheduler.ownership")
+        self._policy: Any = importlib.import_module("scheduler.ownership.policy")
         self._queues = [LiveQueue(queue) for queue in sorted(queues)]
         self._records: dict[Any, tuple[str, int]] = {}
         self._epoch = 0
@@ -94,10 +94,10 @@ class PolicyOwners:
 
     def joined(self, now_us: int, scheduler: str) -> None:
         """See `Owners`."""
-        seat = self._seats[scheduler] = self._policy.Ownership(scheduler)
-        seat.want(now_us / 1e6, self._queues)
+        seat = self._seats[scheduler] = self._policy.OwnershipPolicy(scheduler)
+        seat.add_queues(now_us / 1e6, self._queues)
         for queue, (owner, epoch) in self._records.items():
-            seat.known(now_us / 1e6, queue, owner, epoch)
+            seat.owner_reported(now_us / 1e6, queue, owner, epoch)
 
     def lost(self, now_us: int, scheduler: str) -> None:
         """See `Owners`."""
@@ -111,13 +111,13 @@ class PolicyOwners:
         """See `Owners`."""
         now_s = now_us / 1e6
         dead, self._dead = self._dead, []
-        told = {id: {queue: self._records[queue][1] for queue in seat.held} for id, seat in self._seats.items()}
+        reply = {id: {queue: self._records[queue][1] for queue in seat.held} for id, seat in self._seats.items()}
         for id, seat in self._seats.items():
             for gone in dead:
-                seat.gone(gone)
-            for other, queues in told.items():
+                seat.scheduler_gone(gone)
+            for other, queues in reply.items():
                 if other != id:
-                    seat.seen(now_s, other, queues)
+                    seat.scheduler_seen(now_s, other, queues)
         moves: list[Move] = []
         # Twice: what one hands over the other takes at once.
         for _ in range(2):
@@ -132,23 +132,23 @@ class PolicyOwners:
         if isinstance(action, self._policy.HandOver):
             self._epoch += 1
             self._records[queue] = action.to, self._epoch
-            seat.lost(queue)
-            seat.known(now_s, queue, action.to, self._epoch)
+            seat.released(queue)
+            seat.owner_reported(now_s, queue, action.to, self._epoch)
             if action.to in self._seats:
-                self._seats[action.to].known(now_s, queue, action.to, self._epoch)
-        elif isinstance(action, self._policy.Look) or (owner in self._seats and owner != id):
-            seat.known(now_s, queue, owner, epoch)
+                self._seats[action.to].owner_reported(now_s, queue, action.to, self._epoch)
+        elif isinstance(action, self._policy.ReadOwner) or (owner in self._seats and owner != id):
+            seat.owner_reported(now_s, queue, owner, epoch)
         else:
             self._epoch += 1
             self._records[queue] = id, self._epoch
-            seat.took(now_s, queue, self._epoch)
+            seat.acquired(now_s, queue, self._epoch)
             before, self.owner_of[queue.model] = self.owner_of[queue.model], id
             moves.append(Move(queue.model, id, bool(before)))
 
 
 def owners_of(name: str, queues: Sequence[str], schedulers: Sequence[str]) -> Owners:
     """`policy`, `even`, or `auto`: the policy where there is one."""
-    has_policy = importlib.util.find_spec("scheduler.ownership") is not None
+    has_policy = importlib.util.find_spec("scheduler.ownership.policy") is not None
     if name == "policy" or (name == "auto" and has_policy):
         return PolicyOwners(queues, schedulers)
     return EvenSpread(queues, schedulers)

@@ -1,4 +1,4 @@
-"""Latency against throughput as an SVG picture: one colour for each setting, p99 solid and p50 dashed."""
+"""Latency against throughput as an SVG plot: one colour per setting, p99 solid and p50 dashed."""
 
 from __future__ import annotations
 

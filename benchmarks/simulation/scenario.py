@@ -1,4 +1,4 @@
-"""`Scenario`: everything that a simulation is told. Each field is an option of the command of the same name."""
+"""`Scenario`: the options of a simulation. Each field is a command line option of the same name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from schemas.model_config import ModelConfig
+from schemas.config.model_config import ModelConfig
 
 DYNAMIC, DEFAULT, DIRECT, OLDEST, RECORDED = "dynamic", "default", "direct", "oldest", "recorded"
 SEQUENCES = (DIRECT, OLDEST)
@@ -18,7 +18,7 @@ def _told(help: str, default: Any, choices: tuple[str, ...] = ()) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """See the module. Names of the configuration are Triton's; times without a unit in their name are microseconds."""
+    """The options of a simulation, in Triton's names; times without a unit in their name are in microseconds."""
 
     policy: str = _told(
         "the scheduler of each model; recorded: as the trace has it", DYNAMIC, (DYNAMIC, DEFAULT, *SEQUENCES, RECORDED)
@@ -141,13 +141,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """An option for each field."""
     for one in fields(Scenario):
         assert one.default is not MISSING
-        name, told = f"--{one.name.replace('_', '-')}", one.metadata
+        name, reply = f"--{one.name.replace('_', '-')}", one.metadata
         if isinstance(one.default, bool):
-            parser.add_argument(name, action="store_true", help=told["help"])
+            parser.add_argument(name, action="store_true", help=reply["help"])
         else:
-            help = f"{told['help']} (default: {one.default or 'none'})".strip()
+            help = f"{reply['help']} (default: {one.default or 'none'})".strip()
             reader = _reader(one.default)
-            parser.add_argument(name, type=reader, default=one.default, choices=told["choices"] or None, help=help)
+            parser.add_argument(name, type=reader, default=one.default, choices=reply["choices"] or None, help=help)
 
 
 def _reader(default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What comes to a fleet, and where its models lie: Zipf's popularity, a day, and bursts of each model's own."""
+"""Arrivals for a fleet and the placement of its models: Zipf popularity, a daily cycle, and bursts per model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`VirtualClock`: the time of a simulation, which goes from event to event.
+"""`VirtualClock`: the time of a simulation, which advances from event to event.
 
-What comes at one moment is taken in before anything is done about it: first what was set for it, then who arrives.
+All events of one time are processed before anything is dispatched: first timers, then arrivals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What comes, and when: a `Workload` from distributions, or from what a scheduler has recorded."""
+"""`Workload`: arrivals from distributions, or from a scheduler's recorded event log."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulation.scenario import SEQUENCES, Scenario, mix
-from scheduler.queued_request import QueuedRequest
+from scheduler.batching.request import QueuedRequest
 from scheduler.replay import NotAnEventLog, Replay, read_log
-from schemas.model_config import ModelConfig
-from schemas.requests import SEQUENCE_END, SEQUENCE_START
+from schemas.config.model_config import ModelConfig
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 
 _CHUNK = 65_536
 

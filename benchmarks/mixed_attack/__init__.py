@@ -1,1 +1,0 @@
-"""Attacks of many kinds at once beside honest clients, whose every answer is checked."""
