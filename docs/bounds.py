@@ -1,306 +1,260 @@
-"""The bounds of `architecture.md`: (module, constant, what it bounds, what becomes of more)."""
+# ruff: noqa: E501 - a row of the table is a line
+"""The bounds of `reference/bounds.md`, by package: module, constant, what it bounds, what happens beyond it."""
 
-from docs.bounds_of_callers import OF_CALLERS
+from typing import NamedTuple
 
-BOUNDS = [
-    *OF_CALLERS,
-    (
-        "bus.message_pull",
-        "MAX_HELD_MESSAGES",
-        "durable requests of a lane of a model that their owner holds",
-        "they wait",
-    ),
-    ("bus.message_pull", "MAX_HELD_BYTES", "their bytes", "they wait"),
-    (
-        "bus.queue_consumers",
-        "MAX_UNACKED",
-        "durable requests of a lane of a model that are delivered and not acknowledged",
-        "they wait",
-    ),
-    ("worker.ensembles.request", "MAX_RUNS", "runs of an ensemble's request whose tensors were lost", "503"),
-    ("worker.ensembles.step_gates", "PATIENCE_S", "wait for a step's `max_inflight_requests`", "it goes on"),
-    (
-        "scheduler.ensemble_batcher",
-        "MAX_REQUESTS",
-        "requests that go to an ensemble together",
-        "the next batch takes the rest",
-    ),
-    ("bus.connection", "MAX_KEPT_BYTES", "messages kept while the broker is away", "dropped: gateways send again"),
-    ("bus.streams", "LIVE_MAX_BYTES", "stream LIVE, or up to 8 streams of live requests", "publishes are refused: 503"),
-    ("bus.live_layout", "MAX_LIVE_STREAMS", "streams of live requests", "the role does not start"),
-    ("bus.streams", "MAX_QUEUES_OF_STREAM", "queues in one of them", "the model's requests wait in vain"),
-    ("schemas.partitions", "MAX_PARTITIONS", "partitions of a model", "the load fails"),
-    ("bus.streams", "MAX_UNACKED_FRAMES", "frames of one model that a scheduler holds", "the rest stays in the stream"),
-    (
-        "repository.small_files",
-        "MAX_CONFIG_BYTES",
-        "a `config.pbtxt`, or the configuration that a load request brings",
-        "the load fails",
-    ),
-    ("repository.small_files", "MAX_LABELS_BYTES", "a label file", "the load fails"),
-    ("repository.small_files", "MAX_REQUIREMENTS_BYTES", "a Python model's file of requirements", "the load fails"),
-    (
-        "repository.small_files",
-        "MAX_TENSOR_FILE_BYTES",
-        "a file of warm-up data, or of a sequence's initial state",
-        "the load fails",
-    ),
-    ("bus.model_files", "MODEL_FILES_MAX_BYTES", "files that load requests brought", "503"),
-    ("bus.payloads", "INLINE_LIMIT_BYTES", "a tensor inside a message, where memory is shared", "by reference"),
-    ("bus.payloads", "REMOTE_INLINE_LIMIT_BYTES", "the same between two hosts", "fetched by reference"),
-    (
-        "bus.payload_budget",
-        "DEFAULT_BUDGET_BYTES",
-        "shared memory that a process holds for payloads, unless it is told otherwise",
-        "inside messages",
-    ),
-    ("bus.fetch_plan", "MAX_OUTSTANDING", "pieces that a process has asked for and not got", "the next wait"),
-    ("bus.fetch_plan", "PATIENCE_S", "wait for the next piece of a payload", "it is lost"),
-    ("bus.direct_stream", "MAX_ASKED_PIECES", "pieces on their way on a connection to an owner", "the next ones wait"),
-    ("bus.direct_stream", "DIRECT_PIECE_BYTES", "one of them", "the next piece takes the rest"),
-    ("bus.direct_stream", "DIRECT_PATIENCE_S", "wait for the next of them", "fetched through the broker"),
-    ("bus.direct_stream", "SILENCE_PATIENCE_S", "wait for any of its bytes", "fetched through the broker"),
-    ("bus.direct_ways", "MAX_CONNECTIONS", "owners that a process is connected to", "fetched through the broker"),
-    ("bus.direct_ways", "MAX_OWNERS", "owners whose failed connections are remembered", "fetched through the broker"),
-    ("bus.direct_ways", "MAX_PAUSE_S", "pause after a connection that failed", "it is tried again"),
-    ("bus.direct_ways", "IDLE_S", "a connection that nothing is fetched on", "it is closed"),
-    ("bus.direct_links", "CONNECT_TIMEOUT_S", "wait for a connection to an owner", "fetched through the broker"),
-    ("bus.direct_listener", "MAX_READERS", "readers that are connected to an owner", "they fetch through the broker"),
-    ("bus.direct_listener", "MAX_UNPROVEN", "of them, those that have not proven themselves", "sent away"),
-    ("bus.direct_listener", "PROOF_PATIENCE_S", "wait for that proof", "sent away"),
-    ("bus.direct_listener", "TAKING_PATIENCE_S", "wait for a reader to take a piece", "sent away"),
-    ("bus.direct_listener", "SILENCE_LIMIT_S", "wait for a reader to ask", "sent away"),
-    ("bus.payload_server", "MAX_QUESTIONS", "questions for pieces that wait in their owner", "dropped: asked again"),
-    ("bus.embedded", "MAX_PAYLOAD", "one message through the embedded nats-server", "400"),
-    ("scheduler.held_frames", "MAX_HELD_BYTES", "frames of one queue in a scheduler", "the rest stays in the stream"),
-    ("scheduler.held_frames", "MAX_ALL_HELD_BYTES", "those of all its queues", "the rest stays in the stream"),
-    ("scheduler.held_frames", "MIN_HELD_BYTES", "of them, what a queue may always hold", "as above"),
-    ("schemas.errors", "MAX_RETRY_AFTER_S", "time after which a refused caller is told to come again", "so long"),
-    (
-        "schemas.errors",
-        "MAX_SHUT_US",
-        "microseconds for which callers refuse by themselves what a queue would",
-        "asked again",
-    ),
-    ("bus.known_models", "MAX_KNOWN", "models that are known without a worker", "forgotten with their last worker"),
-    ("scheduler.desired_workers", "MAX_DESIRED", "workers that are asked for", "no more"),
-    ("scheduler.dynamic_batcher", "MAX_BATCH_BYTES", "bodies of one batch", "the next batch takes the rest"),
-    ("scheduler.series", "MAX_SERIES_REQUESTS", "requests of a series", "the next batch takes the rest"),
-    (
-        "scheduler.series",
-        "MAX_SERIES_US",
-        "microseconds that all of a series take, as far as is known",
-        "the next batch takes the rest",
-    ),
-    ("worker.series", "MAX_HELD_S", "wait of answers for those behind them in a series", "they leave"),
-    ("worker.series", "MAX_STUCK_S", "wait of a series behind a request that does not end", "back to the queue"),
-    (
-        "scheduler.queue_rules",
-        "DEFAULT_MAX_QUEUE_SIZE",
-        "requests that wait for one version, at one level of a lane",
-        "503",
-    ),
-    (
-        "scheduler.sequence_scheduler",
-        "MAX_WAITING",
-        "requests of one lane, of sequences, that wait for one version",
-        "503",
-    ),
-    ("scheduler.sequences", "MAX_LOST", "lost sequences that are remembered by name", "refused as not started"),
-    ("scheduler.event_log", "MAX_LOG_FILE_BYTES", "events in one file of an event log", "the next file is begun"),
-    ("scheduler.event_log", "KEPT_LOG_FILES", "files of event logs kept of each model", "the oldest is removed"),
-    (
-        "scheduler.sequence_progress",
-        "MAX_REPLAY_BYTES",
-        "bodies of one version kept to be run again since the last checkpoints",
-        "a sequence that loses its slot ends",
-    ),
-    (
-        "bus.streams",
-        "STATES_MAX_BYTES",
-        "checkpoints of the states of sequences",
-        "a sequence that loses its slot ends",
-    ),
-    ("bus.streams", "STATES_TTL_S", "a checkpoint is kept", "a sequence that loses its slot ends"),
-    ("bus.sequence_states", "MAX_STATE_BYTES", "state of one sequence that is checkpointed", "it is not"),
-    ("bus.sequence_states", "FETCH_TIMEOUT_S", "wait for the checkpoints of a batch", "their sequences end"),
-    (
-        "worker.batch_execution",
-        "MAX_PAUSED",
-        "rescheduled requests of an instance whose responses are counted on",
-        "the stream of the oldest ends with an error",
-    ),
-    (
-        "worker.statistics",
-        "MAX_RESPONSE_INDEXES",
-        "responses of a request with counters of their own",
-        "counted at the last",
-    ),
-    (
-        "worker.backends.python_calls",
-        "MAX_UNSENT_BYTES",
-        "responses for a Python model that its process has not taken",
-        "the call ends with an error",
-    ),
-    (
-        "worker.python_stub._weir_call_limits",
-        "MAX_UNREAD_BYTES",
-        "responses of one call that a Python model has not read",
-        "the call ends with an error",
-    ),
-    (
-        "worker.python_stub._weir_call_limits",
-        "MAX_KEPT_BYTES",
-        "responses kept for another iteration",
-        "there is none",
-    ),
-    ("worker.python_stub._weir_call_limits", "MAX_FILES_BYTES", "files of a Python model's load_model", "it raises"),
-    ("worker.answer_packer", "MAX_INLINE_ANSWER_BYTES", "outputs of one answer inside a message", "503"),
-    (
-        "worker.python_stub._weir_channel",
-        "MAX_MESSAGE_BYTES",
-        "a message of a Python model's process",
-        "the process is ended",
-    ),
-    ("worker.model_metrics", "MAX_METRICS_BYTES", "metrics that a worker's models make", "making one raises"),
-    (
-        "worker.backends.python_environment_cache",
-        "INSTALL_TIMEOUT_S",
-        "installation of a Python model's requirements",
-        "the load fails",
-    ),
-    ("worker.client_memory", "MAX_REGION_TENSOR_BYTES", "an input in a client's memory", "400"),
-    (
-        "worker.cuda_regions",
-        "MAX_OPEN_ALLOCATIONS",
-        "clients' GPU allocations open in a worker",
-        "the oldest is closed",
-    ),
-    (
-        "worker.cuda.pinned",
-        "DEFAULT_POOL_BYTES",
-        "host memory that a worker pins for its GPUs, unless it is told otherwise",
-        "ordinary memory",
-    ),
-    ("worker.cuda.graphs", "MAX_GRAPHS", "CUDA graphs of each of an instance's two sets of buffers", "it runs without"),
-    ("schemas.desired", "MAX_FILES", "files of one load request", "400"),
-    ("schemas.desired", "MAX_CONFIG_LENGTH", "characters of its configuration", "400"),
-    (
-        "worker.model_control",
-        "MAX_WAITING_OPERATIONS",
-        "operations on one model that wait for each other in a worker",
-        "those that a later one supersedes are passed over",
-    ),
-    (
-        "worker.model_placement",
-        "ANSWERS_PATIENCE_S",
-        "wait for other workers to tell whether they could have a model that is loaded",
-        "those that told are reckoned with",
-    ),
-    ("schemas.placement", "MAX_RESOURCES", "resources that a model or a worker may name", "the load fails"),
-    ("schemas.pushed_model", "MAX_PUSHED_FILES", "files of a model that is pushed", "it is not pushed"),
-    (
-        "bus.pushed_models",
-        "PIECE_BYTES",
-        "what is held of a file that is pushed or fetched",
-        "the next piece takes the rest",
-    ),
-    ("worker.repository_mirror", "FILES_AT_A_TIME", "files that a worker fetches from NATS side by side", "they wait"),
-    ("schemas.registry", "MAX_INSTANCES", "instances of a version on one worker", "the load fails"),
-    (
-        "worker.one_by_one",
-        "MAX_IN_VAIN",
-        "batches in a row of which not one request could be run",
-        "of the next only a few are tried",
-    ),
-    (
-        "worker.one_by_one",
-        "PROBES",
-        "requests of such a batch that are run again, as long as none of them can be",
-        "the others fail with their batch",
-    ),
-    (
-        "worker.backends.python_keeper",
-        "PATIENCE_S",
-        "wait of a batch at an instance whose process is away",
-        "it goes back to the queue",
-    ),
-    (
-        "worker.backends.python_keeper",
-        "SEQUENCE_PATIENCE_S",
-        "the same of a model of sequences",
-        "its sequences end",
-    ),
-    (
-        "worker.backends.python_keeper",
-        "RETIRING_PATIENCE_S",
-        "wait for the streams of a process that is replaced",
-        "they end with an error",
-    ),
-    (
-        "worker.backends.python_keeper",
-        "STOP_TIMEOUT_S",
-        "wait for a Python model's `finalize`",
-        "its process is killed",
-    ),
-    (
-        "worker.backends.python_limits",
-        "START_TIMEOUT_S",
-        "wait for a Python model's process to load it, without `stub-timeout-seconds`",
-        "the load fails",
-    ),
-    (
-        "worker.backends.python_process",
-        "LOAD_STARTS",
-        "starts of a process that is killed while it loads",
-        "the load fails",
-    ),
-    ("worker.backends.python", "MAX_STARTED", "sequences an instance remembers to have begun", "the oldest end"),
-    ("worker.backends.python_probe", "TIMEOUT_S", "wait for a Python model's `is_ready`", "it is not ready"),
-    ("worker.readiness_answers", "MAX_QUESTIONS", "questions for readiness that wait in a worker", "it is not ready"),
-    ("schemas.registry", "MAX_PROBLEM_LENGTH", "characters of why a version can't run", "cut off"),
-    ("worker.warmup", "PATIENCE_S", "wait for the last responses to a warm-up sample", "the load fails"),
-    (
-        "worker.inner_calls",
-        "OPEN_PATIENCE_S",
-        "wait of the first who asks models from inside of a worker, while the broker is away",
-        "UNAVAILABLE; it is tried on",
-    ),
-    (
-        "worker.drains",
-        "PATIENCE_S",
-        "wait for a scheduler's leave to unload, when none answers",
-        "unloaded all the same",
-    ),
-    ("worker.answer_packer", "READERS_PATIENCE_S", "outputs of an unloaded instance stay readable", "they are gone"),
-    ("telemetry.trace_file", "MAX_UNWRITTEN_BYTES", "traces of one setting before they are written", "written at once"),
-    ("telemetry.trace", "MAX_MOMENTS", "points on the way of one traced request", "left out"),
-    ("bus.settings", "MAX_KEYS", "keys of settings", "dropped and counted"),
-    ("bus.settings", "MAX_SETTING_BYTES", "settings under one key", "dropped and counted"),
-    ("bus.durable_streams", "DEAD_MAX_BYTES", "stream DEAD", "the oldest dead letters go"),
-    ("bus.durable_streams", "DEAD_TTL_S", "a dead letter is kept", "it is gone"),
-    ("schemas.lost_attempts", "MAX_REASON_LENGTH", "characters of why a durable request was lost", "cut off"),
-    ("worker.queue_epochs", "MAX_QUEUES", "queues whose owners a worker remembers", "the oldest are forgotten"),
-    ("scheduler.queue_keeper", "SERVE_AGAIN_S", "between two new policies of a queue that fails", "requests wait"),
-    ("scheduler.queue_keeper", "AT_A_TIME", "queues that a scheduler takes or hands over at once", "they wait"),
-    ("scheduler.queue_release", "RELEASE_PATIENCE_S", "wait of a handover for what waits", "it is delivered again"),
-    ("scheduler.queue_release", "BATCHES_PATIENCE_S", "wait of a handover for what runs", "it is delivered again"),
-    ("bus.queue_owners", "MAX_RECORDS_BYTES", "records of who owns which queue", "queues without an owner"),
-    ("bus.presence", "MAX_PROCESSES", "processes that are known to be there", "not listened to"),
-    (
-        "bus.fetch_plan",
-        "PIECE_BYTES",
-        "a piece of a payload that goes to another host",
-        "the next piece takes the rest",
-    ),
-    ("bus.fetch_plan", "MAX_OF_ONE", "pieces of one payload that are on their way", "the next ones wait"),
-    ("bus.fetch_plan", "MAX_FETCHED_BYTES", "a payload that is fetched from another host", "it is taken for lost"),
-    ("bus.fetch_plan", "NOBODY_PATIENCE_S", "wait for the owner of a payload who is not there", "it is taken for lost"),
-    (
-        "bus.payload_server",
-        "MAX_TURN_BYTES",
-        "pieces sent in one turn of the event loop",
-        "the next turn sends the rest",
-    ),
-    ("bus.payload_server", "MAX_UNSENT_BYTES", "what is unsent when pieces are to be sent", "they wait"),
-]
+
+class Bound(NamedTuple):
+    """One bound: the module and the constant that hold its value, what it bounds, and what happens beyond it."""
+
+    module: str
+    constant: str
+    what: str
+    beyond: str
+
+
+_TABLE = """
+# Gateway
+gateway.grpc.offload:LONG_BYTES | a gRPC message parsed in the event loop | in a helper process
+gateway.grpc.codec:MAX_FIELDS | fields of a gRPC infer request | 400
+gateway.http.routing:MAX_SHORT_BODY_BYTES | body of a request that changes settings | 400
+gateway.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed
+gateway.stall_detection:UNREAD_PERIOD_S | time in which the next 16 KiB of a response must be read; 30 s when memory is short | the stream or connection is closed
+gateway.http.exchange:SLOT_AFTER_BYTES | part of a body that arrives before it gets a payload slot | ordinary memory
+gateway.http2.send_buffer:MAX_SENT_FRAME_BYTES | a frame sent over gRPC | several frames
+gateway.http.connection:MAX_HEAD_BYTES | URL and headers of a request | 400, and the connection ends
+gateway.grpc.stream_infer:MAX_STREAM_REQUESTS | requests without a response on a gRPC stream | the stream is not read further
+gateway.grpc.stream_infer:MAX_STREAM_REQUEST_BYTES | their messages together | the stream is not read further
+gateway.grpc.messages:MAX_EXPANDED_BYTES | a compressed gRPC message, decompressed | RESOURCE_EXHAUSTED
+gateway.http.connection:MAX_CHUNKS | chunks of a request's body | 400, and the connection ends
+gateway.http.generate:MAX_UNREAD_BYTES | unread responses of one stream | the connection is closed
+gateway.nats.call:MAX_UNREAD_BYTES | unacknowledged responses to one NATS request | the request ends: 503
+gateway.nats.call:ACKNOWLEDGEMENT_TIMEOUT_S | wait for a NATS caller's next acknowledgement | the request ends: 503
+gateway.nats.call:STOP_ACKNOWLEDGEMENT_TIMEOUT_S | the same while the gateway stops | the request ends: 503
+gateway.admin.statistics:MAX_DEPARTED | ended workers with counters of their own | summed up
+gateway.admin.statistics:MAX_GATEWAYS | gateways whose counters a gateway keeps | ignored
+gateway.admin.statistics:MAX_SCHEDULERS | schedulers whose counters a gateway keeps | ignored
+gateway.admin.statistics:QUERY_TIMEOUT_S | wait for counters | the last received ones are used
+gateway.admin.shared_memory:MAX_REGIONS | shared-memory regions registered on a host | 503
+gateway.http.admin:MAX_BODY_BYTES | body that registers a region | 400
+# Callers (gateways, and workers that call models)
+client.in_flight:MAX_IN_FLIGHT | requests in flight in a gateway | 503
+client.in_flight:MAX_IN_FLIGHT_BYTES | their packed bodies | 503
+client.queues:MAX_BACKOFFS | queues whose back-off a caller remembers | their requests are sent and rejected
+client.request_templates:MAX_HEADERS | cached request headers of a model | the least recently used are dropped
+client.request_templates:MAX_HEADER_BYTES | size of one of them | it is parsed each time
+client.request_templates:MAX_KEPT_BYTES | all of them together | the least recently used are dropped
+client.cache.response_cache:MAX_HASHED_BYTES | content of a request that is looked up in a response cache | the request runs
+client.responses.delivery:MAX_BUFFERED_RESPONSES | responses that wait for those of earlier requests | as below
+client.responses.delivery:MAX_BUFFERED_BYTES | their outputs | requests: 503; a waiting stream ends: UNAVAILABLE
+client.cache.stores:LOOKUP_TIMEOUT_S | wait for a shared response cache | the request is queued
+client.outbox:MAX_FRAME_BYTES | bodies that share a frame | the next frame takes the rest
+client.model_control:DEPENDENTS_TIMEOUT_S | wait for an ensemble's running requests before its models are unloaded with it | they are unloaded
+client.payload_store:FRAME_INLINE_BYTES | bodies inside a frame, where memory is shared | by reference
+client.outbox:MAX_UNACKNOWLEDGED_FRAMES | unacknowledged frames of one model | later requests wait for one
+client.dispatch:BROKER_TIMEOUT_S | wait for an unreachable broker | 503
+client.responses.outputs:MAX_FETCHING_RESPONSES | responses that wait for payloads of other hosts | as if they were lost
+client.dispatch:MAX_RERUNS | further runs of a request whose payloads were lost between hosts | 503
+client.model_control:MAX_OPERATIONS | loads and unloads a role waits for | 503
+client.catalog:WARMUP_TIMEOUT_S | wait of a new gateway for workers that load, before a model counts as unknown | 404 for models of no worker
+client.model_control:OPERATION_TIMEOUT_S | wait for a load or unload | 503; the operation continues
+client.readiness:RESPONSE_TIMEOUT_S | wait for workers' readiness | not ready
+# Durable requests
+durable.consumer.runner:MAX_RUNNING_REQUESTS | durable requests of a lane of a model that run | they wait
+durable.requests.headers:MAX_BLOCKS | cached headers of a lane of a model | they are parsed again
+durable.requests.headers:MAX_BLOCK_BYTES | size of one of them | it is parsed again
+durable.records.object_bodies:OBJECTS_AT_A_TIME | objects that are read concurrently | they wait
+durable.records.reply_outbox:SUBSCRIBER_TIMEOUT_S | wait for subscribers of a reply subject, after a reconnection or a takeover | the response is only in `RESULT`
+durable.records.reply_outbox:ACK_TIMEOUT_S | wait for the stream of a reply subject | the response is only in `RESULT`
+durable.records.reply_outbox:RECENT_BYTES | responses kept to be published again after a lost connection | the oldest are not published again
+durable.records.recorder:MAX_KEPT | cached common parts of records | they are packed again
+durable.records.record_store:MAX_BATCH | records of one batch | the next batch takes the rest
+durable.records.record_store:MAX_BATCH_BYTES | their bytes | the next batch takes the rest
+durable.records.record_store:MAX_IN_FLIGHT | unacknowledged batches of records | later ones wait
+durable.consumer.acknowledger:BLOCKED_TIMEOUT_S | wait of an ended message for those before it | it is acknowledged by itself
+durable.requests.ordering:MAX_LOST | lost sequences of a lane that are remembered | as not started
+durable.consumer.lane_consumer:MAX_CANCELLED | cancelled durable requests that have not been pulled yet | the oldest run in vain
+durable.consumer.leased_model:LEASE_GRACE_S | time for which durable requests continue without their model's lease | they are dropped
+durable.api.acceptance:MAX_STORING_BYTES | bodies of asynchronous requests that are not on disk yet | 503
+durable.api.acceptance:STORE_TIMEOUT_S | wait until such a request is on disk | 503
+durable.api.lookup:MAX_WAITING_CLIENTS | clients that wait for the end of an asynchronous request | answered at once
+durable.api.options:MAX_WAIT_S | wait for the end of an asynchronous request | answered with its present state
+durable.api.callbacks:MAX_POSTS | responses posted to URLs concurrently | they wait
+durable.api.callbacks:POST_TIMEOUT_S | time of one post | posted again
+durable.api.callbacks:MAX_TRIES | posts of one response | it stays in RESULT
+durable.api.callbacks:MAX_PENDING | failed posts that wait to be repeated, of all gateways | no others are posted
+durable.api.callbacks:MAX_STORED_BYTES | responses that wait to be posted | further ones are not posted
+durable.api.callbacks:MAX_AGE_S | time for which a response waits to be posted | it stays in RESULT
+durable.api.options:MAX_KEY_LENGTH | characters of an idempotency key | 400
+durable.api.callback_rules:MAX_URL_LENGTH | characters of a callback URL | 400
+durable.api.metrics:MAX_MODELS | models with their own counters of durable requests | summed up as `_other`
+durable.api.metrics:MAX_CONSUMERS | durable queues with gauges | without gauges
+# Jobs
+jobs.records.store:MAX_JOBS | batch jobs that are kept | the oldest ended ones are deleted; 503 if none has ended
+jobs.run.host:MAX_RUNNING | batch jobs that run concurrently | they wait
+jobs.run.host:MAX_RUNNING_OF_MODEL | those for one model | they wait
+jobs.records.record:MAX_INPUTS | paths that a batch job may name | 400
+jobs.records.record:MAX_RECORD_BYTES | description of a batch job | 400
+jobs.run.run:MAX_IN_FLIGHT | items of a job in flight | they wait
+jobs.run.plan:MAX_HELD_BYTES | items and results that a job holds | it reads no further
+jobs.run.plan:MAX_SPAN | items of a job between the first not written and the last read | as above
+jobs.run.run:PAUSE_TIMEOUT_S | wait of a pausing job for its items in flight | they run again
+jobs.run.run:MAX_FAILURES_BEFORE_SUCCESS | failed items of a job before the first success, without `max_failures` | the job ends
+jobs.formats.items:MAX_ITEM_BYTES | one item of a batch job | the item fails
+jobs.formats.jsonl:MAX_NOTED_LINES | remembered positions of lines in a job's file | every other one is dropped
+jobs.formats.npy:BLOCK_BYTES | block of an array read at a time | the next block follows
+jobs.formats.parquet:BATCH_BYTES | rows of Parquet read at a time | the next rows follow
+jobs.formats.files:LOCK_TIMEOUT_S | wait for another writer of a job's output | UNAVAILABLE: the job pauses
+jobs.formats.npy:MAX_ERROR_LENGTH | characters of an error in an `.npz` shard | cut off
+# Scheduler
+scheduler.batching.dynamic_batcher:MAX_REQUESTS | requests sent to an ensemble together | the next batch takes the rest
+scheduler.service.owned_queue:MAX_BUFFERED_BYTES | frames of one queue in a scheduler | the rest stays in the stream
+scheduler.service.owned_queue:MAX_TOTAL_BUFFERED_BYTES | frames of all queues of a scheduler | the rest stays in the stream
+scheduler.service.owned_queue:MIN_BUFFERED_BYTES | frames that each queue may always hold | the rest stays in the stream
+scheduler.placement.desired_workers:MAX_DESIRED | workers a queue asks for | no more are asked for
+scheduler.batching.dynamic_batcher:MAX_BATCH_BYTES | bodies of one batch | the next batch takes the rest
+scheduler.batching.microbatcher:MAX_MICROBATCH_REQUESTS | requests of a microbatch | the next batch takes the rest
+scheduler.batching.microbatcher:MAX_MICROBATCH_US | expected microseconds of all executions of a microbatch | the next batch takes the rest
+scheduler.batching.request_queue:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
+scheduler.sequences.scheduler:MAX_WAITING | waiting requests of sequences, of one lane of a version | 503
+scheduler.sequences.table:MAX_LOST | lost sequences that are remembered | rejected as not started
+scheduler.recording.event_log:MAX_LOG_FILE_BYTES | events in one file of an event log | the next file is started
+scheduler.recording.event_log:KEPT_LOG_FILES | event log files kept of each queue | the oldest is removed
+scheduler.sequences.sequence:MAX_REPLAY_BYTES | bodies of one version kept for replay since the last checkpoints | a sequence that loses its slot ends
+scheduler.ownership.controller:POLICY_RESTART_S | time between two restarts of a queue whose policy fails | requests wait
+scheduler.ownership.controller:MAX_CONCURRENT_CHANGES | queues that a scheduler acquires or hands over at once | the others wait
+scheduler.service.owned_queue:DRAIN_WAITING_S | wait of a handover for waiting requests | they are delivered again
+scheduler.service.owned_queue:DRAIN_BATCHES_S | wait of a handover for running batches | they are delivered again
+# Worker
+worker.ensembles.request:MAX_RUNS | runs of a request to an ensemble whose tensors are lost | 503
+worker.ensembles.request:STEP_TIMEOUT_S | wait for a step with `max_inflight_requests` | it exceeds the limit
+worker.execution.microbatch:MAX_HELD_S | wait of responses for those behind them in a microbatch | they are sent
+worker.execution.microbatch:MAX_STUCK_S | wait of a microbatch behind a request that does not end | back to the queue
+worker.execution.batch_execution:MAX_RESCHEDULED | rescheduled requests of an instance whose responses are numbered on | the stream of the oldest ends with an error
+worker.execution.statistics:MAX_RESPONSE_INDEXES | responses of a request with their own counters | counted with the last
+worker.backends.python.calls:MAX_UNSENT_BYTES | responses for a Python model that its process has not read | the call ends with an error
+worker.python_stub._weir_calls:MAX_UNREAD_BYTES | responses of one call that a Python model has not read | the call ends with an error
+worker.python_stub._weir_calls:MAX_KEPT_BYTES | responses kept for a second iteration | no second iteration
+worker.python_stub._weir_calls:MAX_FILES_BYTES | files of a Python model's load_model | it raises
+worker.execution.response_writer:MAX_INLINE_RESPONSE_BYTES | outputs of one response inside a message | 503
+worker.python_stub._weir_channel:MAX_MESSAGE_BYTES | a message of a Python model's process | the process is killed
+worker.backend_api.custom_metrics:MAX_METRICS_BYTES | custom metrics of a worker's models | creating one raises
+worker.backends.python.environment:INSTALL_TIMEOUT_S | installation of a Python model's requirements | the load fails
+worker.execution.shared_memory:MAX_REGION_TENSOR_BYTES | an input in a client's memory | 400
+worker.devices.cuda_shared_memory:MAX_OPEN_ALLOCATIONS | clients' GPU allocations open in a worker | the oldest is closed
+worker.cuda.pinned:DEFAULT_POOL_BYTES | host memory that a worker pins for its GPUs, by default | ordinary memory
+worker.cuda.graphs:MAX_GRAPHS | CUDA graphs of each of an instance's two sets of buffers | it runs without a graph
+worker.lifecycle.reconciler:MAX_WAITING_OPERATIONS | operations on one model that wait in a worker | requests superseded by a newer one are skipped
+worker.lifecycle.placement:OFFERS_TIMEOUT_S | wait for the other workers' offers before a model that declares needs is placed | the plan is made without those that are missing
+worker.lifecycle.mirror:FILES_AT_A_TIME | files that a worker fetches from NATS at a time | they wait
+worker.execution.invocation:MAX_FAILED_BATCHES | successive batches in which every request fails | only a few requests of the next one are tried
+worker.execution.invocation:PROBES | requests of such a batch that run again, as long as none succeeds | the others fail with their batch
+worker.backends.python.supervisor:UNAVAILABLE_TIMEOUT_S | wait of a batch for its instance's process | it goes back to the queue
+worker.backends.python.supervisor:SEQUENCE_UNAVAILABLE_TIMEOUT_S | the same for a sequence model | its sequences end
+worker.backends.python.supervisor:RETIRE_TIMEOUT_S | wait for the streams of a replaced process | they end with an error
+worker.backends.python.supervisor:STOP_TIMEOUT_S | wait for a Python model's `finalize` | its process is killed
+worker.backends.python.supervisor:START_TIMEOUT_S | wait for a Python model's process to load it, without `stub-timeout-seconds` | the load fails
+worker.backends.python.process:MAX_LOAD_ATTEMPTS | starts of a process that is killed while it loads | the load fails
+worker.backends.python.backend:MAX_TRACKED_SEQUENCES | sequences that an instance remembers as started | the oldest end
+worker.backends.python.process:PROBE_TIMEOUT_S | wait for a Python model's `is_ready` | it is not ready
+worker.queries:MAX_READINESS_QUERIES | readiness queries that wait in a worker | not ready
+worker.execution.warmup:RESPONSES_TIMEOUT_S | wait for the last responses to a warm-up sample | the load fails
+worker.backend_api.inference_client:OPEN_TIMEOUT_S | wait for the registry by calls of models from a worker, while the broker is away | UNAVAILABLE; the worker tries again
+worker.lifecycle.coordination:DRAIN_TIMEOUT_S | wait for the schedulers' permission to unload a version, when none replies | it is unloaded
+worker.execution.response_writer:READERS_TIMEOUT_S | time for which outputs of an unloaded instance stay readable | they are lost
+worker.batch_dispatch:MAX_QUEUES | queues whose owners a worker remembers | the oldest are forgotten
+# Bus
+bus.streams.pull:MAX_HELD_MESSAGES | durable requests of a lane of a model that are pulled | they wait
+bus.streams.pull:MAX_HELD_BYTES | their bytes | they wait
+bus.streams.consumers:MAX_UNACKED | unacknowledged durable requests of a lane of a model | they wait
+bus.nats.connection:MAX_KEPT_BYTES | messages kept while the broker is unreachable | dropped: gateways send again
+bus.streams.declarations:LIVE_MAX_BYTES | stream LIVE, or up to 8 streams of live requests | publishes are rejected: 503
+bus.naming.live_queues:MAX_LIVE_STREAMS | streams of live requests | the role does not start
+bus.streams.declarations:MAX_QUEUES_OF_STREAM | queues in one of them | the model's requests time out
+bus.streams.declarations:MAX_UNACKED_FRAMES | unacknowledged frames of one queue | the rest stays in the stream
+bus.kv.model_files:MODEL_FILES_MAX_BYTES | files of load requests | 503
+bus.payloads.arena:INLINE_LIMIT_BYTES | a tensor inside a message, where memory is shared | by reference
+bus.payloads.arena:REMOTE_INLINE_LIMIT_BYTES | the same between two hosts | fetched by reference
+bus.payloads.arena:DEFAULT_BUDGET_BYTES | default of shared memory for payloads of a process | inside messages
+bus.payloads.fetch_plan:MAX_OUTSTANDING | pieces that a process has requested and not received | further ones wait
+bus.payloads.fetch_plan:PIECE_TIMEOUT_S | wait for the next piece of a payload | it is lost
+bus.payloads.peer.stream:MAX_REQUESTED_PIECES | pieces requested on a connection to an owner | further ones wait
+bus.payloads.peer.stream:PEER_PIECE_BYTES | size of one of them | the next piece takes the rest
+bus.payloads.peer.stream:PEER_PIECE_TIMEOUT_S | wait for the next of them | fetched through the broker
+bus.payloads.peer.stream:PEER_SILENCE_TIMEOUT_S | wait for any of its bytes | fetched through the broker
+bus.payloads.peer.policy:MAX_CONNECTIONS | owners that a process is connected to | fetched through the broker
+bus.payloads.peer.policy:MAX_OWNERS | owners whose failed connections are remembered | fetched through the broker
+bus.payloads.peer.policy:MAX_PAUSE_S | pause after a connection that failed | it is tried again
+bus.payloads.peer.policy:IDLE_S | idle time of a connection | it is closed
+bus.payloads.peer.pool:CONNECT_TIMEOUT_S | wait for a connection to an owner | fetched through the broker
+bus.payloads.peer.listener:MAX_READERS | readers that are connected to an owner | they fetch through the broker
+bus.payloads.peer.listener:MAX_UNPROVEN | those that are not authenticated | disconnected
+bus.payloads.peer.listener:PROOF_TIMEOUT_S | wait for authentication | disconnected
+bus.payloads.peer.listener:SEND_TIMEOUT_S | wait for a reader to receive a piece | disconnected
+bus.payloads.peer.listener:IDLE_READER_LIMIT_S | idle time of a reader | disconnected
+bus.payloads.server:MAX_QUEUED_REQUESTS | waiting requests for pieces in their owner | dropped: they are repeated
+bus.nats.embedded_server:MAX_PAYLOAD | one message through the embedded nats-server | 400
+bus.kv.known_models:MAX_KNOWN | models kept without a worker | forgotten with their last worker
+bus.streams.declarations:STATES_MAX_BYTES | checkpoints of the states of sequences | a sequence that loses its slot ends
+bus.streams.declarations:STATES_TTL_S | lifetime of a checkpoint | a sequence that loses its slot ends
+bus.kv.sequence_states:MAX_STATE_BYTES | state of one sequence that is checkpointed | no checkpoint
+bus.kv.sequence_states:FETCH_TIMEOUT_S | wait for the checkpoints of a batch | their sequences end
+bus.kv.pushed_models:PIECE_BYTES | memory for a file that is pushed or fetched | the next piece takes the rest
+bus.kv.settings:MAX_KEYS | keys of settings | dropped and counted
+bus.kv.settings:MAX_SETTING_BYTES | settings under one key | dropped and counted
+bus.streams.declarations:DEAD_MAX_BYTES | stream DEAD | the oldest dead letters are deleted
+bus.streams.declarations:DEAD_TTL_S | lifetime of a dead letter | it is deleted
+bus.kv.queue_owners:MAX_RECORDS_BYTES | records of queue owners | queues without an owner
+bus.kv.presence:MAX_PROCESSES | processes that announce themselves | ignored
+bus.payloads.fetch_plan:PIECE_BYTES | a piece of a payload that goes to another host | the next piece takes the rest
+bus.payloads.fetch_plan:MAX_OF_ONE | requested pieces of one payload | further ones wait
+bus.payloads.fetch_plan:MAX_FETCHED_BYTES | a payload fetched from another host | it counts as lost
+bus.payloads.fetch_plan:NO_OWNER_TIMEOUT_S | wait for a disconnected owner of a payload | it counts as lost
+bus.payloads.server:MAX_TURN_BYTES | pieces sent in one turn of the event loop | the next turn sends the rest
+bus.payloads.server:MAX_UNSENT_BYTES | unsent bytes before further pieces are sent | they wait
+# Repository
+repository.paths:MAX_CONFIG_BYTES | a `config.pbtxt`, or the configuration of a load request | the load fails
+repository.paths:MAX_LABELS_BYTES | a label file | the load fails
+repository.paths:MAX_REQUIREMENTS_BYTES | a Python model's file of requirements | the load fails
+repository.paths:MAX_TENSOR_FILE_BYTES | a file of warm-up data, or of a sequence's initial state | the load fails
+# Telemetry
+telemetry.tracing.file:MAX_UNWRITTEN_BYTES | traces of one setting before they are written | written at once
+telemetry.tracing.trace:MAX_TIMESTAMPS | timestamps of one traced request | left out
+# Every process
+runtime.memory_ledger:DEFAULT_LIMIT_BYTES | memory of a gateway for what clients have sent and have not read, or a quarter of its memory if that is less | 503, over gRPC RESOURCE_EXHAUSTED
+runtime.memory_ledger:SCARCITY_FACTOR | a connection may hold this many times what is left of its client's share | as above
+runtime.offload:OFF_LOOP_BYTES | JSON or msgpack parsed in the event loop | in a helper process
+runtime.offload:PROCESSES | helper processes of a gateway, each with one body at a time | bodies wait
+runtime.offload:MAX_WAITING | bodies that wait for, or are in, a helper process | 503
+runtime.offload:RUN_LIMIT_S | work of a helper process on one body | 503, and the process is killed
+runtime.offload_process:MAX_MEMORY_BYTES | memory of a helper process | 400
+# Requests and messages
+schemas.kserve.response:MAX_WRITTEN_BYTES | an output written as JSON in the event loop | in a helper process
+schemas.core.tensors:MAX_WALKED_BYTES | BYTES content checked in the event loop | by the worker
+schemas.config.parameters:MAX_PARTITIONS | partitions of a model | the load fails
+schemas.core.errors:MAX_RETRY_AFTER_S | longest `Retry-After` | this value is returned
+schemas.core.errors:MAX_BACKOFF_US | longest back-off of a queue, in microseconds | the queue is tried again
+schemas.wire.model_control:MAX_FILES | files of one load request | 400
+schemas.wire.model_control:MAX_CONFIG_LENGTH | characters of its configuration | 400
+schemas.config.parameters:MAX_RESOURCES | resources that a model or a worker may name | the load fails
+schemas.wire.model_control:MAX_PUSHED_FILES | files of a pushed model | it is not pushed
+schemas.wire.registry:MAX_INSTANCES | instances of a version on one worker | the load fails
+schemas.wire.registry:MAX_PROBLEM_LENGTH | characters of a version's problem | cut off
+schemas.wire.messages:MAX_REASON_LENGTH | characters of the reason why a durable request was lost | cut off
+"""
+
+
+def _parsed() -> dict[str, list[Bound]]:
+    groups: dict[str, list[Bound]] = {}
+    rows: list[Bound] = []
+    for line in _TABLE.strip().splitlines():
+        if line.startswith("# "):
+            rows = groups.setdefault(line.removeprefix("# "), [])
+        else:
+            place, what, beyond = line.split(" | ")
+            rows.append(Bound(*place.split(":"), what, beyond))
+    return groups
+
+
+BOUNDS = _parsed()
+"""By group of packages."""

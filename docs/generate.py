@@ -5,6 +5,7 @@ Each lies between two marker lines of a page. A test compares pages with what is
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,15 +13,19 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import worker.python_stub
+from docs import asyncapi, metrics, openapi
 from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import status_example, status_fields
-from schemas.abandoned import AbandonedRequests
-from schemas.messages import BatchEntry, BatchMessage, Done, Part
+from schemas.wire.messages import BatchCompletion, BatchEntry, BatchMessage, CancelledRequests, RequestEnvelope
 from weir.options import SERVE, Option, options_of
 
 DOCS = Path(__file__).parent
+
+# Modules of the stub import each other as top-level modules, as they do in a model's process.
+sys.path.append(worker.python_stub.__path__[0])
 
 
 def serve_options() -> str:
@@ -63,50 +68,57 @@ def _default(option: Option) -> str:
 
 
 def message_fields() -> str:
-    """The messages of the request's way, with the fields of their rows."""
-    part, entry, batch, done, abandoned = (
-        ", ".join(row._fields) for row in (Part, BatchEntry, BatchMessage, Done, AbandonedRequests)
+    """The messages between roles, with their fields."""
+    envelope, entry, batch, completion, cancelled = (
+        ", ".join(fields)
+        for fields in (
+            RequestEnvelope._fields,
+            BatchEntry._fields,
+            BatchMessage.__struct_fields__,
+            BatchCompletion._fields,
+            CancelledRequests._fields,
+        )
     )
     rows = [
-        ("frame", "gateway → scheduler", f"gateway, [part …] with part = ({part})"),
+        ("frame", "gateway → scheduler", f"gateway, [envelope …] with envelope = ({envelope})"),
         ("batch", "scheduler → worker", f"{batch} with entry = ({entry})"),
         (
-            "answers",
+            "responses",
             "worker → gateway",
-            "version, [answer …] with answer = (key, outputs, parameters) or (key, code, text), and is_final, moments, "
-            "run, number behind it where there are several answers or a trace",
+            "version, [response …] with response = (key, outputs, parameters) or (key, code, text), followed by is_final, "
+            "timestamps, run and number if there are several responses or a trace",
         ),
-        ("done", "worker → scheduler", f"worker, [done …] with done = ({done})"),
+        ("completions", "worker → scheduler", f"worker, [completion …] with completion = ({completion})"),
         ("cancel", "gateway → scheduler", "gateway, keys"),
-        ("abandoned", "scheduler → worker", f"scheduler, [({abandoned}) …]"),
-        ("lost attempts", "scheduler → gateway", "keys of durable requests that are done again, reason"),
+        ("cancelled requests", "scheduler → worker", f"scheduler, [({cancelled}) …]"),
+        ("lost attempts", "scheduler → gateway", "keys of durable requests that run again, reason"),
         ("release", "gateway → worker", "[(segment, slot, generation) …]"),
         (
             "drain",
             "worker → scheduler, and its answer",
-            "asker, model, versions to unload, or that may be unloaded, partition that the answer is for",
+            "sender, model, versions to unload, or that may be unloaded, partition of the answer",
         ),
         (
             "fetch",
             "gateway, worker → the owner of a payload",
-            "(segment, slot, generation, offset, size) of a piece, or nothing for the owner's address; answered with it",
+            "(segment, slot, generation, offset, size) of a piece, or nothing to ask for the owner's address",
         ),
-        ("readiness", "gateway, worker → worker", "model, version; answered with whether it is ready"),
-        ("repository view", "worker → gateway", "worker, what is wrong with each model by name (empty: nothing)"),
+        ("readiness", "gateway, worker → worker", "model, version; the answer is whether it is ready"),
+        ("repository view", "worker → gateway", "worker, the problem of each model by name (empty: none)"),
     ]
     return _table(("message", "way", "fields"), rows)
 
 
-"""(module, constant, what it bounds, what happens beyond it)."""
-
-
 def bounds() -> str:
-    """The limits, with their values."""
-    rows = [
-        (meaning, _with_unit(name, getattr(import_module(module), name)), beyond, f"`{name}`")
-        for module, name, meaning, beyond in BOUNDS
-    ]
-    return _table(("what", "limit", "beyond it", "constant"), rows)
+    """The bounds, with their values, by package."""
+    parts = []
+    for title, group in BOUNDS.items():
+        rows = []
+        for bound in group:
+            value = getattr(import_module(bound.module), bound.constant)
+            rows.append((bound.what, _with_unit(bound.constant, value), bound.beyond, f"`{bound.constant}`"))
+        parts.append(f"## {title}\n\n{_table(('what', 'limit', 'beyond it', 'constant'), rows)}")
+    return "\n\n".join(parts)
 
 
 def _with_unit(name: str, value: float) -> str:
@@ -128,8 +140,13 @@ def _rows(rows: Iterable[Row], head: str) -> Callable[[], str]:
 
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "serving.md": {"serve options": serve_options},
-    "architecture.md": {"messages": message_fields, "bounds": bounds},
+    "reference/messages.md": {"messages": message_fields},
+    "reference/bounds.md": {"bounds": bounds},
+    "reference/http-api.md": {"operations": openapi.endpoints},
+    "reference/nats-api.md": {"channels": asyncapi.channels},
+    "reference/errors.md": {"errors": openapi.errors},
+    "reference/metrics.md": {"metrics": metrics.table},
+    "reference/options.md": {"serve options": serve_options},
     "status.md": {"status example": status_example, "status fields": status_fields},
     "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {
@@ -156,10 +173,12 @@ def with_parts(page: str, text: str) -> str:
 
 
 def main() -> None:
-    """The command; with `--check` it writes nothing, and fails when a page or picture is not as it would be written."""
+    """Writes what is stale. With `--check` it writes nothing, and fails if a page, picture or contract is stale."""
     stale = []
     wanted = {page: with_parts(page, (DOCS / page).read_text()) for page in PARTS}
     wanted |= {f"pictures/{name}": picture for name, picture in pictures().items()}
+    for name, contract in (("openapi", openapi.document()), ("asyncapi", asyncapi.document())):
+        wanted[f"reference/{name}.json"] = json.dumps(contract, indent=1, ensure_ascii=False) + "\n"
     for name, after in wanted.items():
         path = DOCS / name
         if path.exists() and path.read_text() == after:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from docs.timeline import Bar, Mark, Timeline
 from repository.completion import normalize
 from repository.config_text import parse_config
-from scheduler.batch import Batch
+from scheduler.batching.batch import Batch
+from scheduler.batching.request import NO_FRAME, QueuedRequest, requests_of
 from scheduler.model_scheduler import ModelScheduler
-from scheduler.queued_request import NO_FRAME, QueuedRequest, requests_of
-from schemas.messages import BatchOutcome, Part
-from schemas.requests import SEQUENCE_END, SEQUENCE_START
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 _NOBODYS = 5
 _ANY_TENSORS = """
@@ -201,7 +201,9 @@ class _Run:
 
     def _come(self, now_us: int, key: int) -> None:
         asked = self._asked[key]
-        part = Part(key, -1, asked.rows, "", asked.priority, asked.timeout_us, 0, asked.sequence, asked.flags, "", b"")
+        part = RequestEnvelope(
+            key, -1, asked.rows, "", asked.priority, asked.timeout_us, 0, asked.sequence, asked.flags, "", b""
+        )
         self._refused(
             now_us,
             [failure.request for failure in self._model.enqueue(requests_of("gateway", [part], now_us, NO_FRAME))],
@@ -230,7 +232,7 @@ class _Run:
 
     def _cells(self, batch: Batch) -> tuple[tuple[str, int], ...]:
         cells = [(self._text(request), self._asked[request.key].colour) for request in batch.requests]
-        for row in batch.null_rows:
+        for row in batch.padding_rows:
             cells.insert(row, ("·", _NOBODYS))
         return tuple(cells)
 

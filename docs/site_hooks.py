@@ -1,0 +1,39 @@
+"""Hooks of the documentation site: README.md is its home page, and links out of docs/ lead to the repository."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+_LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds README.md as index.md, with its links relative to docs/."""
+    readme = (ROOT / "README.md").read_text()
+    files.append(File.generated(config, "index.md", content=_LINK.sub(_from_docs, readme)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turns links to files outside of docs/ into links to the repository."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def to_repository(match: re.Match[str]) -> str:
+        path = posixpath.normpath(posixpath.join("docs", folder, match[1]))
+        if path.startswith("docs/"):
+            return match[0]
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"]({config['repo_url']}/{kind}/main/{path}{match[2] or ''})"
+
+    return _LINK.sub(to_repository, markdown)
+
+
+def _from_docs(match: re.Match[str]) -> str:
+    path = match[1].removeprefix("docs/") if match[1].startswith("docs/") else f"../{match[1]}"
+    return f"]({path}{match[2] or ''})"
