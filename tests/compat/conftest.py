@@ -1,15 +1,11 @@
-"""Tests of what Triton's clients see; the servers are those of the integration tests."""
+"""Fixtures of the compatibility tests; the servers are those of the integration tests."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-
-from example_models import write_examples
-from serving import Server
+from tests.support.models.triton_examples import write_examples
+from tests.support.servers.weir_server import Server
 
 
 @pytest.fixture(scope="module")

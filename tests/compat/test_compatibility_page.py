@@ -1,4 +1,4 @@
-"""`docs/compatibility.md` tells the truth: what it says of endpoints, methods and metrics is asked of a running server."""
+"""Checks the statements of `docs/compatibility.md` on endpoints, methods and metrics against a running server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-from model_zoo import write_python_model, write_small_zoo
-from serving import Server
 from tritonclient.grpc import service_pb2
 
 from docs.compatibility_rows import ABSENT, ENDPOINTS, METHODS, METRICS, Row
+from docs.metrics import families
+from tests.support.models.zoo import write_python_model, write_small_zoo
+from tests.support.servers.weir_server import Server
 
 MODEL = "identity_FP32"
 
@@ -107,3 +108,9 @@ def test_the_page_explains_every_row_that_is_not_the_same() -> None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and cells[1] in ("different", "absent"):
             assert cells[2], f"no explanation: {line}"
+
+
+def test_every_metric_of_weir_s_own_is_in_the_reference(scrape: set[str]) -> None:
+    exported = {name for name in scrape if name.startswith("weir_")}
+    assert exported
+    assert exported - set(families()) == set()

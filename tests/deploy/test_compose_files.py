@@ -1,4 +1,4 @@
-"""The compose files are what the compose specification says, and what Weir's own command line takes."""
+"""The compose files conform to the compose specification and to Weir's command line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import jsonschema.validators
 import pytest
 import yaml
-from compose_project import COMPOSE, PROJECTS, ComposeProject, example_environment
-from weir_commands import refusal
+
+from tests.support.deploy.compose_project import COMPOSE, PROJECTS, ComposeProject, example_environment, rejection
 
 FILES = sorted({name for files in PROJECTS.values() for name in files})
 
@@ -80,13 +80,13 @@ def test_services_are_kept_small_and_weak(name: str) -> None:
 def test_commands_are_weirs(name: str) -> None:
     services = {key: one for key, one in project(name).services.items() if one["image"].startswith("weir:")}
     assert services
-    assert {key: refusal(one["command"]) for key, one in services.items()} == dict.fromkeys(services)
+    assert {key: rejection(one["command"]) for key, one in services.items()} == dict.fromkeys(services)
 
 
 def test_a_wrong_command_is_noticed() -> None:
-    assert refusal(["gateway", "--http-prt=8000"])
-    assert refusal(["gateway", "--http-port=many"])
-    assert refusal(["serf"])
+    assert rejection(["gateway", "--http-prt=8000"])
+    assert rejection(["gateway", "--http-port=many"])
+    assert rejection(["serf"])
 
 
 def test_a_gpu_is_reserved_and_its_image_taken() -> None:
@@ -118,8 +118,8 @@ def test_every_user_of_the_broker_has_a_password_and_every_role_a_user() -> None
 
 
 def test_users_may_do_what_weir_says_that_they_must() -> None:
-    told = subprocess.run([sys.executable, "-P", "-m", "weir", "nats-permissions"], capture_output=True, text=True)
-    assert told.stdout == (COMPOSE / "nats" / "users.conf").read_text(), (
+    reply = subprocess.run([sys.executable, "-P", "-m", "weir", "nats-permissions"], capture_output=True, text=True)
+    assert reply.stdout == (COMPOSE / "nats" / "users.conf").read_text(), (
         "write it anew: .venv/bin/weir nats-permissions > compose/nats/users.conf"
     )
 

@@ -1,4 +1,4 @@
-"""The images' file follows good practice, and installs what is locked and nothing else."""
+"""The image files follow good practice and install only locked packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from compose_project import COMPOSE, ROOT
+
+from tests.support.deploy.compose_project import COMPOSE, ROOT
 
 IMAGES = COMPOSE / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text()
@@ -40,16 +41,16 @@ def test_the_linter_has_nothing_to_say() -> None:
 
 
 def test_images_are_made_of_official_ones_and_have_what_built_them_no_more() -> None:
-    told = stages()
-    outside = {base for base, _ in told.values() if base not in told}
+    reply = stages()
+    outside = {base for base, _ in reply.values() if base not in reply}
     assert outside == {"python:3.11-slim-bookworm"}
     for target in ("cpu", "gpu"):
-        base, text = told[target]
+        base, text = reply[target]
         assert base == "runtime"
         assert f"COPY --from=build-{target} /opt/weir /opt/weir" in text
-    assert "USER 10001:10001" in told["runtime"][1]
-    assert 'ENTRYPOINT ["weir"]' in told["runtime"][1]
-    assert list(told)[-1] == "cpu"  # what is built without a target
+    assert "USER 10001:10001" in reply["runtime"][1]
+    assert 'ENTRYPOINT ["weir"]' in reply["runtime"][1]
+    assert list(reply)[-1] == "cpu"  # what is built without a target
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -1,4 +1,4 @@
-"""Every object of every overlay is what Kubernetes, KEDA and Prometheus's operator take, and as safe as it says."""
+"""Every object of every overlay is valid for Kubernetes, KEDA and the Prometheus operator, and is hardened."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from compose_project import COMPOSE, ROOT
-from kubernetes_schemas import problems
-from kustomization import CLUSTER_WIDE, Object, documents, rendered
-from weir_commands import refusal
 
-from schemas.listen_address import ListenAddress
+from schemas.core.names import ListenAddress
+from tests.support.deploy.compose_project import COMPOSE, ROOT, rejection
+from tests.support.deploy.kubernetes_schemas import problems
+from tests.support.deploy.kustomization import CLUSTER_WIDE, Object, documents, rendered
 
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
@@ -157,7 +156,7 @@ def test_commands_are_weirs_and_end_in_time() -> None:
         if not container["image"].startswith("weir:"):
             continue
         args = container["args"]
-        assert refusal(args) is None, place
+        assert rejection(args) is None, place
         (exit_s,) = [float(text.partition("=")[2]) for text in args if text.startswith("--exit-timeout-secs=")]
         # A worker hands over for half of that time, and then waits for the whole of it.
         least_s = exit_s * (1.5 if args[0] == "worker" else 1) + 5

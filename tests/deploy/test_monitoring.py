@@ -1,4 +1,4 @@
-"""The dashboard, the rules and KEDA's queries: PromQL that Prometheus takes, of metrics that there are."""
+"""Dashboards, rules and KEDA queries are valid PromQL over existing metrics, by a parser of PromQL."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
-from compose_project import COMPOSE, ROOT
-from kustomization import rendered
-from promql import asked
+
+from tests.support.deploy.compose_project import COMPOSE, ROOT
+from tests.support.deploy.kustomization import rendered
 
 DASHBOARD = json.loads((COMPOSE / "grafana" / "dashboards" / "weir.json").read_text())
 GROUPS = yaml.safe_load((COMPOSE / "prometheus" / "rules.yml").read_text())["groups"]
@@ -118,3 +119,26 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
     known = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"].keys()
     known |= yaml.safe_load((COMPOSE / "roles.yaml").read_text())["services"].keys()
     assert set(found["names"]) <= known
+
+
+_GRAFANA = {"$__rate_interval": "5m", "$__interval": "1m", "$__range": "1h"}
+_CHILDREN = ("expr", "lhs", "rhs", "param", "vector_selector")
+
+
+def asked(expression: str) -> Iterator[tuple[str, set[str]]]:
+    """(metric, labels that are matched) for each selector. Raises ValueError for what is no PromQL."""
+    for name, value in _GRAFANA.items():
+        expression = expression.replace(name, value)
+    yield from _selectors(promql_parser.parse(re.sub(r"\$\{?model\b\}?", ".*", expression)))
+
+
+def _selectors(node: Any) -> Iterator[tuple[str, set[str]]]:
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node.name, {matcher.name for matcher in node.matchers.matchers}
+        return
+    for name in _CHILDREN:
+        child = getattr(node, name, None)
+        if child is not None:
+            yield from _selectors(child)
+    for argument in getattr(node, "args", None) or ():
+        yield from _selectors(argument)

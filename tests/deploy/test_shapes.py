@@ -1,4 +1,4 @@
-"""The compose files' services, started as plain processes by the commands that the files name, serve a stock client."""
+"""The services of the compose files, as plain processes started by the commands in the files, serve a stock client."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from compose_project import PROJECTS, ComposeProject, example_environment
-from endpoints import Endpoints
-from model_zoo import write_identity
 from prometheus_client.parser import text_string_to_metric_families
-from serving import segments_of, wait_until
-from shape import Shape, monitor
-from test_monitoring import unknown_metrics
+
+from tests.deploy.test_monitoring import unknown_metrics
+from tests.support.deploy.compose_project import PROJECTS, ComposeProject, example_environment
+from tests.support.deploy.shape import Shape, monitor
+from tests.support.models.zoo import write_identity
+from tests.support.servers.endpoints import Endpoints
+from tests.support.servers.weir_server import segments_of
+from tests.support.waiting import wait_until
 
 
 @contextmanager

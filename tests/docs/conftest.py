@@ -1,11 +1,12 @@
-"""One server for all commands that only ask."""
+"""One server for all documented commands that only send requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from demo_serving import Served, demo_served
+
+from tests.support.servers.demo import Served, demo_served
 
 
 @pytest.fixture(scope="session")

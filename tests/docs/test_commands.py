@@ -1,9 +1,8 @@
-"""Every command that the documentation shows works as it is shown.
+"""Every documented command works as shown.
 
-A line of an `sh` block is run as it is, with the ports of a server on free ports in place of the documented ones. `make`
-targets take minutes or the documented ports, so they are asked what they would run (`make -n`), and what `demo` and
-`serve` run is run here; `make demo` itself is a slow test. `make test`, `lint`, `bench` and `faults` are not run by a
-test of themselves: `.ci/run` runs the first two.
+A line of an `sh` block runs unchanged except for the ports of the server. `make` targets take minutes or the documented
+ports, so their recipes are checked (`make -n`), and the programs behind `demo` and `serve` run here; `make demo` itself
+is a slow test. `make test`, `lint`, `bench` and `faults` have no test; `.ci/run` runs the first two.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from demo_serving import DOCUMENTED_PORTS, DRAWN_PORTS, Served, environment, in_venv
-from pages import ROOT, Block, all_blocks, commands
 
 from examples import serve as serving
 from examples.read_picture import LINES
+from tests.support.docs.pages import ROOT, Block, all_blocks, commands
+from tests.support.servers.demo import DOCUMENTED_PORTS, DRAWN_PORTS, Served, environment, in_venv
 from weir.options import options_of
 
 RECIPES = {
@@ -33,12 +32,12 @@ RECIPES = {
     "make test": '-m pytest -n 2 --dist loadfile -m "not slow and not gpu"',
     "make lint": "-m ruff check",
     "make bench": "-m benchmarks.compare",
-    "make faults": "-m benchmarks.faults --table",
+    "make faults": "-m tests.faults --table",
 }
 """What is behind each documented target."""
 
 EXAMPLE = ".venv/bin/python -m examples."
-FAULTS = ".venv/bin/python -m benchmarks.faults "
+FAULTS = ".venv/bin/python -m tests.faults "
 """They take minutes; test_fault_mix.py runs a part of what is behind them."""
 
 OF_EVENTS = (".venv/bin/python -m examples.events.", "node examples/events/")
@@ -48,7 +47,7 @@ ROLES_APART = "docs/serving.md"
 THREE_HOSTS = "docs/operations.md"
 
 
-def told(kind: str) -> list[str]:
+def reply(kind: str) -> list[str]:
     return [
         command
         for page, command in commands()
@@ -69,7 +68,7 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
         *OF_EVENTS,
     )
     assert [command for _, command in commands() if not command.startswith(kinds)] == []
-    assert set(told("make ")) == RECIPES.keys()
+    assert set(reply("make ")) == RECIPES.keys()
 
 
 @pytest.mark.parametrize(("command", "recipe"), RECIPES.items())
@@ -95,7 +94,7 @@ def test_make_serve_prints_a_request_that_is_answered_with_a_label(served: Serve
     assert ":python" in answer.stdout
 
 
-@pytest.mark.parametrize("command", told("curl "))
+@pytest.mark.parametrize("command", reply("curl "))
 def test_curl(command: str, served: Served) -> None:
     answer = subprocess.run(
         ["bash", "-c", served.here(command)], cwd=served.folder, capture_output=True, text=True, check=True
@@ -104,7 +103,7 @@ def test_curl(command: str, served: Served) -> None:
     assert '"error"' not in answer.stdout
 
 
-@pytest.mark.parametrize("command", told(EXAMPLE))
+@pytest.mark.parametrize("command", reply(EXAMPLE))
 def test_example_client(command: str, served: Served) -> None:
     done = subprocess.run(in_venv(served.here(command)), cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -143,7 +142,7 @@ def test_every_python_block_shows_what_it_prints() -> None:
     assert [block for block in all_blocks() if block.language == "python" and block not in shown] == []
 
 
-@pytest.mark.parametrize("command", told(".venv/bin/weir serve "))
+@pytest.mark.parametrize("command", reply(".venv/bin/weir serve "))
 def test_weir_serve(command: str, served: Served) -> None:
     process = subprocess.Popen(
         [*in_venv(command), *DRAWN_PORTS],
@@ -163,14 +162,14 @@ def test_weir_serve(command: str, served: Served) -> None:
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("command", told(".venv/bin/weir status"))
+@pytest.mark.parametrize("command", reply(".venv/bin/weir status"))
 def test_weir_status(command: str, served: Served) -> None:
     done = subprocess.run(in_venv(command), cwd=served.folder, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("healthy: 1 host, 1 gateway, 1 scheduler, 1 worker")
 
 
-@pytest.mark.parametrize("command", told(".venv/bin/weir backends"))
+@pytest.mark.parametrize("command", reply(".venv/bin/weir backends"))
 def test_weir_backends_is_shown_as_it_is(command: str) -> None:
     done = subprocess.run(in_venv(command), cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

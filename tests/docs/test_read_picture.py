@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from demo_serving import Served, environment
 from PIL import Image
 from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
 from examples.read_picture import LINES, read, rendered
+from tests.support.servers.demo import Served, environment
 
 
 @pytest.fixture(scope="module")

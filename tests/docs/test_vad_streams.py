@@ -1,4 +1,4 @@
-"""Speech is told apart from what is none, and with the numbers of the network as its package ships it."""
+"""Speech is separated from silence, with the results of the network as published."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from demo_serving import Served, environment
 
 from examples.demo_repository import package_folder
 from examples.silero_graph import CONTEXT, RATE_HZ, SAMPLES, STATE, as_sequence_model
 from examples.vad_streams import SPEECH, chunks, listen, read_wav, synthesised, write_wav
+from tests.support.servers.demo import Served, environment
 
 NETWORK = package_folder("silero_vad") / "data" / "silero_vad_op18_ifless.onnx"
 CLOSE = 1e-4
@@ -42,9 +42,9 @@ def expected(sounds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         state, context = np.zeros((2, 1, 128), np.float32), np.zeros((1, CONTEXT), np.float32)
         said = []
         for row in chunks(sound):
-            heard = np.concatenate([context, row[None]], axis=1)
-            probability, state = network.run(None, {"input": heard, "state": state, "sr": np.array(RATE_HZ)})
-            context = heard[:, -CONTEXT:]
+            received = np.concatenate([context, row[None]], axis=1)
+            probability, state = network.run(None, {"input": received, "state": state, "sr": np.array(RATE_HZ)})
+            context = received[:, -CONTEXT:]
             said.append(probability.item())
         return np.array(said)
 
@@ -83,9 +83,9 @@ def test_speech_is_heard_in_voices_alone(expected: dict[str, np.ndarray]) -> Non
 def test_streams_that_are_served_at_once_get_their_own_answers(
     served: Served, sounds: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> None:
-    heard = asyncio.run(listen(served.here("localhost:8001"), sounds))
-    assert heard.keys() == expected.keys()
-    for name, probabilities in heard.items():
+    received = asyncio.run(listen(served.here("localhost:8001"), sounds))
+    assert received.keys() == expected.keys()
+    for name, probabilities in received.items():
         np.testing.assert_allclose(probabilities, expected[name], atol=CLOSE, err_msg=name)
 
 

@@ -1,19 +1,18 @@
-"""Fixtures of servers: one for all tests that only ask, and ones of their own for those that break something."""
+"""Fixtures of servers: a shared one for tests that only send requests, and own ones for tests that break something."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from model_zoo import write_small_zoo, write_zoo
-from role_starter import Start
-from serving import Server
 
-Serve = Callable[..., Server]
+from tests.support.models.zoo import write_small_zoo, write_zoo
+from tests.support.servers.roles import Start
+from tests.support.servers.weir_server import Serve, Server
 
 
 @pytest.fixture(scope="session")

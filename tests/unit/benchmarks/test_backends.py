@@ -1,11 +1,11 @@
-"""The networks of `benchmarks.backends`: what the bare loop runs is what the server is asked for."""
+"""The networks of `benchmarks.backends`: the bare loop and the server run the same inputs."""
 
 import numpy as np
 import pytest
 
 from benchmarks.backends import NETWORKS
 from repository.config_text import parse_config
-from schemas.kserve_request import parse_infer_request
+from schemas.kserve.request import parse_infer_request
 
 MODEST = [name for name in NETWORKS if name != "ocr_rec"]
 """Without the one that takes a second."""

@@ -1,4 +1,4 @@
-"""The benchmarks of a cluster: what is simulated is the same each time, and figures are reckoned rightly."""
+"""Cluster benchmarks: simulations are repeatable, and figures are computed correctly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.cluster.tables import quantile, table
+from benchmarks.cluster.clients import quantile, table
 from benchmarks.simulate_cluster import simulate
 from benchmarks.simulation.fleet import FleetRun, Happening
 from benchmarks.simulation.owners import TICK_US, EvenSpread

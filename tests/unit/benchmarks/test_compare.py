@@ -1,4 +1,4 @@
-"""The parts of `make bench` that decide what its figures mean; the servers themselves run in `make bench` only."""
+"""The parts of `make bench` that determine the meaning of its figures; servers run in `make bench` only."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from benchmarks.compare.payload import Payload
 from benchmarks.compare.report import Report
 from benchmarks.compare.targets import TARGETS, Protocol
 from repository.config_text import parse_config
-from schemas.kserve_request import parse_infer_request
+from schemas.kserve.request import parse_infer_request
 
 CPU, RATE = TARGETS[:2]
 

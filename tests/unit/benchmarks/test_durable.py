@@ -1,4 +1,4 @@
-"""Those who check durable requests and jobs in measurements find what is wrong with them."""
+"""The checkers of durable requests and jobs detect every kind of error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.batch_job import JobRun, compare
-from benchmarks.durable.checker import Verdict, check
 from benchmarks.durable.images import digest_of, write_images
-from benchmarks.durable.ledger import LARGEST_BYTES, SMALLEST_BYTES, Ledger, answer_to, id_of, number_of, payload_of
-from bus.acked_publisher import AckedPublisher
-from bus.connection import Bus
-from bus.durable_streams import QueueLimits, ensure_durable_streams
-from bus.durable_subjects import dead, result
-from bus.embedded import EmbeddedNats
-from bus.headers import pack_headers
-from schemas.terminal import Outcome, TerminalRecord
+from bus.naming.durable_subjects import dead, result
+from bus.nats.connection import Bus
+from bus.nats.embedded_server import EmbeddedNats
+from bus.nats.headers import pack_headers
+from bus.streams.acked_publisher import AckedPublisher
+from bus.streams.declarations import QueueLimits, ensure_durable_streams
+from schemas.wire.terminal import Outcome, TerminalRecord
+from tests.support.durable.checker import Verdict, check
+from tests.support.durable.ledger import LARGEST_BYTES, SMALLEST_BYTES, Ledger, answer_to, id_of, number_of, payload_of
 
 LIMITS = QueueLimits(max_messages=1000, max_bytes=1 << 20, result_ttl_s=600, result_max_bytes=1 << 20)
 SEED = 7

@@ -1,3 +1,5 @@
+"""The archives for GPU machines without a package registry, and the environment of the check."""
+
 from __future__ import annotations
 
 import struct
@@ -9,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import bundle, check
 from benchmarks.gpu.check import environment
-from worker.gpus import find_gpus
+from worker.devices.gpus import find_gpus
 
 
 def entry(kind: int, architecture: int, content: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Simulations keep what queues must keep, agree with the formulas where there are some, and repeat themselves."""
+"""Simulations keep the invariants of queues, agree with the formulas of queueing theory, and are repeatable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.plot import Curve, Point, latency_over_throughput
 from benchmarks.simulation.scenario import DEFAULT, DIRECT, DYNAMIC, OLDEST, RECORDED, Scenario, mix
 from benchmarks.simulation.workload import workload_of
-from bus.live_queues import LiveQueue
-from scheduler.event_log import EventLog
-from scheduler.queued_request import NO_FRAME, requests_of
+from bus.naming.live_queues import LiveQueue
+from scheduler.batching.request import NO_FRAME, requests_of
+from scheduler.recording.event_log import EventLog
+from schemas.wire.messages import RequestEnvelope
 
 MEAN_US = 20_000.0  # slow enough for requests to come one by one, not in series
 ONE_SERVER = {"policy": DEFAULT, "requests": 40_000, "service_us": MEAN_US, "service_row_us": 0.0, "max_queue_size": 0}
@@ -146,7 +147,7 @@ def test_arrivals_are_taken_from_an_event_log(tmp_path: Path):
     model = log.model(LiveQueue("model"), count(1).__next__)
     model.configure(1, Scenario(max_batch_size=4, max_queue_delay_microseconds=300).config("model"))
     for number in range(20):
-        row = (number, -1, 1 + number % 2, "shape", 0, 0, 0, 0, 0, "", b"12345", 0)
+        row = RequestEnvelope(number, -1, 1 + number % 2, "shape", 0, 0, 0, 0, 0, "", b"12345")
         model.enqueue(requests_of("gateway", [row], 5_000_000 + 100 * number, NO_FRAME))
     log.close()
     (path,) = tmp_path.iterdir()

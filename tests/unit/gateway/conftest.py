@@ -1,9 +1,10 @@
-"""Fixtures of gRPC front doors: one for all tests of a module, and one to be stopped."""
+"""Fixtures of gRPC frontends: one for all tests of a module, and one that a test may stop."""
 
 from collections.abc import Iterator
 
 import pytest
-from grpc_door import Door, Loop
+
+from tests.support.gateway.grpc_frontend import GrpcFrontend, Loop
 
 
 @pytest.fixture(scope="module")
@@ -14,21 +15,21 @@ def grpc_loop() -> Iterator[Loop]:
 
 
 @pytest.fixture(scope="module")
-def shared_door(grpc_loop: Loop) -> Iterator[Door]:
-    opened = Door(grpc_loop)
+def shared_frontend(grpc_loop: Loop) -> Iterator[GrpcFrontend]:
+    opened = GrpcFrontend(grpc_loop)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def door(shared_door: Door) -> Door:
-    shared_door.inference.reset()
-    shared_door.catalog.ready = True
-    return shared_door
+def frontend(shared_frontend: GrpcFrontend) -> GrpcFrontend:
+    shared_frontend.inference.reset()
+    shared_frontend.catalog.ready = True
+    return shared_frontend
 
 
 @pytest.fixture
-def own_door(grpc_loop: Loop) -> Iterator[Door]:
-    opened = Door(grpc_loop)
+def own_frontend(grpc_loop: Loop) -> Iterator[GrpcFrontend]:
+    opened = GrpcFrontend(grpc_loop)
     yield opened
     opened.close()

@@ -1,12 +1,12 @@
-"""A foreign web page can't have a browser change anything on the server; programs notice nothing."""
+"""A foreign web page can't make a browser change anything on the server; programs are not affected."""
 
 import json
 from typing import Any
 
 import pytest
-from http_door import Door, run
 
-from gateway.http.cross_site import CrossSiteCheck
+from gateway.cross_site import CrossSiteCheck
+from tests.support.gateway.http_frontend import HttpFrontend, run
 
 LOAD = "/v2/repository/models/evil/load"
 INFER = "/v2/models/m/infer"
@@ -17,49 +17,49 @@ def headers(**named: str) -> list[tuple[bytes, bytes]]:
 
 
 def refuses(check: CrossSiteCheck = CrossSiteCheck(), method: str = "POST", path: str = LOAD, **named: str) -> bool:  # noqa: B008
-    return bool(check.refusal(method, path, headers(**named)))
+    return bool(check.rejection(method, path, headers(**named)))
 
 
 @pytest.mark.parametrize(
     "host", ["localhost:8000", "127.0.0.1:8000", "[::1]:8000", "weir", "weir:8000", "a.localhost", "10.0.0.7"]
 )
-def test_programs_are_not_refused(host: str) -> None:
+def test_programs_are_not_rejected(host: str) -> None:
     assert not refuses(host=host)
     assert not refuses()  # HTTP/1.0 has no Host
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_what_a_browser_calls_another_site_is_refused(method: str, site: str) -> None:
+def test_requests_from_another_site_are_rejected(method: str, site: str) -> None:
     assert refuses(method=method, host="localhost:8000", sec_fetch_site=site)
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:3000", "null", "x"])
-def test_a_foreign_origin_is_refused(origin: str) -> None:
+def test_a_foreign_origin_is_rejected(origin: str) -> None:
     assert refuses(host="localhost:8000", origin=origin)
 
 
 @pytest.mark.parametrize("port", ["9" * 5000, "²", "65536000", "", "-1"])
-def test_a_port_that_is_no_port_is_refused_without_an_exception(port: str) -> None:
+def test_a_malformed_port_is_rejected_without_an_exception(port: str) -> None:
     assert refuses(host=f"localhost:{port}", origin="http://localhost:8000")
     assert refuses(host="localhost:8000", origin=f"http://localhost:{port or 'x'}")
 
 
-def test_a_refusal_repeats_only_the_beginning_of_what_was_sent() -> None:
+def test_a_rejection_repeats_only_the_beginning_of_what_was_sent() -> None:
     long = "http://evil.example/" + "a" * 60_000
     for more in ({}, {"sec_fetch_site": "cross-site"}):
-        assert len(CrossSiteCheck().refusal("POST", LOAD, headers(host="x", origin=long, **more))) < 400
+        assert len(CrossSiteCheck().rejection("POST", LOAD, headers(host="x", origin=long, **more))) < 400
 
 
-def test_a_page_of_the_server_itself_is_not_refused() -> None:
+def test_a_page_of_the_server_itself_is_not_rejected() -> None:
     assert not refuses(host="localhost:8000", origin="http://localhost:8000", sec_fetch_site="same-origin")
     assert not refuses(host="[::1]:8000", origin="http://[::1]:8000")
     assert not refuses(host="127.0.0.1", origin="http://127.0.0.1")
     assert not refuses(host="localhost", origin="https://localhost")
 
 
-def test_a_name_made_to_resolve_here_is_refused() -> None:
-    """DNS rebinding: the browser holds the page and the server for one origin."""
+def test_a_rebound_name_is_rejected() -> None:
+    """DNS rebinding: the browser considers the page and the server one origin."""
     assert refuses(host="evil.example:8000", origin="http://evil.example:8000")
     assert refuses(host="evil.example:8000", origin="http://evil.example:8000", sec_fetch_site="same-origin")
     assert refuses(host="evil.example:8000")
@@ -104,10 +104,10 @@ def test_reading_and_inference_are_not_checked() -> None:
 @pytest.mark.parametrize(
     ("path", "status"), [(LOAD, 403), ("/v2/jobs/1/cancel", 403), ("/v2/systemsharedmemory/unregister", 403)]
 )
-def test_routes_refuse_with_a_reason(path: str, status: int) -> None:
-    async def scenario(door: Door) -> None:
+def test_routes_reject_with_a_reason(path: str, status: int) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
         answer: dict[str, Any] = {}
-        reader, writer = await door.open()
+        reader, writer = await frontend.open()
         lines = [
             f"POST {path} HTTP/1.1",
             "Host: localhost",

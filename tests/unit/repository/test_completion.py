@@ -1,8 +1,8 @@
 import pytest
 
 from repository.completion import DescribedModel, DescribedTensor, complete, normalize
-from repository.problem import ConfigProblem
-from schemas.model_config import ModelConfig
+from repository.problems import ConfigProblem
+from schemas.config.model_config import ModelConfig
 
 X, Y = DescribedTensor("x", "TYPE_FP32", (-1, 3, -1)), DescribedTensor("y", "TYPE_INT64", (-1, 10))
 BATCHING = DescribedModel([X], [Y])
@@ -49,7 +49,7 @@ def test_whole_shapes_in_the_configuration_mean_no_batching():
     assert completed.output[0].dims == [-1, 10]
 
 
-def test_a_scheduler_that_is_given_stays():
+def test_a_configured_scheduler_is_kept():
     given = complete(config(max_batch_size=8, sequence_batching={"oldest": {}}), BATCHING)
     assert given.sequence_batching is not None
     assert given.dynamic_batching is None
@@ -57,7 +57,7 @@ def test_a_scheduler_that_is_given_stays():
     assert given.dynamic_batching.max_queue_delay_microseconds == 5
 
 
-def test_a_partial_configuration_is_completed_around_what_it_says():
+def test_completion_keeps_configured_values():
     second = DescribedTensor("x2", "TYPE_BOOL", (-1, 2))
     described = DescribedModel([X, second], [Y, DescribedTensor("z", "TYPE_FP32", (-1, 1))])
     completed = complete(
@@ -82,7 +82,7 @@ def test_scalars_are_one_element_to_clients():
     assert alone.input[0].reshape.shape == []
 
 
-def test_tensors_of_the_server_are_not_asked_of_clients():
+def test_tensors_that_the_server_supplies_are_not_declared():
     sequences = {
         "control_input": [{"name": "start", "control": [{"int32_false_true": [0, 1]}]}],
         "state": [{"input_name": "s_in", "output_name": "s_out", "data_type": "TYPE_FP32", "dims": [2]}],
@@ -107,7 +107,7 @@ def test_reshape_and_ragged_inputs_are_compared_as_the_model_sees_them():
     assert complete(config(max_batch_size=8, input=given), ragged).input[0].dims == [-1, 7]
 
 
-def test_what_holds_a_whole_batch_in_one_piece_has_no_batch_dimension_to_leave_out():
+def test_tensors_of_a_whole_batch_have_no_batch_dimension():
     described = DescribedModel(
         [DescribedTensor("x", "TYPE_FP32", (-1,)), DescribedTensor("longest", "TYPE_FP32", (5,))],
         [DescribedTensor("y", "TYPE_FP32", (-1,))],
@@ -125,7 +125,7 @@ def test_what_holds_a_whole_batch_in_one_piece_has_no_batch_dimension_to_leave_o
     assert [(tensor.name, tensor.dims) for tensor in completed.output] == [("y", [-1])]
 
 
-def test_an_input_that_the_model_has_a_value_for_is_there_when_it_is_declared():
+def test_an_input_with_a_default_is_optional_where_declared():
     described = DescribedModel([X], [Y], [DescribedTensor("w", "TYPE_FP32", (-1, 2))])
     assert list(complete(config(max_batch_size=8), described).input_by_name) == ["x"]
     declared = complete(config(max_batch_size=8, input=[{"name": "w", "optional": True}]), described)
@@ -168,7 +168,7 @@ def test_defaults_are_written_out():
     assert normalize(normal, []) == normal
 
 
-def test_what_is_written_is_kept():
+def test_configured_values_are_kept():
     written = config(
         max_batch_size=8,
         version_policy={"all": {}},

@@ -17,9 +17,9 @@ from repository.config_text import (
     model_config_pb2,
     parse_config,
 )
-from repository.problem import ConfigProblem
-from schemas.errors import ErrorCode, WeirError
-from schemas.model_config import ModelConfig
+from repository.problems import ConfigProblem
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, WeirError
 
 FILE = "net/config.pbtxt"
 
@@ -205,7 +205,7 @@ def test_json_form_prints_defaults_and_numbers():
         ("[" * 100_000, ""),
     ],
 )
-def test_broken_override_is_refused_in_tritons_words(text, named):
+def test_a_broken_override_is_rejected_with_tritons_text(text, named):
     with pytest.raises(WeirError, match=r"^Invalid config override: ") as caught:
         config_from_json(text)
     assert caught.value.code is ErrorCode.INVALID_ARG
@@ -218,7 +218,7 @@ def test_override_reads_both_spellings_and_text_numbers():
     assert config.input[0].dims == [3, -1]
 
 
-def test_a_dict_that_is_no_configuration_names_the_field():
+def test_an_invalid_dictionary_names_the_field():
     with pytest.raises(ConfigProblem) as caught:
         config_from_dict({"input": [{"name": "x"}, {"dims": ["many"]}]})
     assert caught.value.field == "input[1].dims[0]"

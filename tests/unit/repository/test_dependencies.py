@@ -1,7 +1,7 @@
 """Which models go with an ensemble."""
 
-from repository.dependencies import composing_models, in_namespaces, left_over
-from schemas.model_config import ModelConfig
+from repository.dependencies import composing_models, resolve_namespaces, unneeded_models
+from schemas.config.model_config import ModelConfig
 
 
 def ensemble(name: str, *steps: str) -> ModelConfig:
@@ -14,21 +14,21 @@ def test_composing_models_come_once_each_in_order():
     assert composing_models(ModelConfig(name="m", backend="python")) == []
 
 
-def test_only_what_nobody_else_wants_goes_with_an_ensemble():
+def test_only_unneeded_models_are_unloaded_with_an_ensemble():
     e, other = ensemble("e", "a", "b", "c"), ensemble("other", "b")
-    assert left_over(e, [e], []) == ["a", "b", "c"]
-    assert left_over(e, [e, other], ["c"]) == ["a"]
+    assert unneeded_models(e, [e], []) == ["a", "b", "c"]
+    assert unneeded_models(e, [e, other], ["c"]) == ["a"]
 
 
-def test_steps_ask_the_models_of_their_own_namespace_where_there_are_any():
+def test_steps_prefer_models_of_their_own_namespace():
     known = {"/a::x", "/b::x", "y"}
     e = ensemble("e", "x", "y")
-    assert in_namespaces(e, "", known.__contains__) is e
-    assert in_namespaces(e, "/c", known.__contains__) is e
-    settled = in_namespaces(e, "/a", known.__contains__)
+    assert resolve_namespaces(e, "", known.__contains__) is e
+    assert resolve_namespaces(e, "/c", known.__contains__) is e
+    settled = resolve_namespaces(e, "/a", known.__contains__)
     assert composing_models(settled) == ["/a::x", "y"]
-    assert composing_models(in_namespaces(settled, "/b", known.__contains__)) == ["/b::x", "y"]
-    assert in_namespaces(settled, "", known.__contains__) == e, "what a file says of namespaces counts for nothing"
-    assert left_over(settled, [settled], ["x"]) == ["y"]
+    assert composing_models(resolve_namespaces(settled, "/b", known.__contains__)) == ["/b::x", "y"]
+    assert resolve_namespaces(settled, "", known.__contains__) == e, "what a file says of namespaces counts for nothing"
+    assert unneeded_models(settled, [settled], ["x"]) == ["y"]
     model = ModelConfig(name="m", backend="python")
-    assert in_namespaces(model, "/a", known.__contains__) is model
+    assert resolve_namespaces(model, "/a", known.__contains__) is model

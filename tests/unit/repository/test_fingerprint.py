@@ -1,4 +1,4 @@
-"""What counts as a change of a model's folder."""
+"""Which changes of a model's folder are detected."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.fingerprint import Fingerprint, appearance, fingerprint
-from repository.layout import ModelRepository
+from repository.layout import Fingerprint, ModelRepository, folder_fingerprint, model_fingerprint
 
 
 def write(root: Path) -> None:
@@ -19,7 +18,7 @@ def write(root: Path) -> None:
 
 
 def look(root: Path) -> Fingerprint:
-    return fingerprint(ModelRepository([root]).find("m"))
+    return folder_fingerprint(ModelRepository([root]).find("m"))
 
 
 @pytest.mark.parametrize(
@@ -48,12 +47,12 @@ def test_changes(tmp_path: Path, change: Callable[[Path], object], is_shared: bo
     assert {n for n in numbers if before.versions.get(n) != after.versions.get(n)} == versions
 
 
-def test_a_permission_that_is_granted_changes_the_appearance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_granted_permission_changes_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
-    found = ModelRepository([tmp_path]).look().models
+    found = ModelRepository([tmp_path]).snapshot().models
     (model,) = found.values()
     with monkeypatch.context() as patched:
         patched.setattr(os, "access", lambda path, mode: Path(path).name != model.config_file)
-        before = appearance(model)
-    assert appearance(model) != before
-    assert appearance(model) == appearance(model)
+        before = model_fingerprint(model)
+    assert model_fingerprint(model) != before
+    assert model_fingerprint(model) == model_fingerprint(model)

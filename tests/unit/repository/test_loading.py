@@ -1,11 +1,10 @@
 import pytest
 
-from repository.artifacts import fill_backend
-from repository.completion import DescribedModel, DescribedTensor
+from repository.completion import DescribedModel, DescribedTensor, fill_backend
 from repository.layout import ModelRepository, select_versions
-from repository.loading import read_config, settle_config
-from schemas.errors import ErrorCode, WeirError
-from schemas.model_config import ModelConfig
+from repository.loading import read_config, resolve_config
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, WeirError
 
 DESCRIBED = DescribedModel(
     [DescribedTensor("x", "TYPE_FP32", (-1, 3))],
@@ -32,7 +31,7 @@ def test_a_worker_goes_from_folder_to_configuration(add):
     source = read_config(found)
     assert (source.config.name, source.config.backend) == ("net", "onnxruntime")
     assert found.artifact(3, source.config.default_model_filename) == found.path / "3" / "model.onnx"
-    config = settle_config(source, DESCRIBED, gpu_ids=[])
+    config = resolve_config(source, DESCRIBED, gpu_ids=[])
     assert config.max_batch_size == 16
     assert config.dynamic_batching.preferred_batch_size == [16]
     assert config.input[0].dims == [3]
@@ -40,7 +39,7 @@ def test_a_worker_goes_from_folder_to_configuration(add):
 
 
 def test_a_model_without_configuration(add):
-    config = settle_config(read_config(add("net", **{"1__model.onnx": ""})), DESCRIBED, gpu_ids=[])
+    config = resolve_config(read_config(add("net", **{"1__model.onnx": ""})), DESCRIBED, gpu_ids=[])
     assert (config.platform, config.max_batch_size, config.default_model_filename) == (
         "onnxruntime_onnx",
         4,
@@ -48,33 +47,33 @@ def test_a_model_without_configuration(add):
     )
 
 
-def test_without_completion_the_configuration_stands_alone(add):
+def test_without_completion_the_configuration_is_used_alone(add):
     found = add("net", **{"1__model.py": "", "config.pbtxt": 'input { name: "x" }'})
     with pytest.raises(
         WeirError, match=r"must specify 'data_type' for net \(net/config.pbtxt:1, field 'input\[0\].data_type'\)"
     ):
-        settle_config(read_config(found), None, gpu_ids=[])
+        resolve_config(read_config(found), None, gpu_ids=[])
 
 
 @pytest.mark.parametrize("field", ["input", "output"])
-def test_a_scalar_without_batches_is_refused_where_it_is_written_as_in_triton(add, field):
+def test_a_configured_scalar_without_batches_is_rejected(add, field):
     name = {"input": "x", "output": "y"}[field]
     text = f'max_batch_size: 0\n{field} {{ name: "{name}" data_type: TYPE_FP32 dims: [ 1 ] reshape {{ }} }}'
     found = add("net", **{"1__model.onnx": "", "config.pbtxt": text})
     scalars = DescribedModel([DescribedTensor("x", "TYPE_FP32", ())], [DescribedTensor("y", "TYPE_FP32", ())])
     reason = f"model {field} '{name}' cannot have empty reshape for non-batching model as scalar tensors are not"
     with pytest.raises(WeirError, match=reason):
-        settle_config(read_config(found), scalars, gpu_ids=[])
+        resolve_config(read_config(found), scalars, gpu_ids=[])
     (found.path / "config.pbtxt").write_text("")
-    assert settle_config(read_config(found), scalars, gpu_ids=[]).input[0].reshape.shape == []
+    assert resolve_config(read_config(found), scalars, gpu_ids=[]).input[0].reshape.shape == []
 
 
 def test_an_override_replaces_the_file(add):
     found = add("net", **{"1__model.onnx": "", "config.pbtxt": "broken"})
     source = read_config(found, '{"max_batch_size": 2}')
-    assert settle_config(source, DESCRIBED, gpu_ids=[]).max_batch_size == 2
+    assert resolve_config(source, DESCRIBED, gpu_ids=[]).max_batch_size == 2
     with pytest.raises(WeirError, match=r"\(field 'max_batch_size'\)$"):
-        settle_config(read_config(found, '{"max_batch_size": -2}'), DESCRIBED, gpu_ids=[])
+        resolve_config(read_config(found, '{"max_batch_size": -2}'), DESCRIBED, gpu_ids=[])
 
 
 @pytest.mark.parametrize(
@@ -124,10 +123,10 @@ def test_an_override_replaces_the_file(add):
         ),
     ],
 )
-def test_a_senseless_configuration_names_file_line_and_field(add, text, place, reason):
+def test_an_invalid_configuration_names_file_line_and_field(add, text, place, reason):
     found = add("net", **{"1__model.onnx": "", "config.pbtxt": text})
     with pytest.raises(WeirError) as caught:
-        settle_config(read_config(found), DESCRIBED, gpu_ids=[])
+        resolve_config(read_config(found), DESCRIBED, gpu_ids=[])
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert caught.value.message.endswith(f" ({place})")
     assert reason in caught.value.message
@@ -138,10 +137,10 @@ def test_a_chosen_configuration_is_named_in_errors(add, tmp_path):
     add("net", **{"1__model.onnx": "", "config.pbtxt": "", "configs__small.pbtxt": "max_batch_size: -1"})
     found = ModelRepository([tmp_path], config_name="small").find("net")
     with pytest.raises(WeirError, match=r"\(net/configs/small.pbtxt:1, field 'max_batch_size'\)"):
-        settle_config(read_config(found), DESCRIBED, gpu_ids=[])
+        resolve_config(read_config(found), DESCRIBED, gpu_ids=[])
 
 
-def test_a_configuration_that_is_a_link_out_is_not_read(add, tmp_path):
+def test_a_link_out_of_the_folder_is_not_read(add, tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("password: 1")
     found = add("net", **{"1__model.onnx": ""})
@@ -187,14 +186,14 @@ def test_a_duplicate_is_not_read(tmp_path):
         ({"name": "net.identity"}, [], ("identity", "", "")),
     ],
 )
-def test_files_tell_the_backend(tmp_path, fields, files, expected):
+def test_files_determine_the_backend(tmp_path, fields, files, expected):
     for file in files:
         (tmp_path / file).touch()
     filled = fill_backend(ModelConfig.model_validate({"name": "net", **fields}), tmp_path)
     assert (filled.backend, filled.platform, filled.default_model_filename) == expected
 
 
-def test_nothing_tells_the_backend():
+def test_without_a_known_file_the_backend_is_unknown():
     with pytest.raises(
         WeirError, match="Could not determine backend for model 'net' with no backend in model configuration"
     ):

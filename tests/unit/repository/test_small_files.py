@@ -9,10 +9,9 @@ import pytest
 from repository.config_text import config_from_json
 from repository.layout import ModelRepository
 from repository.loading import read_config
-from repository.paths import read_labels
-from repository.problem import ConfigProblem
-from repository.small_files import MAX_CONFIG_BYTES, read_small_file
-from schemas.errors import WeirError
+from repository.paths import MAX_CONFIG_BYTES, read_labels, read_small_file
+from repository.problems import ConfigProblem
+from schemas.core.errors import WeirError
 
 
 def sparse(path: Path, size_bytes: int = 4 << 30) -> Path:
@@ -36,7 +35,7 @@ def test_a_file_that_has_no_size_is_read_up_to_the_bound() -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_not_a_regular_file_is_refused(tmp_path: Path, make) -> None:
+def test_only_regular_files_are_read(tmp_path: Path, make) -> None:
     make(tmp_path / "file")
     with pytest.raises(OSError, match=r"not a regular file|directory"):
         read_small_file(tmp_path / "file", 10)

@@ -8,7 +8,7 @@ import pytest
 
 from repository.layout import FoundModel, ModelRepository
 from repository.loading import read_config
-from schemas.errors import WeirError
+from schemas.core.errors import WeirError
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 def problem_of(root: Path, name: str = "net") -> str:
     """Why `name` can't be served, after a look that must find `good` in order."""
-    models = ModelRepository([root]).look().models
+    models = ModelRepository([root]).snapshot().models
     assert read_config(models["good"]).config.max_batch_size == 2
     with pytest.raises(WeirError) as caught:
         read_config(models[name])
@@ -87,7 +87,7 @@ def test_links_that_lead_in_circles_or_nowhere(repository: Path) -> None:
 def test_a_file_in_the_place_of_a_version_is_no_version(repository: Path) -> None:
     (repository / "net" / "2").touch()
     (repository / "file").touch()
-    found = ModelRepository([repository]).look().models
+    found = ModelRepository([repository]).snapshot().models
     assert list(found) == ["good", "net"]
     assert found["net"].versions == (1,)
 
@@ -95,7 +95,7 @@ def test_a_file_in_the_place_of_a_version_is_no_version(repository: Path) -> Non
 def test_a_name_that_is_not_utf_8(repository: Path) -> None:
     os.mkdir(os.fsencode(repository) + b"/b\xffd")
     os.mkdir(os.fsencode(repository) + b"/net/v\xff")
-    found = ModelRepository([repository]).look().models
+    found = ModelRepository([repository]).snapshot().models
     assert list(found) == ["b\\xffd", "good", "net"]
     assert "invalid model name" in found["b\\xffd"].problem
     assert found["net"].ignored == ("v\\xff",)
@@ -103,7 +103,7 @@ def test_a_name_that_is_not_utf_8(repository: Path) -> None:
         name.encode()
 
 
-def test_a_folder_that_vanishes_while_it_is_looked_at(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_removed_during_a_snapshot(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = os.scandir
 
     def vanishing(path: Path) -> object:
@@ -112,14 +112,14 @@ def test_a_folder_that_vanishes_while_it_is_looked_at(repository: Path, monkeypa
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", vanishing)
-    models = ModelRepository([repository]).look().models
+    models = ModelRepository([repository]).snapshot().models
     assert models["good"] == FoundModel("good", repository / "good", "config.pbtxt", (1,))
     assert "net" not in models or models["net"].problem
-    assert "net" not in ModelRepository([repository]).look().models
+    assert "net" not in ModelRepository([repository]).snapshot().models
 
 
 def test_a_repository_that_can_not_be_read_leaves_the_others(repository: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
-    snapshot = ModelRepository([absent, repository]).look()
+    snapshot = ModelRepository([absent, repository]).snapshot()
     assert list(snapshot.models) == ["good", "net"]
     assert snapshot.unreadable == {absent: "failed to read model repository 'absent': No such file or directory"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contained_sites import SITES
+from tests.support.contained_sites import SITES
 
 
 def owner_of(site: str) -> Any:

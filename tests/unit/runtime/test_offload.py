@@ -14,7 +14,7 @@ import pytest
 from runtime.containment import failures
 from runtime.offload import LARGE_BYTES, MAX_WAITING, Offload
 from runtime.offload_process import RETIRE_BYTES
-from schemas.errors import ErrorCode, WeirError, not_found
+from schemas.core.errors import ErrorCode, WeirError, not_found
 
 HERE = "test_offload"
 
@@ -147,7 +147,7 @@ async def test_the_event_loop_goes_on_and_small_jobs_pass_large_ones(offload: Of
     assert len(offload.pids) == 2
 
 
-async def test_a_job_that_is_given_up_frees_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_job_frees_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     offload = Offload(processes=1)
     task = offload.start(f"{HERE}:waiting", [bytes(tmp_path / "never")])

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from model_configs import CONFIGS, config
-from queued import CountingFrame, part, request
-
-from scheduler.batcher_choice import batcher_for
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.queue_rules import DEFAULT_MAX_QUEUE_SIZE
-from scheduler.queued_request import QueuedRequest, requests_of
-from schemas.errors import ErrorCode
-from schemas.messages import BatchOutcome
-from schemas.model_config import ModelConfig
-from schemas.requests import SEQUENCE_START
+from scheduler.batching.request import QueuedRequest, requests_of
+from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
+from scheduler.model_scheduler import ModelScheduler, batcher_for
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode
+from schemas.core.requests import SEQUENCE_START
+from schemas.wire.messages import BatchOutcome
+from tests.support.scheduling.requests import CONFIGS, CountingFrame, config, part, request
 
 TIMEOUT_US = 1_000
 
@@ -34,7 +31,7 @@ def test_requests_for_the_latest_version_run_on_the_latest_that_is_served():
     assert sent(model) == [(1, [2]), (2, [1])]
 
 
-def test_a_version_that_is_not_served_refuses_only_if_it_is_unknown():
+def test_a_version_that_is_not_served_rejects_only_if_it_is_unknown():
     model = model_with(1, 2, served=(1,))
     (refused,) = model.enqueue([request(key=1, version=2), request(key=2, version=7)])
     assert (refused.request.key, refused.error.code) == (2, ErrorCode.NOT_FOUND)
@@ -52,7 +49,7 @@ def test_requests_that_came_before_any_version_run_when_there_is_one():
     assert sent(model, 1) == [(1, [1, 2])]
 
 
-def test_what_waits_for_the_latest_version_moves_when_another_one_is_served():
+def test_requests_for_the_latest_version_move_to_a_served_one():
     model = model_with(1, 2, served=(2,))
     model.enqueue([request(now, key=now) for now in range(1, 14)])
     assert sent(model) == [(2, [1, 2, 3, 4]), (2, [5, 6, 7, 8])]
@@ -62,7 +59,7 @@ def test_what_waits_for_the_latest_version_moves_when_another_one_is_served():
     assert model.expire(10**9) == ((), [])
 
 
-def test_a_version_whose_last_instance_went_fails_what_asked_for_it_while_others_go_on():
+def test_requests_for_a_version_without_instances_fail_while_others_are_served():
     model = model_with(1, 2, served=(1, 2))
     model.set_instances("a", {1: 1})
     model.enqueue([request(key=1, version=2), request(key=2)])
@@ -73,7 +70,7 @@ def test_a_version_whose_last_instance_went_fails_what_asked_for_it_while_others
     assert len(model) == 1
 
 
-def test_a_model_without_versions_fails_what_waits_after_the_timeout_not_at_the_first_look():
+def test_without_versions_requests_fail_after_the_timeout():
     model = model_with()
     model.enqueue([request(10**9, key=1)])
     assert model.expire(10**9) == ((), [])
@@ -134,7 +131,7 @@ def of_sequence(key: int, flags: int = SEQUENCE_START) -> QueuedRequest:
     return made
 
 
-def test_a_version_that_gets_sequences_ends_what_it_has_sent_and_refuses_what_is_of_none():
+def test_a_version_that_becomes_stateful_finishes_its_batches():
     model = model_with(1, served=(1,))
     model.enqueue([request(key=key) for key in range(1, 10)])
     assert sent(model) == [(1, [1, 2, 3, 4]), (1, [5, 6, 7, 8])]
@@ -154,7 +151,7 @@ def test_a_version_that_gets_sequences_ends_what_it_has_sent_and_refuses_what_is
     assert len(model) == model.waiting == 0
 
 
-def test_a_version_that_has_no_sequences_any_more_runs_their_backlog_and_tells_of_states_that_are_lost():
+def test_a_version_that_becomes_stateless_runs_the_backlog():
     model = ModelScheduler("model")
     model.configure(1, SEQUENCES)
     model.enqueue([of_sequence(1), of_sequence(2, flags=0)])
@@ -173,7 +170,7 @@ def test_a_version_that_has_no_sequences_any_more_runs_their_backlog_and_tells_o
     assert sent(model) == [(1, [4])]
 
 
-def test_it_is_woken_for_the_version_that_is_due_first():
+def test_the_wake_time_is_that_of_the_earliest_version():
     model = ModelScheduler("model")
     for version, delay_us in ((1, 500), (2, 200), (3, 900)):
         model.configure(version, config(delay_us))
@@ -201,10 +198,10 @@ def test_the_configuration_chooses_the_batcher():
     assert [r.key for r in default.next_batch(0) or []] == [1]
 
 
-def test_a_version_that_is_unloaded_runs_what_asks_for_it_and_the_latest_is_another():
+def test_a_version_being_unloaded_is_no_longer_the_latest():
     model = model_with(1, 2, served=(1, 2))
     model.enqueue([request(key=1)])
-    model.look_ahead(frozenset({2}), frozenset(), False)
+    model.set_lifecycle(frozenset({2}), frozenset(), False)
     model.set_instances("a", {1: 1, 2: 1})
     model.enqueue([request(key=2), request(key=3, version=2)])
     assert model.needs("a", 2)
@@ -225,34 +222,34 @@ def test_a_worker_is_not_needed_for_what_another_can_run():
     assert model.needs("a", 1)
 
 
-def test_what_waits_for_a_model_that_is_given_up_fails_at_once_in_the_words_of_the_door():
+def test_requests_for_a_withdrawn_model_fail_with_the_frontends_error():
     model = model_with(1)
     model.enqueue([request(key=1), request(key=2, version=1)])
     assert model.expire(0) == ((), [])
-    model.look_ahead(frozenset(), frozenset({1}), True)
-    assert model.has_given_up
+    model.set_lifecycle(frozenset(), frozenset({1}), True)
+    assert model.has_withdrawn
     _, failures = model.expire(1)
     assert [(failure.request.key, failure.error.code, failure.error.message) for failure in failures] == [
         (1, ErrorCode.NOT_FOUND, "Request for unknown model: 'model' has no available versions"),
         (2, ErrorCode.UNAVAILABLE, "Request for unknown model: 'model' version 1 is not at ready state"),
     ]
     assert len(model) == 0
-    model.look_ahead(frozenset(), frozenset(), False)
+    model.set_lifecycle(frozenset(), frozenset(), False)
     model.enqueue([request(key=3)])
     assert model.expire(2) == ((), [])
 
 
-def test_what_came_before_any_version_fails_when_there_will_be_none():
+def test_requests_before_any_version_fail_if_the_model_is_withdrawn():
     model = model_with()
     model.enqueue([request(key=1)])
-    model.look_ahead(frozenset(), frozenset(), True)
+    model.set_lifecycle(frozenset(), frozenset(), True)
     _, (failure,) = model.expire(0)
     assert failure.error.code is ErrorCode.NOT_FOUND
 
 
-def test_a_request_for_the_latest_version_waits_for_one_whose_worker_died_not_for_one_that_is_given_up():
+def test_requests_for_the_latest_version_wait_for_a_lost_worker_not_for_a_withdrawn_version():
     model = model_with(1, 2, served=(1,))
-    model.look_ahead(frozenset(), frozenset({2}), False)
+    model.set_lifecycle(frozenset(), frozenset({2}), False)
     model.set_instances("a", {1: 1})
     model.worker_lost(0, "a")
     model.enqueue([request(key=1), request(key=2, version=2)])
@@ -262,11 +259,11 @@ def test_a_request_for_the_latest_version_waits_for_one_whose_worker_died_not_fo
     assert sent(model) == [(1, [1])]
 
 
-def test_a_request_for_the_latest_version_leaves_one_that_is_given_up_for_one_that_may_be_served_again():
+def test_requests_for_the_latest_version_leave_a_withdrawn_one():
     model = model_with(1, 2, served=(1, 2))
     model.worker_lost(0, "a")
     model.enqueue([request(key=1), request(key=2, version=2)])
-    model.look_ahead(frozenset(), frozenset({2}), False)
+    model.set_lifecycle(frozenset(), frozenset({2}), False)
     model.set_instances("b", {})
     _, (failure,) = model.expire(1)
     assert (failure.request.key, failure.error.code) == (2, ErrorCode.UNAVAILABLE)
@@ -274,7 +271,7 @@ def test_a_request_for_the_latest_version_leaves_one_that_is_given_up_for_one_th
     assert sent(model) == [(1, [1])]
 
 
-def test_what_is_lost_after_the_last_instance_has_gone_runs_on_another_version():
+def test_a_batch_lost_after_the_last_instance_runs_on_another_version():
     model = model_with(1, 2, served=(1, 2))
     model.enqueue([request(key=1)])
     assert sent(model) == [(2, [1])]
@@ -283,14 +280,14 @@ def test_what_is_lost_after_the_last_instance_has_gone_runs_on_another_version()
     assert sent(model) == [(1, [1])]
 
 
-def test_where_cancelled_requests_run():
+def test_cancelled_requests_in_flight_are_found_by_batch():
     model = model_with(1, served=(1,))
     model.enqueue([request(key=key) for key in range(1, 20)])
     batches, _ = model.dispatch(0)
     ran = [[r.key for r in batch.requests] for batch in batches]
     assert len(ran) == 2
     model.cancel("gateway", [ran[0][0], ran[1][1], ran[1][0], 19])
-    told = model.cancelled_in_flight("gateway", [ran[0][0], ran[1][1], ran[1][0], 19, 77])
-    assert told == [(batches[0], [ran[0][0]]), (batches[1], [ran[1][0], ran[1][1]])]
+    reported = model.cancelled_in_flight("gateway", [ran[0][0], ran[1][1], ran[1][0], 19, 77])
+    assert reported == [(batches[0], [ran[0][0]]), (batches[1], [ran[1][0], ran[1][1]])]
     assert model.cancelled_in_flight("gateway", [2]) == []
     assert model.cancelled_in_flight("another", [ran[0][0]]) == []

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_configs import CONFIGS, config, policy
-from model_simulation import Event, Simulation
-from queued import LATEST
+
+from tests.support.scheduling.requests import CONFIGS, LATEST, config, policy
+from tests.support.scheduling.simulation import Event, Simulation
 
 LIVES = int(os.environ.get("WEIR_SIMULATIONS", "40"))
 
@@ -144,7 +144,7 @@ def test_a_model_of_several_versions(events_played: list[int], events: list[Even
     live(events, events_played)
 
 
-# One that has run tells that the model is quick.
+# A request that ran shows that the model is fast.
 QUICK: list[Event] = [
     ("configure", 1, ALONE),
     ("serve", "a", 1, 2),
@@ -161,7 +161,7 @@ def test_a_model_whose_requests_run_alone(events_played: list[int], series_sent:
 
 @pytest.fixture(scope="module")
 def riders_sent() -> Iterator[list[int]]:
-    """How many riders each life had."""
+    """How many backfill requests each run had."""
     sent: list[int] = []
     yield sent
     print(f"\n{sum(sent)} riders")

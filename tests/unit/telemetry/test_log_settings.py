@@ -1,11 +1,11 @@
-"""The rules of log settings, with every text; what Triton 2.51 answered to the same is the expectation."""
+"""The rules of log settings, with every text; expected are the responses of Triton 2.51."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from schemas.errors import ErrorCode, WeirError
+from schemas.core.errors import ErrorCode, WeirError
 from telemetry.log_settings import (
     Changes,
     LogSettings,
@@ -55,7 +55,7 @@ def outcome_of(read: Callable[[Any], Changes], asked: Any) -> Any:
         ({"log_format": ""}, (ErrorCode.UNAVAILABLE, "invalid argument for --log_format, got: ")),
     ],
 )
-def test_a_json_body_asks_for_changes(body: Any, outcome: Any) -> None:
+def test_changes_are_read_from_a_json_body(body: Any, outcome: Any) -> None:
     assert outcome_of(changes_of_json, body) == outcome
 
 
@@ -75,13 +75,13 @@ def test_a_json_body_asks_for_changes(body: Any, outcome: Any) -> None:
         ({"log_format": (STRING, "bad")}, (INVALID, "invalid argument for log_format, got: bad")),
     ],
 )
-def test_grpc_asks_in_typed_values(settings: dict[str, tuple[str | None, Any]], outcome: Any) -> None:
+def test_changes_are_read_from_grpc_values(settings: dict[str, tuple[str | None, Any]], outcome: Any) -> None:
     assert outcome_of(changes_of_values, settings) == outcome
 
 
-def test_settings_are_told_in_tritons_order() -> None:
-    told = LogSettings().changed({"log_info": False}).told()
-    assert list(told.items()) == [
+def test_settings_are_reported_in_tritons_order() -> None:
+    reported = LogSettings().changed({"log_info": False}).to_dict()
+    assert list(reported.items()) == [
         ("log_file", ""),
         ("log_info", False),
         ("log_warning", True),
@@ -110,6 +110,6 @@ def test_changes_travel_as_they_are() -> None:
         b'{"log_format": ["json"]}',
     ],
 )
-def test_what_is_no_changes_is_refused(data: bytes) -> None:
+def test_malformed_changes_are_rejected(data: bytes) -> None:
     with pytest.raises(ValueError):
         unpack_changes(data)

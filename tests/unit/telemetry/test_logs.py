@@ -6,14 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from schemas.errors import WeirError
-from telemetry.log_settings import LogSettings
+from schemas.core.errors import WeirError
+from telemetry.log_settings import LogOptions, LogSettings
 from telemetry.logs import JsonFormatter, RoleLog, TextFormatter
 
 
@@ -90,7 +88,7 @@ def test_json_holds_the_entry_and_what_was_given_beside_it() -> None:
 
 
 @pytest.mark.parametrize(("verbose", "shown"), [(0, ["info"]), (1, ["debug", "info"])])
-def test_details_are_logged_when_asked_for(verbose: int, shown: list[str]) -> None:
+def test_details_are_logged_at_verbose_level_1(verbose: int, shown: list[str]) -> None:
     code = (
         "import logging; from telemetry.log_settings import LogSettings; from telemetry.logs import configure_logging\n"
         f"configure_logging('worker', LogSettings(log_format='json', log_verbose_level={verbose}))\n"
@@ -106,7 +104,7 @@ def test_iso8601_has_triton_s_layout() -> None:
     assert re.fullmatch(rf'\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ W {os.getpid()} worker here.py:7\] "news"', line)
 
 
-def test_messages_stand_as_they_are_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_not_escaped_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_SERVER_ESCAPE_LOG_MESSAGES", "0")
     assert TextFormatter("worker").format(record('two\nlines "quoted"')).endswith('] two\nlines "quoted"')
 
@@ -140,12 +138,11 @@ def test_levels_are_switched_one_by_one_while_the_process_runs_and_go_to_its_fil
     ]
 
 
-def test_a_file_that_can_t_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_log_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(WeirError, match="can't be written: No such file"):
         RoleLog("worker", LogSettings(log_file=str(tmp_path / "none" / "log")))
 
 
-def test_an_unknown_format_is_refused() -> None:
-    options = SimpleNamespace(**asdict(LogSettings(log_format="xml")), log_verbose=0)
+def test_an_unknown_format_is_rejected() -> None:
     with pytest.raises(ValueError, match="'xml'"):
-        LogSettings.of(options)
+        LogSettings.of(LogOptions(log_format="xml"))

@@ -22,13 +22,13 @@ def test_the_last_value_of_a_setting_counts() -> None:
 
 
 @pytest.mark.parametrize("value", ["summary_latencies", "=true", "summary_latencies=", "", "a,b=true"])
-def test_what_is_no_setting_is_refused(value: str) -> None:
+def test_a_malformed_value_is_rejected(value: str) -> None:
     with pytest.raises(ValueError, match="--metrics-config option format is <setting>=<value>"):
         parse_metrics_config([value])
 
 
 @pytest.mark.parametrize("value", ["summary_latencies=maybe", "foo=bar", "histogram_latencies=True"])
-def test_what_is_not_known_is_passed_over_and_told(value: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_setting_is_ignored_and_logged(value: str, caplog: pytest.LogCaptureFixture) -> None:
     assert parse_metrics_config([value]) == MetricsConfig()
     assert value in caplog.text
 

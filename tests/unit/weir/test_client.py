@@ -1,4 +1,4 @@
-"""`Client` against a small server of the protocol: what it sends, and what it makes of answers and errors."""
+"""`Client` against a small gRPC server: its requests, and its handling of responses and errors."""
 
 from collections.abc import Iterator
 from concurrent import futures

@@ -1,4 +1,4 @@
-"""Arrays become requests of the protocol, and answers arrays."""
+"""Arrays become requests of the protocol, and responses become arrays."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Weir and the modules of a user's project have names in common, such as `schemas`: neither takes the other's place."""
+"""Weir and a user's project may have modules of the same names, such as `schemas`, without conflict."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.live_layout import MAX_LIVE_STREAMS
-from telemetry.readiness import READY_FD
+from bus.naming.live_queues import MAX_LIVE_STREAMS
+from runtime.readiness import READY_FD
 from weir import server_process
-from weir.options import broker_options
+from weir.options import broker as broker_options
 from weir.own_packages import OWN_PACKAGES
 
 ROOT = Path(__file__).parents[3]
@@ -79,7 +79,7 @@ def test_the_backend_interface_names_the_module_in_its_way(project: Path) -> Non
         (project / f"{name}.py").unlink()
     ran = run(project, "import weir.backend")
     file = project / "worker.py"
-    assert f"weir.backend needs Weir's package 'worker', and {file} has the same name: rename that" in ran.stderr
+    assert f"weir.backend needs Weir's package 'worker', but {file} has the same name: rename it" in ran.stderr
 
 
 def test_copied_constants_are_those_of_our_packages() -> None:

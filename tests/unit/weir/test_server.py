@@ -1,4 +1,4 @@
-"""`weir.Server` as an object: what it does while no server runs."""
+"""`weir.Server` while no server runs."""
 
 from __future__ import annotations
 

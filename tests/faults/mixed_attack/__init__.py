@@ -1,0 +1,1 @@
+"""Attacks of many kinds beside honest clients that check every response."""

@@ -1,0 +1,227 @@
+"""Pause points: named steps of a request at which a test stops or kills a role.
+
+The product has no code for them. `python -P -m tests.faults.pause_points worker …` runs `weir worker …` after replacing the
+functions that are the steps of that role; `install` does the same for roles that are forked from this process. Both need
+the environment variable `WEIR_PAUSE_POINTS`, which names a folder.
+
+A role receives orders on the datagram socket `<folder>/<process id>`, one per message: `point action passages delay_ms`.
+`action` is `kill` (SIGKILL), `stop` (SIGSTOP) or `tell`; it happens `delay_ms` after the role has passed the point that
+many times. `none` cancels an order. Before it acts, the role reports `role process-id point` to `<folder>/driver`.
+With action `raise`, `point` is the name of a contained site (`runtime.containment.SITES`), which then raises
+`InjectedFailure` once, in the role that has it; with 0 passages the order is cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.containment import SITES, Site
+from weir.commands import roles
+
+VARIABLE = "WEIR_PAUSE_POINTS"
+"""Names the folder of the sockets. Without it no function is replaced."""
+
+logger = logging.getLogger("weir.pause_points")
+
+
+class PausePoint(NamedTuple):
+    """A step of a role: a function (`module:Class.name`), and whether the step is before or after its call."""
+
+    role: str
+    function: str
+    is_after: bool = False
+
+
+POINTS = {
+    # A live request, from the frontend to the response.
+    "accepted": PausePoint("gateway", "client.dispatch:RequestDispatcher._accept", is_after=True),
+    "published": PausePoint("gateway", "client.outbox:Outbox._on_publish_ack", is_after=True),
+    "pulled": PausePoint("scheduler", "scheduler.service.service:SchedulerService._on_frame"),
+    "batched": PausePoint("scheduler", "scheduler.service.service:SchedulerService._send"),
+    "received": PausePoint("worker", "worker.batch_dispatch:BatchDispatcher._on_batch"),
+    "executing": PausePoint("worker", "worker.execution.invocation:ModelInvoker.start"),
+    "executed": PausePoint("worker", "worker.execution.invocation:ModelInvoker.start", is_after=True),
+    "answered": PausePoint("worker", "worker.batch_dispatch:BatchDispatcher.publish"),
+    "acked": PausePoint("worker", "worker.batch_dispatch:BatchDispatcher.publish", is_after=True),
+    "ended": PausePoint("scheduler", "scheduler.service.service:SchedulerService._on_done"),
+    "delivered": PausePoint("gateway", "client.responses.delivery:ResponseDispatcher._deliver"),
+    # Additional steps of a durable request.
+    "durable.pulled": PausePoint("gateway", "durable.consumer.lane_consumer:LaneConsumer._on_message", is_after=True),
+    "durable.submitted": PausePoint("gateway", "durable.consumer.runner:RequestRunner.begin", is_after=True),
+    "durable.answered": PausePoint("gateway", "durable.consumer.runner:RequestRunner._on_response"),
+    "durable.recorded": PausePoint("gateway", "durable.records.recorder:Recorder._on_stored"),
+    "durable.replied": PausePoint("gateway", "durable.consumer.acknowledger:Acknowledger._flush"),
+    "durable.purged": PausePoint("gateway", "durable.consumer.acknowledger:Acknowledger._purged", is_after=True),
+}
+"""`answered` is between the responses of a batch and what follows them: its completion, and acknowledgements. `delivered`
+is just before the response reaches the caller; `published` and `durable.recorded` are when the stream has acknowledged the
+message.
+"""
+
+
+class InjectedFailure(Exception):
+    """Raised at a contained site by order of a test."""
+
+
+class _Order:
+    def __init__(self, action: str, passages: int, delay_s: float) -> None:
+        self.action = action
+        self.left = passages
+        self.delay_s = delay_s
+
+
+class _Armed:
+    """The orders of this process, and how it carries them out."""
+
+    def __init__(self, role: str, folder: Path) -> None:
+        self._role = role
+        self._driver = str(folder / "driver")
+        self._orders: dict[str, _Order] = {}
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(folder / str(os.getpid())))
+        threading.Thread(target=self._listen, name="pause points", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            point, action, passages, delay_ms = self._socket.recv(200).decode().split()
+            if action == "raise":
+                if point in SITES:
+                    self._raise_once(SITES[point], int(passages))
+                continue
+            with self._lock:
+                self._orders.clear()
+                if action != "none":
+                    self._orders[point] = _Order(action, int(passages), float(delay_ms) / 1000)
+
+    def _raise_once(self, site: Site, passages: int) -> None:
+        """Let the site raise at the last of `passages` calls; never with 0."""
+        site.function = function = getattr(site.function, "injected_into", site.function)
+        left = [None] * passages
+        if not left:
+            return
+
+        @wraps(function)
+        def raising(*arguments: Any, **named: Any) -> Any:
+            try:
+                left.pop()
+            except IndexError:  # another thread has raised already
+                return function(*arguments, **named)
+            if left:
+                return function(*arguments, **named)
+            site.function = function
+            self._socket.sendto(f"{self._role} {os.getpid()} {site.name}".encode(), self._driver)
+            raise InjectedFailure(site.name)
+
+        raising.injected_into = function  # type: ignore[attr-defined]
+        site.function = raising
+
+    def passed(self, point: str) -> None:
+        """Carry out the order for a point that this process passes, if there is one."""
+        if point not in self._orders:
+            return
+        with self._lock:
+            order = self._orders.get(point)
+            if order is None:
+                return
+            order.left -= 1
+            if order.left > 0:
+                return
+            del self._orders[point]
+        if order.delay_s:
+            threading.Thread(target=self._act, args=(point, order), daemon=True).start()
+        else:
+            self._act(point, order)
+
+    def _act(self, point: str, order: _Order) -> None:
+        time.sleep(order.delay_s)
+        try:
+            self._socket.sendto(f"{self._role} {os.getpid()} {point}".encode(), self._driver)
+        except OSError as error:
+            logger.warning("pause point %s can't be reported: %s", point, error)
+        if order.action != "tell":
+            os.kill(os.getpid(), signal.SIGKILL if order.action == "kill" else signal.SIGSTOP)
+
+
+def install() -> None:
+    """Arm each role that this process, or a fork of it, runs from now on, if the environment names a folder."""
+    if VARIABLE not in os.environ:
+        return
+    import_role = roles.import_role
+
+    def import_and_arm(role: str) -> Any:
+        main = import_role(role)
+        arm(role)
+        return main
+
+    roles.import_role = import_and_arm
+
+
+def arm(role: str) -> None:
+    """Replace the functions that are the steps of this role, if the environment names a folder. Called before it runs."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return
+    logger.warning("pause points are armed: orders in %s may stop or kill this process", folder)
+    armed = _Armed(role, Path(folder))
+    for name, point in POINTS.items():
+        if point.role == role:
+            owner, attribute, function = resolve_point(point)
+            if name == "answered":
+                replacement = _between_answers_and_end(function, armed)
+            else:
+                replacement = _around(function, name, point.is_after, armed)
+            setattr(owner, attribute, replacement)
+
+
+def resolve_point(point: PausePoint) -> tuple[Any, str, Callable[..., Any]]:
+    """The class that has the function of this point, the function's name there, and the function."""
+    module, _, path = point.function.partition(":")
+    class_name, _, attribute = path.partition(".")
+    owner = getattr(import_module(module), class_name)
+    return owner, attribute, getattr(owner, attribute)
+
+
+def _around(function: Callable[..., Any], name: str, is_after: bool, armed: _Armed) -> Callable[..., Any]:
+    @wraps(function)
+    def passing(*arguments: Any, **named: Any) -> Any:
+        if not is_after:
+            armed.passed(name)
+        outcome = function(*arguments, **named)
+        if is_after:
+            armed.passed(name)
+        return outcome
+
+    return passing
+
+
+def _between_answers_and_end(finished: Callable[..., Any], armed: _Armed) -> Callable[..., Any]:
+    """`BatchDispatcher.publish` in two writes, as if the worker died while the kernel accepted the data."""
+
+    @wraps(finished)
+    def passing(service: Any, batch: Any) -> Any:
+        if batch.completion is None or batch.completion.batch_id < 0 or not batch.responses:
+            return finished(service, batch)
+        finished(service, batch._replace(completion=None, acks=()))
+        armed.passed("answered")
+        return finished(service, batch._replace(responses=(), first=()))
+
+    return passing
+
+
+if __name__ == "__main__":
+    from tests.faults import pause_points  # the module that others import, not this copy of it
+    from weir.__main__ import main
+
+    pause_points.install()
+    main()

@@ -1,0 +1,161 @@
+"""Roles on several hosts with direct payload connections: large tensors bypass the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bus.naming.identity import new_id
+from bus.nats.access import BrokerAccess, BrokerRefused
+from bus.nats.connection import Bus
+from bus.payloads.arena import PayloadArena
+from bus.payloads.fetch_plan import Outcome
+from bus.payloads.fetcher import PayloadFetcher
+from bus.payloads.peer.listener import PeerListener
+from bus.payloads.server import PayloadServer
+from tests.support.clients.stock import http_inputs
+from tests.support.models.zoo import write_identity
+from tests.support.servers.endpoints import Endpoints
+from tests.support.servers.nats import GivenNats, make_certificates
+from tests.support.servers.roles import RoleProcess, Start
+from tests.support.waiting import wait_until
+
+LARGE = np.random.default_rng(7).random((1, 1_500_000), np.float32)
+LISTENS = "--payload-listen=127.0.0.1"
+
+
+class Hosts(Start):
+    """A gateway on this host, and a worker with the model `far` on another; both listen."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        write_identity(folder / "models", "far", "FP32")
+        self("scheduler")
+        self.away = self.start_away()
+        self.served = self.gateway(LISTENS)
+        wait_until(lambda: self.served.is_ready("far"))
+
+    def start_away(self) -> RoleProcess:
+        return self.worker(LISTENS, host="another")
+
+    def fetched_bytes(self, way: str) -> float:
+        """What gateway and workers have fetched on this way."""
+        page = self.served.metrics_page()
+        return sum(
+            float(line.split()[-1]) for line in page.splitlines() if f'payload_fetched_bytes{{way="{way}"}}' in line
+        )
+
+    def connect(self) -> None:
+        """Returns when both ways are by connections."""
+
+        def both() -> bool:
+            before = self.fetched_bytes("tcp")
+            _echo(self.served)
+            return self.fetched_bytes("tcp") - before >= 2 * LARGE.nbytes
+
+        wait_until(both)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    starting = Hosts(tmp_path_factory.mktemp("hosts"))
+    try:
+        yield starting
+        starting.end_all()
+    finally:
+        starting.close()
+
+
+def _echo(served: Endpoints) -> None:
+    with served.http() as client:
+        output = client.infer("far", http_inputs({"IN": LARGE})).as_numpy("OUT")
+    assert output is not None
+    assert np.array_equal(output, LARGE)
+
+
+@pytest.mark.timeout(120)
+def test_large_tensors_pass_the_broker_by(hosts: Hosts) -> None:
+    hosts.connect()
+    by_broker = hosts.fetched_bytes("nats")
+    for _ in range(3):
+        _echo(hosts.served)
+    assert hosts.fetched_bytes("nats") == by_broker
+    page = hosts.served.metrics_page()
+    assert "weir_gateway_payload_readers_refused 0" in page
+    assert "weir_worker_payload_readers_refused 0" in page
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_dies_in_the_midst_of_fetching_and_sending_costs_no_request(hosts: Hosts) -> None:
+    hosts.connect()
+    asking = [threading.Thread(target=lambda: [_echo(hosts.served) for _ in range(3)]) for _ in range(3)]
+    before = hosts.fetched_bytes("tcp")
+    failed: list[object] = []
+    threading.excepthook, hook = failed.append, threading.excepthook
+    try:
+        for thread in asking:
+            thread.start()
+        wait_until(lambda: hosts.fetched_bytes("tcp") > before)
+        hosts.away.end(signal.SIGKILL)
+        hosts.away = hosts.start_away()
+        for thread in asking:
+            thread.join(60)
+    finally:
+        threading.excepthook = hook
+    assert not failed
+    hosts.connect()
+
+
+@pytest.mark.timeout(60)
+def test_a_role_that_can_t_listen_says_so_and_does_not_start(hosts: Hosts) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(AssertionError, match=f"--payload-listen=127.0.0.1:{taken.getsockname()[1]}"):
+            hosts.worker(f"--payload-listen=127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.timeout(60)
+async def test_who_speaks_to_the_broker_encrypted_does_so_to_owners(tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path)
+    files = {"cert_file": str(folder / "server.pem"), "key_file": str(folder / "server.key")}
+    server = GivenNats(tmp_path / "nats", monitor=False, tls=files)
+    ca = str(folder / "ca.pem")
+    access = BrokerAccess(ca=ca, cert=str(folder / "client.pem"), key=str(folder / "client.key"))
+    owner, reader = new_id("gateway"), new_id("worker")
+    arena = PayloadArena(owner)
+    try:
+        async with asyncio.TaskGroup() as background:
+            buses = [await Bus.connect(server.url, name, background, access=access) for name in (owner, reader)]
+            listener = await PeerListener.opened(buses[0], owner, "0.0.0.0")
+            await PayloadServer(buses[0], owner, listener).start()
+            fetcher = PayloadFetcher(buses[1], reader)
+            await fetcher.start(background)
+            slot = arena.allocate(LARGE.nbytes)
+            assert listener is not None
+            assert slot is not None
+            slot.view[:] = LARGE.tobytes()
+            async with asyncio.timeout(30):
+                while not fetcher.direct_bytes:
+                    came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+                    fetcher.fetch(slot.ref(), came.set_result)
+                    outcome = await came
+                    assert isinstance(outcome, (bytes, memoryview))
+                    assert bytes(outcome) == LARGE.tobytes()
+            plain = await Bus.connect(server.url, "plain", background, access=BrokerAccess(ca=ca))
+            with pytest.raises(BrokerRefused, match="--nats-cert and --nats-key"):
+                await PeerListener.opened(plain, "plain", "127.0.0.1")
+            fetcher.close()
+            listener.close()
+            for bus in (*buses, plain):
+                await bus.close()
+    finally:
+        arena.close()
+        server.stop()

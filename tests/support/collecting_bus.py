@@ -1,0 +1,48 @@
+"""A bus without a broker: it collects published messages and delivers messages to subscribers synchronously."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bus.naming.live_queues import LiveLayout
+from bus.nats.connection import Message
+
+Callback = Callable[[Message], None]
+
+
+class CollectingBus:
+    """Stands in for `bus.nats.connection.Bus`; each `deliver` is one turn of the event loop."""
+
+    is_connected = True
+    is_clustered = False
+
+    def __init__(self) -> None:
+        self.live_layout = LiveLayout()
+        self.published: list[tuple[str, bytes, str]] = []
+        self._callbacks: dict[str, Callback] = {}
+        self._deferred: list[Callable[[], None]] = []
+
+    async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
+        self._callbacks[subject] = callback
+        return lambda: None
+
+    def publish(self, subject: str, data: bytes, reply: str = "") -> None:
+        self.published.append((subject, data, reply))
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        self._deferred.append(callback)
+
+    def deliver(self, subject: str, data: bytes, reply: str = "", status: str = "") -> None:
+        callback = self._callbacks.get(subject) or self._callbacks[subject.rsplit(".", 1)[0] + ".*"]
+        callback(Message(subject, reply, data, status))
+        self.turn()
+
+    def turn(self) -> None:
+        while self._deferred:
+            self._deferred.pop(0)()
+
+    def taken(self, prefix: str) -> list[bytes]:
+        """What was published on subjects that begin so, which are then forgotten."""
+        found = [data for subject, data, _ in self.published if subject.startswith(prefix)]
+        self.published = [message for message in self.published if not message[0].startswith(prefix)]
+        return found

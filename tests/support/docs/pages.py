@@ -1,0 +1,47 @@
+"""The fenced code blocks of the documentation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[3]
+PAGES = (
+    "README.md",
+    "examples/README.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+)
+
+EVENTS = "docs/events.md"
+"""Its `sh` blocks are whole scripts: test_events.py runs them as such."""
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """One fenced block: its page, its language, and its lines."""
+
+    page: str
+    language: str
+    text: str
+
+
+def blocks(language: str) -> list[Block]:
+    """The blocks of one language, page by page, in order."""
+    return [block for block in all_blocks() if block.language == language]
+
+
+def all_blocks() -> list[Block]:
+    return [Block(page, *found) for page in PAGES for found in _FENCE.findall((ROOT / page).read_text())]
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command) of each line of each `sh` block, but for scripts."""
+    return [
+        (block.page, line)
+        for block in blocks("sh")
+        if block.page != EVENTS
+        for line in block.text.splitlines()
+        if line.strip()
+    ]

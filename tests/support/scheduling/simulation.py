@@ -1,0 +1,525 @@
+"""`Simulation`: the life of a model as a list of events that can be replayed and shrunk.
+
+    Simulation().replay([("arrive", …), ("lose", "a"), …])
+
+It simulates gateways, workers and the clock around one `ModelScheduler`, carries out its decisions, and checks the
+invariants after every event. Events select by number among what exists at that time, so every list of them is a
+possible history. `LaneLife` and `SeriesLife` hold the invariants of lanes and of microbatches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from scheduler.batching.batch import Batch
+from scheduler.batching.lane_budget import LONGEST_QUIET_US, RECENT_US
+from scheduler.batching.lanes import BATCH, LIVE
+from scheduler.batching.microbatcher import MAX_MICROBATCH_REQUESTS
+from scheduler.batching.request import QueuedRequest, requests_of
+from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
+from scheduler.batching.retry import MAX_ATTEMPTS
+from scheduler.batching.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
+from scheduler.model_scheduler import ModelScheduler
+from scheduler.placement.instances import SLOTS
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode
+from schemas.wire.messages import BatchOutcome
+from tests.support.scheduling.queue_oracle import QueueOracle
+from tests.support.scheduling.requests import CONFIGS, LATEST, MAX_BATCH_SIZE, CountingFrame, part
+
+
+class LaneLife:
+    """The invariants of lanes. `riders_sent` counts requests sent in batches of earlier lanes."""
+
+    now_us: int
+    wake_at_us: int | None
+    rules: QueueOracle
+    configs: dict[int, ModelConfig]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.riders_sent = 0
+        self.live_us: dict[int, int] = {}  # when a live request came last, by the version that took it in
+
+    def _came(self, requests: list[QueuedRequest]) -> None:
+        for request in requests:
+            version = _version_of(request)
+            if version is not None and request.lane == LIVE:
+                self.live_us[version] = self.now_us
+
+    def _check_lanes(self, batch: Batch, waiting: list[QueuedRequest]) -> None:
+        """The batch is of one lane, with backfill of later ones; `waiting` are the requests that it leaves."""
+        lanes = [request.lane for request in batch.requests]
+        assert lanes == sorted(lanes)
+        assert not [r for r in waiting if r.lane < lanes[0]], "runs while one of an earlier lane waits"
+        assert batch.is_batch_lane == (lanes[0] == BATCH)
+        self.riders_sent += sum(lane != lanes[0] for lane in lanes)
+        if lanes[0] != lanes[-1]:
+            assert self.configs[batch.version].dynamic_batching is not None
+        for lane in {*lanes}:
+            turns = [self._turn(r, batch.version) for r in batch.requests if r.lane == lane]
+            assert turns == sorted(turns)
+            assert not [r for r in waiting if r.lane == lane and self._turn(r, batch.version) < turns[-1]], (
+                "one that should have run before waits"
+            )
+
+    def _check_idle(self, version: int, waiting: list[QueuedRequest]) -> None:
+        """An instance is idle: the first lane with waiting requests waits no longer than its delay, or for silence."""
+        lane = min(request.lane for request in waiting)
+        if any(request.lane < lane and _version_of(request) == version for request in self._waiting()):
+            return  # those for the latest version and those for this one by its number wait together
+        first_us = min(request.enqueued_us for request in waiting if request.lane == lane)
+        assert self.wake_at_us is not None, "an instance is idle and a request waits"
+        live_us = self.live_us.get(version, 0)
+        dynamic = self.configs[version].dynamic_batching
+        delay_us = dynamic.max_queue_delay_microseconds if dynamic is not None else 0
+        if lane == BATCH and live_us and self.now_us - live_us < RECENT_US:
+            due_us = max(live_us + LONGEST_QUIET_US, first_us + delay_us)
+        else:
+            assert delay_us, "an instance is idle and a request waits"
+            due_us = first_us + delay_us
+        assert self.now_us < due_us
+        assert self.wake_at_us <= due_us
+
+    def _turn(self, request: QueuedRequest, version: int) -> tuple[int, ...]:
+        return self.rules.turn(request, version, self.now_us)
+
+
+def _version_of(request: QueuedRequest) -> int | None:
+    """The version at which it waits; None for those that wait for a version."""
+    version: int | None = getattr(request.place, "version", None)
+    return version
+
+
+class SeriesLife:
+    """The invariants of microbatches. `series_sent` counts them."""
+
+    model: ModelScheduler
+    now_us: int
+    batches: dict[int, Batch]
+    configs: dict[int, ModelConfig]
+    instances: dict[str, dict[int, int]]
+
+    def __init__(self) -> None:
+        self.handed_back: dict[int, list[QueuedRequest]] = defaultdict(list)  # by the ids of batches
+        self.series_sent = 0
+
+    def hand_back(self, number: int, positions: list[int]) -> None:
+        """Some requests of a microbatch are returned unstarted. For another batch, or repeated, this has no effect."""
+        if self.batches:
+            batch = list(self.batches.values())[number % len(self.batches)]
+            back = [r for at, r in enumerate(batch.requests) if at in positions and r in self._members(batch)]
+            ended = self.model.complete(self.now_us, batch.id, BatchOutcome.HANDED_BACK, 0, positions)
+            if not batch.is_microbatch:
+                assert not any(ended)
+                return
+            assert not ended[1]
+            assert list(ended[0]) == [request for request in back if request.cancelled]
+            assert not any(request.attempts for request in back), "no loss is counted"
+            self.handed_back[batch.id] += back
+            self._ended(ended)
+
+    def end_in_part(self, number: int, outcome: int, positions: list[int]) -> None:
+        """A series ends, but for those at these positions, which were lost or handed back."""
+        series = [batch for batch in self.batches.values() if batch.is_microbatch]
+        if series:
+            batch = series[number % len(series)]
+            members, attempts = self._members(batch), {r: r.attempts for r in batch.requests}
+            del self.batches[batch.id]
+            answered, failures = self.model.complete(self.now_us, batch.id, outcome, 5, positions)
+            others = [r for at, r in enumerate(batch.requests) if at not in positions and r in members]
+            assert list(answered)[: len(others)] == others
+            lost = [r for r in members if r not in others]
+            assert {r for r in lost if r.cancelled} == set(answered) - set(others)
+            is_blamed = outcome == BatchOutcome.UNANSWERED
+            assert all(r.attempts == attempts[r] + is_blamed for r in lost if not r.cancelled)
+            self._ended((answered, failures), batch.id)
+
+    def _members(self, batch: Batch) -> list[QueuedRequest]:
+        return [request for request in batch.requests if request not in self.handed_back[batch.id]]
+
+    def _check_series(self, batch: Batch, unsent: list[Batch]) -> None:
+        """It takes nothing that another instance could begin with; `unsent` are the batches from it on."""
+        size = len(batch.requests)
+        assert batch.is_microbatch == (size > 1)
+        if size == 1:
+            return
+        self.series_sent += 1
+        assert not self.configs[batch.version].is_decoupled
+        assert size <= MAX_MICROBATCH_REQUESTS
+        assert not any(r.attempts for r in batch.requests)
+        held = [b for b in self._holding() if b.version == batch.version and self._is_present(b)]
+        # No request waits behind one that may kill workers.
+        taken = sum(SLOTS if b.requests[0].runs_alone else 1 for b in held)
+        places = SLOTS * sum(counts.get(batch.version, 0) for counts in self.instances.values()) - taken
+        gone = {r for b in unsent for r in b.requests}
+        waiting = len(gone) + sum(
+            r not in gone and getattr(r.place, "version", None) == batch.version for r in self._waiting()
+        )
+        assert size <= -(-waiting // places)
+
+    def _is_present(self, batch: Batch) -> bool:
+        return batch.instance.number < self.instances[batch.instance.worker].get(batch.version, 0)
+
+    def _ended(self, ended: Ended, batch_id: int = 0) -> None:
+        raise NotImplementedError
+
+    def _holding(self) -> list[Batch]:
+        raise NotImplementedError
+
+    def _waiting(self) -> list[QueuedRequest]:
+        raise NotImplementedError
+
+
+Event = tuple[Any, ...]
+
+UNAVAILABLE_TIMEOUT_US = 1_000
+
+
+class Simulation(LaneLife, SeriesLife):
+    """Gateways and workers around one model; `events_played` counts the events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = ModelScheduler("model", unavailable_timeout_us=UNAVAILABLE_TIMEOUT_US)
+        self.now_us = 1_000_000
+        self.events_played = 0
+        self.frames: list[CountingFrame] = []
+        self.live: dict[tuple[str, int], QueuedRequest] = {}
+        self.batches: dict[int, Batch] = {}
+        self.released: set[int] = set()  # of those batches, the ones that hold no slot any more
+        self.lost_streams: set[QueuedRequest] = set()  # answers of which may have been seen
+        self.abandoned: list[int] = []  # ids of lost batches, whose completion may still arrive
+        self.configs: dict[int, ModelConfig] = {}
+        self.rules = QueueOracle(self.configs)
+        self.instances: dict[str, dict[int, int]] = defaultdict(dict)
+        self.given_up: frozenset[int] = frozenset()
+        self.is_withdrawn = False
+        self.timed_out = 0
+        self.wake_at_us: int | None = None
+        self._next_key = 1
+
+    def replay(self, events: list[Event]) -> None:
+        """Plays the events, then lets workers serve until nothing is left, and checks that every request has ended."""
+        for name, *arguments in events:
+            getattr(self, name)(*arguments)
+            self._pump()
+            self._check()
+            self.events_played += 1
+        self._run_out()
+
+    # Events
+
+    def configure(self, version: int, number: int | ModelConfig) -> None:
+        chosen = number if isinstance(number, ModelConfig) else CONFIGS[number]
+        self.configs[version] = chosen
+        self.model.configure(version, chosen)
+        # As each change of a record does: nothing is asked in between.
+        self._look_ahead((), ())
+        self._ended(self.model.set_instances("a", dict(self.instances["a"])))
+
+    def serve(self, worker: str, version: int, count: int) -> None:
+        if version in self.configs:
+            self.instances[worker][version] = count
+            self._look_ahead((), ())
+            self._ended(self.model.set_instances(worker, dict(self.instances[worker])))
+
+    def unload(self, retiring: list[int], gone: list[int]) -> None:
+        """Some versions are being unloaded; others, which no worker has, are withdrawn."""
+        self._look_ahead(
+            [version for version in retiring if self._served(version)],
+            [version for version in gone if version in self.configs and not self._served(version)],
+        )
+        self._ended(self.model.set_instances("a", dict(self.instances["a"])))
+        self.expire()
+
+    def _look_ahead(self, retiring: Iterable[int], gone: Iterable[int]) -> None:
+        self.given_up = frozenset(gone)
+        self.is_withdrawn = bool(self.given_up) and self.given_up >= self.configs.keys()
+        self.model.set_lifecycle(frozenset(retiring), self.given_up, self.is_withdrawn)
+
+    def arrive(self, gateway: str, requests: list[tuple[Any, ...]]) -> None:
+        """Each is (version, batch size, shape key[, priority, timeout in us, ms until its deadline[, lane]])."""
+        rows = []
+        for version, batch_size, shape_key, *terms in requests:
+            priority, timeout_us, left_ms, *lane = terms or (0, 0, 0)
+            deadline_ms = self.now_us // 1000 + left_ms if left_ms else 0
+            facts = version, batch_size, shape_key, b"body", priority, timeout_us, deadline_ms, *lane
+            rows.append(part(self._next_key, *facts))
+            self._next_key += 1
+        self._enqueue(gateway, rows)
+
+    def send_again(self, number: int) -> None:
+        """A gateway sends a request it still waits for once more, as after the broker came back."""
+        if self.live:
+            (gateway, key), known = list(self.live.items())[number % len(self.live)]
+            self._enqueue(gateway, [part(key, known.version, known.batch_size, "", lane=known.lane)])
+
+    def advance(self, time_us: int) -> None:
+        self.now_us += time_us
+
+    def wake(self) -> None:
+        """The timer that was asked for goes off."""
+        if self.wake_at_us is not None:
+            self.now_us = max(self.now_us, self.wake_at_us)
+
+    def complete(self, number: int, outcome: int, busy_us: int) -> None:
+        if self.batches:
+            batch_id = list(self.batches)[number % len(self.batches)]
+            batch = self.batches.pop(batch_id)
+            answered, failures = self.model.complete(self.now_us, batch_id, outcome, busy_us)
+            if outcome == BatchOutcome.ANSWERED:
+                assert list(answered) == self._members(batch)
+                assert not failures
+            self._ended((answered, failures), batch_id)
+
+    def release(self, number: int) -> None:
+        """An instance is free while its batch continues; a repeated message has no effect."""
+        if self.batches:
+            batch_id = list(self.batches)[number % len(self.batches)]
+            self.released.add(batch_id)
+            assert self.model.complete(self.now_us, batch_id, BatchOutcome.RELEASED, 5) == ((), ())
+
+    def complete_abandoned(self, number: int) -> None:
+        """The end of a batch arrives late: it was taken for lost, and its requests went elsewhere."""
+        if self.abandoned:
+            batch_id = self.abandoned[number % len(self.abandoned)]
+            assert self.model.complete(self.now_us, batch_id, BatchOutcome.ANSWERED, 5) == ((), ())
+
+    def miss(self, numbers: list[int]) -> None:
+        ids = {list(self.batches)[number % len(self.batches)] for number in numbers if self.batches}
+        self._abandon(ids)
+        self._ended(self.model.batches_missing(self.now_us, sorted(ids)))
+
+    def lose(self, worker: str) -> None:
+        ids = self.model.in_flight_on(worker)
+        assert sorted(ids) == [batch.id for batch in self.batches.values() if batch.instance.worker == worker]
+        self._abandon(ids)
+        self.instances[worker].clear()
+        self._ended(self.model.worker_lost(self.now_us, worker))
+        assert worker not in self.model.workers()
+
+    def cancel(self, numbers: list[int]) -> None:
+        chosen = [list(self.live)[number % len(self.live)] for number in numbers if self.live]
+        by_gateway: dict[str, list[int]] = defaultdict(list)
+        for gateway, key in chosen:
+            by_gateway[gateway].append(key)
+        running = self._running()
+        for gateway, keys in by_gateway.items():
+            waiting = {self.live[gateway, key] for key in keys} - running
+            answered, failures = self.model.cancel(gateway, [*keys, 999_999_999])
+            assert set(answered) == waiting
+            self._ended((answered, failures))
+            told = self.model.cancelled_in_flight(gateway, keys)
+            assert {(batch.id, key) for batch, of_batch in told for key in of_batch} == {
+                (batch.id, request.key)
+                for batch in self.batches.values()
+                for request in self._members(batch)
+                if request.gateway == gateway and request.key in keys
+            }
+
+    def expire(self) -> None:
+        self._ended(self.model.expire(self.now_us))
+
+    # Consequences
+
+    def _enqueue(self, gateway: str, rows: list[Any]) -> None:
+        frame = CountingFrame(len(rows))
+        self.frames.append(frame)
+        requests = requests_of(gateway, rows, self.now_us, frame)
+        new = [request for request in requests if (gateway, request.key) not in self.live]
+        sizes = self._sizes()
+        for request in new:
+            self.live[gateway, request.key] = request
+        failures = self.model.enqueue(requests)
+        self._came(new)
+        self._check_sizes(sizes, new, {failure.request for failure in failures})
+        self._ended(((), failures))
+
+    def _sizes(self) -> Counter[tuple[int, int, int]]:
+        """How many wait at each version, lane and level."""
+        return Counter(map(self._queue_of, (r for r in self._waiting() if r.place is not None)))
+
+    def _queue_of(self, request: QueuedRequest) -> tuple[int, int, int]:
+        version = request.place.version
+        return version, request.lane, self.rules.level(request, version)
+
+    def _abandon(self, ids: Any) -> None:
+        for batch_id in ids:
+            batch = self.batches.pop(batch_id)
+            self.abandoned.append(batch_id)
+            if self.configs[batch.version].is_decoupled:
+                self.lost_streams.update(self._members(batch))
+
+    def _ended(self, ended: Ended, batch_id: int = 0) -> None:
+        answered, failures = ended
+        for request in answered:
+            assert batch_id or request.cancelled
+            self._end(request, batch_id)
+        for failure in failures:
+            self._check_failure(failure)
+            self._end(failure.request, 0)
+
+    def _end(self, request: QueuedRequest, batch_id: int) -> None:
+        assert self.live.pop((request.gateway, request.key)) is request, "ended twice, or never taken in"
+        request.frame.requests_ended(1, batch_id)
+
+    def _pump(self) -> None:
+        self._ended(self.model.overdue(self.now_us))
+        batches, self.wake_at_us = self.model.dispatch(self.now_us)
+        for at, batch in enumerate(batches):
+            self._check_batch(batch)
+            if self.configs[batch.version].dynamic_batching is None:
+                self._check_series(batch, [later for later in batches[at:] if later.version == batch.version])
+            self.batches[batch.id] = batch
+
+    def _running(self) -> set[QueuedRequest]:
+        return {request for batch in self.batches.values() for request in self._members(batch)}
+
+    def _holding(self) -> list[Batch]:
+        """Batches that hold a slot of their instance."""
+        return [batch for batch in self.batches.values() if batch.id not in self.released]
+
+    def _waiting(self) -> list[QueuedRequest]:
+        running = self._running()
+        return [request for request in self.live.values() if request not in running]
+
+    # Invariants
+
+    def _check_batch(self, batch: Batch) -> None:
+        requests, instance = batch.requests, batch.instance
+        assert batch.id not in self.batches
+        assert requests
+        assert not self._running() & set(requests), "sent twice"
+        assert all(self.live[r.gateway, r.key] is r and not r.cancelled for r in requests)
+        assert all(request.version in (LATEST, batch.version) for request in requests)
+        if self.configs[batch.version].dynamic_batching is not None:
+            assert len({request.shape_key for request in requests}) == 1
+            assert not batch.is_microbatch
+            assert len(requests) == 1 or sum(request.batch_size for request in requests) <= MAX_BATCH_SIZE
+        assert all(request.attempts < 2 for request in requests) or len(requests) == 1
+        assert instance.number < self.instances[instance.worker].get(batch.version, 0)
+        held = Counter((b.instance.worker, b.version, b.instance.number) for b in self._holding())
+        slots = SLOTS if self.rules.may_stage(batch.version) else 1
+        assert held[instance.worker, batch.version, instance.number] < slots
+        assert not self.lost_streams & set(requests), "done again, though responses may have been seen"
+        sent = set(requests)
+        self._check_lanes(batch, [r for r in self._waiting() if r not in sent and _home(r) == batch.version])
+
+    def _check_sizes(
+        self, sizes: Counter[tuple[int, int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]
+    ) -> None:
+        """Each that came was refused exactly if its level of its lane was full, those of its own frame included."""
+        for request in new:
+            if not isinstance(request.place, VersionScheduler):
+                continue
+            version = request.place.version
+            at = self._queue_of(request)
+            most = self.rules.policy(request, version).max_queue_size or DEFAULT_MAX_QUEUE_SIZE
+            assert (request in refused) == (sizes[at] >= most)
+            sizes[at] += request not in refused
+
+    def _check_timeouts(self) -> None:
+        """No overdue request waits, and the next timeout is in the wake time."""
+        for request in self._waiting():
+            if _home(request) is not None:
+                ends_us = self.rules.ends_us(request, request.place.version)
+                assert ends_us is None or self.now_us < ends_us
+                assert ends_us is None or (self.wake_at_us is not None and self.wake_at_us <= ends_us)
+
+    def _check_failure(self, failure: Failure) -> None:
+        request, error = failure
+        if error.code is ErrorCode.INTERNAL:
+            assert request.attempts == MAX_ATTEMPTS
+        elif error.code is ErrorCode.NOT_FOUND and request.version == LATEST:
+            assert self.is_withdrawn
+            assert not self._served()
+        elif error.code is ErrorCode.NOT_FOUND:
+            assert request.version not in (LATEST, *self.configs)
+            assert self._served()
+        elif error.message == LOST_STREAM:
+            assert error.code is ErrorCode.UNAVAILABLE
+            assert request in self.lost_streams, "a repeatable request must be repeated"
+        elif error.message == "Exceeds maximum queue size":
+            assert self._sizes()[self._queue_of(request)] > 0
+        elif error.message == TIMEOUT_EXPIRED:
+            self.timed_out += 1
+            assert error.code is ErrorCode.UNAVAILABLE
+            deadline_us = request.terms.deadline_us
+            ends_us = deadline_us if request.place is None else self.rules.ends_us(request, request.place.version)
+            assert ends_us, "it had neither a timeout nor a deadline"
+            assert self.now_us >= ends_us
+        else:
+            assert error.code is ErrorCode.UNAVAILABLE
+            assert not self._served(None if request.version == LATEST else request.version)
+
+    def _served(self, version: int | None = None) -> bool:
+        return any(
+            count
+            for counts in self.instances.values()
+            for number, count in counts.items()
+            if version is None or number == version
+        )
+
+    def _check(self) -> None:
+        assert len(self.model) == len(self.live)
+        waiting = self._waiting()
+        assert self.model.waiting == len(waiting)
+        assert self.wake_at_us is None or self.wake_at_us > self.now_us, "asks to be woken for ever"
+        self._check_timeouts()
+        self._check_homes(waiting)
+        for version in self.configs:
+            self._check_delay(version, [request for request in waiting if request.version == version])
+        if len(self.configs) == 1:
+            self._check_delay(next(iter(self.configs)), [r for r in waiting if r.version == LATEST])
+
+    def _check_homes(self, waiting: list[QueuedRequest]) -> None:
+        """Requests for the latest version wait for one that serves, or else for one that may serve again."""
+        hoped_for = self.configs.keys() - self.given_up
+        for request in waiting:
+            home = _home(request)
+            if request.version == LATEST and home is not None:
+                assert self._served(home) or not self._served(), "waits for a version while another serves"
+                assert self._served(home) or home in hoped_for or not hoped_for, "waits for nothing"
+
+    def _check_delay(self, version: int, waiting: list[QueuedRequest]) -> None:
+        """While an instance is idle, no request waits longer than the delay, whose end is in the wake time."""
+        held = {(b.instance.worker, b.instance.number) for b in self._holding() if b.version == version}
+        idle = [
+            (worker, number)
+            for worker, counts in self.instances.items()
+            for number in range(counts.get(version, 0))
+            if (worker, number) not in held
+        ]
+        if idle and waiting:
+            self._check_idle(version, waiting)
+
+    def _run_out(self) -> None:
+        """One version gets a worker that stays; whatever it can run it runs, and everything ends."""
+        if self.configs:
+            self.serve("last", min(self.configs), 1)
+        limit = 10 * (len(self.live) + len(self.batches) + 2)
+        for _ in range(limit):
+            self._pump()
+            self._check()
+            if not self.live:
+                break
+            if self.batches:
+                self.complete(0, BatchOutcome.ANSWERED, 5)
+            elif self.wake_at_us is not None:
+                self.wake()
+            else:
+                # Only requests that no worker can run are left: their timeout expires.
+                self.expire()
+                self.advance(UNAVAILABLE_TIMEOUT_US)
+        assert not self.live, "requests that never end"
+        assert not self.batches
+        assert len(self.model) == self.model.waiting == 0
+        assert [frame.ended for frame in self.frames] == [frame.size for frame in self.frames]
+
+
+def _home(request: QueuedRequest) -> int | None:
+    """The version in whose queue it waits; None where it runs, or is about to."""
+    return request.place.version if isinstance(request.place, VersionScheduler) else None

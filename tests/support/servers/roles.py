@@ -1,0 +1,194 @@
+"""Roles as separate commands against one nats-server, as containers run them.
+
+`RoleProcess` is one role. `Start` starts roles of a test and stops them. `Roles` starts them with given options.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bus.naming.identity import HOST_VARIABLE
+from bus.nats.embedded_server import EmbeddedNats
+from runtime.child_processes import dies_with_parent
+from runtime.readiness import READY_FD
+from tests.support.servers.endpoints import Endpoints
+from tests.support.servers.forked_commands import WeirProcess, run_weir
+from tests.support.servers.weir_server import clean_environment, segments_of
+
+
+def role_started(
+    words: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> tuple[WeirProcess | subprocess.Popen[bytes], dict[str, Any]]:
+    """`weir` with these words, a role, and what it announced: that it is ready, or why it does not start."""
+    ready, announced = os.pipe()
+    reply = {**clean_environment(folder), **(environment or {}), READY_FD: str(announced)}
+    with log.open("wb") as output:
+        process = run_weir(words, reply, output.fileno(), output.fileno(), announced)
+    os.close(announced)
+    with os.fdopen(ready) as pipe:
+        return process, json.loads(pipe.readline() or "{}")
+
+
+def started(
+    arguments: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """As `role_started`, of a role that Python runs with these arguments."""
+    ready, announced = os.pipe()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**clean_environment(folder), **(environment or {}), READY_FD: str(announced)},
+            pass_fds=(announced,),
+            preexec_fn=dies_with_parent(),
+        )
+    os.close(announced)
+    with os.fdopen(ready) as pipe:
+        return process, json.loads(pipe.readline() or "{}")
+
+
+class RoleProcess:
+    """One role, on another `host` than this where that is named; `facts` are what it announced when it was ready."""
+
+    def __init__(self, folder: Path, role: str, *options: str, host: str = "") -> None:
+        self._log = folder / f"{role}-{len(list(folder.iterdir()))}.log"
+        environment = {HOST_VARIABLE: host} if host else {}
+        self.process, self.facts = role_started([role, *options], folder, self._log, environment)
+        assert self.facts.get("ready"), self._log.read_text()
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+
+class Start:
+    """Starts roles against one nats-server, and ends them."""
+
+    def __init__(self, folder: Path, nats: Any = None) -> None:
+        """`nats` is where they connect to, something with a `url` and `stop`; without it a server is started."""
+        (folder / "logs").mkdir()
+        self.folder = folder
+        self._roles: list[RoleProcess] = []
+        self.nats = nats
+        if nats is None:
+            self.nats = EmbeddedNats(folder / "nats")
+            self.nats.start()
+
+    def __call__(self, role: str, *options: str, host: str = "") -> RoleProcess:
+        url = self.nats.url_of(role) if hasattr(self.nats, "url_of") else self.nats.url
+        self._roles.append(RoleProcess(self.folder / "logs", role, f"--nats={url}", *options, host=host))
+        return self._roles[-1]
+
+    def worker(self, *options: str, host: str = "") -> RoleProcess:
+        """A worker of the test's models, on another host than this where that is named."""
+        return self("worker", f"--model-repository={self.folder / 'models'}", *options, host=host)
+
+    def gateway(self, *options: str) -> Endpoints:
+        """Where a new gateway listens."""
+        ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options).facts
+        return Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
+
+    def logs(self) -> str:
+        """What all roles have logged."""
+        return "".join(role.log() for role in self._roles)
+
+    def end_all(self) -> None:
+        """Ends what still runs, those that ask before those that answer; nothing may be left of it."""
+        running = [role for role in self._roles if role.process.poll() is None]
+        segments = segments_of([role.process.pid for role in running])
+        for role in reversed(running):
+            assert role.end() == 0, role.log()
+        assert not {name for name in segments if Path("/dev/shm", name).exists()}
+
+    def close(self) -> None:
+        """Kills what still runs."""
+        for role in self._roles:
+            role.process.kill()
+            role.process.wait()
+        self.nats.stop()
+
+
+_PROGRAM = """
+import json, pathlib, sys
+from {role}.main import run
+from {role}.settings import {role_class}Settings as Settings
+given = json.loads(sys.argv[1])
+if "model_repositories" in given:
+    given["model_repositories"] = tuple(map(pathlib.Path, given["model_repositories"]))
+sys.exit(run(Settings(**{{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}})))
+"""
+
+
+class Roles:
+    """Starts roles, and ends those that still run; each must end cleanly."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.nats = EmbeddedNats(folder / "nats")
+        self.nats.start()
+
+    def __call__(self, role: str, **settings: Any) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+        """The process of a new role, and what it announced."""
+        ready, announced = os.pipe()
+        log_path = self._folder / f"{role}-{len(self._processes)}.log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-c",
+                    _PROGRAM.format(role=role, role_class=role.title()),
+                    json.dumps({"nats_url": self.nats.url, **settings}),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**clean_environment(self._folder), READY_FD: str(announced)},
+                pass_fds=(announced,),
+                preexec_fn=dies_with_parent(),
+            )
+        self._processes.append(process)
+        os.close(announced)
+        with os.fdopen(ready) as pipe:
+            facts = json.loads(pipe.readline() or "{}")
+        assert facts, log_path.read_text()
+        return process, facts
+
+    def worker(self, **settings: Any) -> subprocess.Popen[bytes]:
+        """A worker of the folder `models`."""
+        process, facts = self("worker", model_repositories=[str(self._folder / "models")], **settings)
+        assert facts.get("ready"), facts
+        return process
+
+    def gateway(self, **settings: Any) -> Endpoints:
+        """Where a new gateway listens."""
+        _, facts = self("gateway", http_port=0, grpc_port=0, metrics_port=0, **settings)
+        assert facts.get("ready"), facts
+        return Endpoints(*(f"127.0.0.1:{facts[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
+
+    def end_all(self) -> None:
+        """Ends what still runs, the last started first."""
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+
+    def close(self) -> None:
+        """Kills what still runs."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self.nats.stop()

@@ -1,0 +1,141 @@
+"""The table of permissions has every subject of Weir, and no more rights than are listed here."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import pytest
+
+from bus.naming import durable_subjects, subjects
+from bus.naming.permissions import USERS, allows, anything, nats_conf, permissions
+
+NO_SUBJECTS = {
+    "token",
+    "untoken",
+    "queue_token",
+    "infer_target",
+    "durable_target",
+    "is_durable_target",
+    "canonical",
+    "durable_filters",
+    "any_job_event",
+    "any_result",
+    "registry_key",
+    "settings_key",
+    "parse_settings_key",
+    "region_key",
+    "sequence_key",
+    "live_consumer",
+    "live_stream",
+    "consumer_of",
+    "durable_consumer",
+    "repository_bucket",
+    "callback_url",
+    "callback",  # its reply subject, which producers name: see below
+    "role_inbox",
+    "repository_writes",  # a bucket for each repository: see below
+}
+_BASES = {"publish_ack", "counters", "readiness_replies", "cuda_opened", "cache_replies", "infer_flow", "inbox"}
+BASES = dict.fromkeys(_BASES | {"found", "stored", "durable_inbox"}, 1) | {"fetched": 2}
+"""Subjects behind which numbers or names follow, as so many tokens more."""
+
+
+def own_subjects(module: ModuleType) -> list[str]:
+    """What each function of a module that names subjects gives."""
+    found = []
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and name not in NO_SUBJECTS:
+            found.append(anything(value) + ".*" * BASES.get(name, 0))
+    return found
+
+
+@pytest.mark.parametrize("module", [subjects, durable_subjects])
+def test_every_subject_has_a_user(module: ModuleType) -> None:
+    table = permissions().values()
+    patterns = [pattern for may in table for pattern in (*may.publish, *may.subscribe)]
+    mine = own_subjects(module)
+    assert mine
+    assert [subject for subject in mine if not allows(patterns, subject)] == []
+
+
+def test_every_published_subject_has_a_subscriber_and_the_reverse() -> None:
+    """Who publishes what nobody may hear, or hears what nobody may publish, is a mistake of the table's."""
+    table = permissions()
+    heard = {pattern for may in table.values() for pattern in may.subscribe if pattern[0] != "$"}
+    said = {pattern for may in table.values() for pattern in may.publish if pattern[0] != "$"}
+    stored = ("live.", "event.", "batch.", "dead.", "callback.")  # in streams
+    unheard = {s for s in said if not allows(heard, s) and not s.startswith(stored)}
+    assert unheard == set()
+    answered = (
+        "ack.",
+        "stored.",
+        "found.",
+        "cached.",
+        "inbox.",
+        "durable-inbox.",
+        "lost.",
+        "_INBOX_",
+    )  # by nats-server
+    unsaid = {s for s in heard if not allows(said, s) and not s.startswith(answered)}
+    assert unsaid == {"presence.*.*", "result.>"} - said
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_user_may_use_all_of_the_api(user: str) -> None:
+    may = permissions(live_streams=3, repositories=("models", "more"))[user]
+    patterns = {*may.publish, *may.subscribe}
+    assert patterns.isdisjoint({">", "*", "$JS.>", "$JS.API.>", "$JS.ACK.>", "$SYS.>", "$KV.>", "$O.>", "*.>"})
+    assert not any(pattern.startswith("$SYS.") and pattern != "$SYS.REQ.SERVER.PING.JSZ" for pattern in patterns)
+    for stream in ("QUEUE", "RESULT", "DEAD", "LIVE", "KV_leases"):
+        assert not allows(may.publish, f"$JS.API.STREAM.DELETE.{stream}")
+    others = [f"_INBOX_{other}.x" for other in USERS if other != user]
+    assert not any(allows(may.subscribe, inbox) for inbox in others)
+    assert user == "gateway" or not allows(may.publish, "result.a.x"), "who could forge a record"
+
+
+def test_more_streams_and_repositories() -> None:
+    more = permissions(live_streams=3, repositories=("ours",))
+    assert allows(more["scheduler"].publish, "$JS.API.CONSUMER.MSG.NEXT.LIVE_2.live-a")
+    assert not allows(more["scheduler"].publish, "$JS.API.CONSUMER.MSG.NEXT.LIVE_3.live-a")
+    assert allows(more["worker"].publish, "$JS.ACK.LIVE_1.live-a.1.1.1.1.0")
+    assert allows(more["worker"].subscribe, "$KV.repository-ours.a")
+    assert not allows(more["worker"].publish, "$KV.repository-ours.a")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "covered"),
+    [
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        ("a.*", "a.>", False),
+        ("a.b", "a.*", False),
+        ("a.>", "a.*.>", True),
+        (">", "a", True),
+    ],
+)
+def test_wildcards(pattern: str, subject: str, covered: bool) -> None:
+    assert allows([pattern], subject) is covered
+
+
+def test_a_producer_writes_large_bodies_and_reads_or_removes_none() -> None:
+    producer = permissions()["producer"].publish
+    assert allows(producer, "$O.requests.C.x")
+    assert allows(producer, "$O.requests.M.x")
+    assert allows(producer, "$JS.API.STREAM.INFO.OBJ_requests")
+    for verb in ("STREAM.MSG.GET", "DIRECT.GET", "STREAM.MSG.DELETE", "STREAM.PURGE", "STREAM.CREATE", "STREAM.DELETE"):
+        assert not allows(producer, f"$JS.API.{verb}.OBJ_requests")
+    assert not allows(producer, "$JS.API.CONSUMER.CREATE.OBJ_requests.x")
+
+
+def test_no_user_may_publish_on_any_reply_subject() -> None:
+    assert "allow_responses" not in nats_conf()
+
+
+def test_the_configuration_holds_no_password() -> None:
+    text = nats_conf(["worker"])
+    assert "password: $WEIR_WORKER_PASSWORD" in text
+    assert "weir-gateway" not in text

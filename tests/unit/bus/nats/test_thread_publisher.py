@@ -1,0 +1,92 @@
+"""`ThreadPublisher` on a connection whose server does not read: threads wait with their writes, the event loop does not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from bus.nats.thread_publisher import ThreadPublisher
+from tests.support.collecting_bus import CollectingBus
+
+LARGE = b"x" * (64 << 20)
+"""More than any socket takes without a reader."""
+
+
+class LosableBus(CollectingBus):
+    def on_loss(self, _listener: Callable[[], None]) -> None:
+        pass
+
+
+class Stalled:
+    """A publisher, and the server's end of its connection."""
+
+    def __init__(self) -> None:
+        self.end, connection = socket.socketpair()
+        connection.settimeout(30)
+        self.end.settimeout(30)
+        self.publisher = ThreadPublisher(LosableBus(), "test")  # type: ignore[arg-type]
+        self.watching = asyncio.create_task(self.publisher._watch(connection))
+
+    async def writing(self) -> asyncio.Task[None]:
+        """A thread that waits with a large write, and holds the lock meanwhile."""
+        writing = asyncio.create_task(asyncio.to_thread(self.publisher.publish, [("large", LARGE)]))
+        while self.publisher._socket is None or not self.publisher._lock.locked():
+            await asyncio.sleep(0.001)
+        return writing
+
+    def received(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size and (more := self.end.recv(1 << 20)):
+            data += more
+        return bytes(data)
+
+
+@pytest.fixture
+async def stalled() -> AsyncIterator[Stalled]:
+    made = Stalled()
+    yield made
+    made.end.close()
+    made.watching.cancel()
+    await made.publisher.close()
+
+
+async def test_the_event_loop_does_not_wait_for_a_thread_that_writes(stalled: Stalled) -> None:
+    writing = await stalled.writing()
+    begun_s = time.monotonic()
+    sent: list[int] = []
+    stalled.publisher.publish([("small", b"1")], lambda: sent.append(1))
+    stalled.publisher.publish([("small", b"2")], lambda: sent.append(2))
+    stalled.end.sendall(b"PING\r\n")
+    assert time.monotonic() - begun_s < 5
+    assert sent == [], "who publishes is told when it is so"
+    large = b"PUB large %d\r\n%s\r\n" % (len(LARGE), LARGE)
+    tail = b"PUB small 1\r\n1\r\nPUB small 1\r\n2\r\n"
+    data = await asyncio.to_thread(stalled.received, len(large) + len(tail) + len(b"PONG\r\n"))
+    await writing
+    while sent != [1, 2]:
+        await asyncio.sleep(0.001)
+    assert data.startswith(large)
+    assert data[len(large) :].replace(b"PONG\r\n", b"") == tail, "in the order in which they were published"
+
+
+async def test_the_event_loop_does_not_wait_for_the_server(stalled: Stalled) -> None:
+    while stalled.publisher._socket is None:
+        await asyncio.sleep(0)
+    begun_s = time.monotonic()
+    stalled.publisher.publish([("large", LARGE)])
+    stalled.publisher.publish([("small", b"1")])
+    assert time.monotonic() - begun_s < 5
+    expected = b"PUB large %d\r\n%s\r\nPUB small 1\r\n1\r\n" % (len(LARGE), LARGE)
+    assert await asyncio.to_thread(stalled.received, len(expected)) == expected
+
+
+async def test_an_end_of_the_connection_frees_the_threads_that_write(stalled: Stalled) -> None:
+    writing = await stalled.writing()
+    stalled.publisher._ended.set()
+    async with asyncio.timeout(10):
+        await writing
+        await stalled.watching

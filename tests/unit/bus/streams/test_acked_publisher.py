@@ -1,0 +1,96 @@
+"""Messages are stored once and in order, whatever happens to the connection, and each publish has a result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig
+
+from bus.kv.cluster_secret import SECRET_BYTES, ClusterSecret
+from bus.nats.connection import Bus
+from bus.nats.embedded_server import EmbeddedNats
+from bus.nats.headers import pack_headers
+from bus.streams.acked_publisher import AckedPublisher, StoreAck, read_ack
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNats]:
+    server = EmbeddedNats(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@asynccontextmanager
+async def publishing(nats: EmbeddedNats, name: str, subject: str) -> AsyncIterator[tuple[Bus, AckedPublisher]]:
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(nats.url, "test", background)
+        config = StreamConfig(name=name, subjects=[subject], storage=StorageType.FILE, discard=DiscardPolicy.NEW)
+        await bus.jetstream.add_stream(config, max_msgs=5)
+        publisher = AckedPublisher(bus, f"test-{name}")
+        await publisher.start(background)
+        yield bus, publisher
+        publisher.stop()
+        await bus.close()
+
+
+async def test_each_publish_has_its_result(nats: EmbeddedNats) -> None:
+    async with publishing(nats, "RESULTS", "results.>") as (bus, publisher):
+        acks = await asyncio.gather(*(publisher.store("results.a", b"%d" % number) for number in range(4)))
+        assert [ack.sequence for ack in acks] == [1, 2, 3, 4]
+        again = pack_headers({"Nats-Expected-Last-Subject-Sequence": "1"})
+        conflict = await publisher.store("results.a", b"", again)
+        assert conflict.is_conflict
+        assert not conflict.is_stored
+        first, second = [await publisher.store("results.a", b"", pack_headers({"Nats-Msg-Id": "x"})) for _ in "ab"]
+        assert (first.is_duplicate, second.is_duplicate, second.sequence) == (False, True, first.sequence)
+        full = await publisher.store("results.a", b"")
+        assert full.error_code
+        assert len(publisher) == 0
+        assert (await bus.jetstream.stream_state("RESULTS")).messages == 5
+
+
+async def test_a_message_without_a_stream_waits_for_it(nats: EmbeddedNats) -> None:
+    async with publishing(nats, "EARLY", "early.>") as (bus, publisher):
+        waiting = asyncio.create_task(publisher.store("late.a", b"x"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await bus.jetstream.add_stream(StreamConfig(name="LATE", subjects=["late.>"], storage=StorageType.MEMORY))
+        assert (await asyncio.wait_for(waiting, 10)).sequence == 1
+
+
+async def test_messages_are_stored_after_a_lost_connection(nats: EmbeddedNats) -> None:
+    async with publishing(nats, "LOST", "lost.>") as (bus, publisher):
+        bus.suspect_loss("test")
+        stored = [
+            asyncio.create_task(publisher.store("lost.a", b"x", pack_headers({"Nats-Msg-Id": id}))) for id in "ab"
+        ]
+        assert all([(await asyncio.wait_for(task, 10)).is_stored for task in stored])
+        assert (await bus.jetstream.stream_state("LOST")).messages == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"garbage", b'{"error": {}}', b'{"seq": "x"}'])
+def test_other_responses_are_no_acknowledgements(data: bytes) -> None:
+    assert read_ack(data).is_no_ack
+
+
+def test_acknowledgements_are_read() -> None:
+    assert read_ack(b'{"stream":"S", "seq":7}') == StoreAck(7)
+    assert read_ack(b'{"stream":"S","seq":7,"duplicate":true}') == StoreAck(7, True)
+    error = read_ack(b'{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}')
+    assert error.is_full
+    assert not error.is_stored
+
+
+async def test_all_gateways_have_one_secret(nats: EmbeddedNats) -> None:
+    async with publishing(nats, "ONE", "one.>") as first, publishing(nats, "TWO", "two.>") as second:
+        secrets = [ClusterSecret(*each) for each in (first, second)]
+        await asyncio.gather(*(secret.start() for secret in secrets))
+        assert len(secrets[0].value) == SECRET_BYTES
+        assert secrets[0].value == secrets[1].value
+        late = ClusterSecret(*second)
+        await late.start()
+        assert late.value == secrets[0].value

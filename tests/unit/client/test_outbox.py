@@ -1,0 +1,30 @@
+"""The division of requests into frames."""
+
+from __future__ import annotations
+
+from client.outbox import MAX_FRAME_BYTES, frames_of
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from schemas.wire.messages import RequestEnvelope
+
+
+def part(key: int, flags: int = 0, size: int = 1) -> RequestEnvelope:
+    return RequestEnvelope(key, -1, 1, "", 0, 0, 0, 0, flags, "", bytes(size))
+
+
+def keys(*parts: RequestEnvelope) -> list[list[int]]:
+    return [[part.key for part in frame] for frame in frames_of(list(parts))]
+
+
+def test_requests_share_frames_up_to_a_size() -> None:
+    assert keys(part(1), part(2), part(3, size=MAX_FRAME_BYTES), part(4)) == [[1, 2], [3], [4]]
+
+
+def test_the_first_request_of_a_sequence_has_a_frame_of_its_own() -> None:
+    """Delivered again for the sake of another, it would start a sequence anew that has gone on since."""
+    both = SEQUENCE_START | SEQUENCE_END
+    assert keys(part(1), part(2, SEQUENCE_START), part(3), part(4, both), part(5, SEQUENCE_END)) == [
+        [1],
+        [2],
+        [3, 4, 5],
+    ]
+    assert keys(part(1, SEQUENCE_START), part(2, SEQUENCE_START)) == [[1], [2]]

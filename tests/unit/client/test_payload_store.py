@@ -1,0 +1,89 @@
+"""Which content is placed in payload slots, and when the slots are freed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena
+from client.payload_store import FRAME_INLINE_BYTES, PayloadStore, free_all, is_large
+from schemas.core.requests import InferRequest
+from schemas.core.tensors import PayloadRef, Tensor
+from schemas.wire.request_body import body_ref
+
+LARGE = INLINE_LIMIT_BYTES + 1
+
+
+@pytest.fixture
+def arena() -> Iterator[PayloadArena]:
+    arena = PayloadArena("store")
+    yield arena
+    arena.close()
+
+
+def tensor(name: str, content: bytes | memoryview) -> Tensor:
+    return Tensor(name, "UINT8", [len(content)], content)
+
+
+def test_only_large_tensors_are_placed(arena: PayloadArena) -> None:
+    store = PayloadStore(arena, lambda model: True)
+    small, large = tensor("small", b"x"), tensor("large", b"y" * LARGE)
+    assert is_large(InferRequest("m", inputs=[small, large]))
+    slots = store.place("m", [small, large], None)
+    assert small.data == b"x"
+    assert isinstance(large.data, PayloadRef)
+    assert large.size_bytes == LARGE
+    assert (len(slots), store.slots_in_use) == (1, 1)
+    free_all(slots)
+    assert store.slots_in_use == 0
+
+
+def test_content_in_the_body_s_slot_is_not_copied(arena: PayloadArena) -> None:
+    store = PayloadStore(arena, lambda model: True)
+    slot = store.slot_for_body(3 * LARGE)
+    assert slot is not None
+    inside = tensor("inside", slot.view[LARGE : 2 * LARGE])
+    assert store.place("m", [inside], slot) == [slot]
+    assert store.slots_in_use == 1
+    assert isinstance(inside.data, PayloadRef)
+    assert inside.data == slot.ref(LARGE, LARGE)
+    slot.free()
+
+
+def test_workers_on_other_hosts_get_more_content_inline(arena: PayloadArena) -> None:
+    store = PayloadStore(arena, lambda model: False)
+    medium, large = tensor("medium", b"x" * LARGE), tensor("large", b"y" * (REMOTE_INLINE_LIMIT_BYTES + 1))
+    slots = store.place("m", [medium, large], None)
+    assert isinstance(medium.data, bytes)
+    assert isinstance(large.data, PayloadRef)
+    free_all(slots)
+
+
+def test_small_bodies_need_no_slot(arena: PayloadArena) -> None:
+    store = PayloadStore(arena, lambda model: True)
+    assert store.slot_for_body(INLINE_LIMIT_BYTES) is None
+    assert store.place_bodies("m", [b"x" * FRAME_INLINE_BYTES]) is None
+
+
+def test_the_slot_of_several_bodies_is_freed_with_the_last(arena: PayloadArena) -> None:
+    store = PayloadStore(arena, lambda model: True)
+    placed = store.place_bodies("m", [b"x" * FRAME_INLINE_BYTES, b"yy"])
+    assert placed is not None
+    refs, slot = placed
+    assert [ref.size for ref in map(body_ref, refs) if ref is not None] == [FRAME_INLINE_BYTES, 2]
+    slot.free()
+    assert store.slots_in_use == 1
+    slot.free()
+    assert store.slots_in_use == 0
+
+
+def test_a_failing_resource_does_not_keep_the_others(arena: PayloadArena) -> None:
+    class Failing:
+        def free(self) -> None:
+            raise RuntimeError("no")
+
+    slot = arena.allocate(10)
+    assert slot is not None
+    free_all([Failing(), slot])
+    assert arena.slots_in_use == 0

@@ -1,0 +1,57 @@
+"""Pause points name existing functions, and replace them only if the environment names a folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.pause_points import POINTS, VARIABLE, arm, resolve_point
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_point_is_a_function_of_its_role(name: str) -> None:
+    owner, attribute, function = resolve_point(POINTS[name])
+    assert attribute in vars(owner)
+    assert callable(function)
+
+
+def test_without_the_variable_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    before = {name: resolve_point(point)[2] for name, point in POINTS.items()}
+    for role in ("gateway", "scheduler", "worker"):
+        arm(role)
+    assert {name: resolve_point(point)[2] for name, point in POINTS.items()} == before
+
+
+ARMED = """
+import os, socket, sys
+from pathlib import Path
+import scheduler.service.service
+from tests.faults.pause_points import arm
+folder = Path(sys.argv[1])
+driver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+driver.bind(str(folder / "driver"))
+driver.settimeout(5)
+scheduler.service.service.SchedulerService._send = lambda self, owned, batch, now_us: print("sent", flush=True)
+arm("scheduler")
+driver.sendto(b"batched kill 2 0", str(folder / str(os.getpid())))
+import time
+deadline = time.monotonic() + 5
+while time.monotonic() < deadline:
+    scheduler.service.service.SchedulerService._send(None, None, None, 0)
+    time.sleep(0.01)
+"""
+
+
+def test_a_process_dies_at_the_passage_that_was_ordered(tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    folder.mkdir()
+    ended = subprocess.run(
+        [sys.executable, "-c", ARMED, str(folder)],
+        env={VARIABLE: str(folder), "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        timeout=30,
+    )
+    assert ended.returncode == -9, ended.stderr.decode()
+    assert b"sent" in ended.stdout

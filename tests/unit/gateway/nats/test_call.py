@@ -1,0 +1,137 @@
+"""One NATS client's request: its window, responses that wait for acknowledgements, and its headers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from bus.nats.headers import parse_headers
+from client.catalog import ServedModel
+from client.request_headers import read_headers
+from gateway.nats import call as nats_call
+from gateway.nats.call import NatsCall, requested_window
+from runtime.memory_ledger import MemoryLedger
+from runtime.offload import Offload
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, WeirError, internal
+from schemas.core.request_limits import RequestLimits
+from schemas.core.requests import InferRequest, InferResponse
+from schemas.core.tensors import Tensor
+
+STREAMS = {"name": "m", "model_transaction_policy": {"decoupled": True}}
+
+
+class Caller:
+    """A client with a window, and what it received: (headers, body, acknowledgement subject)."""
+
+    max_payload_bytes = 1 << 20
+
+    def __init__(self, window: int = 0, ledger: MemoryLedger | None = None, offload: Offload | None = None) -> None:
+        self.sent: list[tuple[dict[str, str], bytes, str]] = []
+        self.cancellations = 0
+        self.ended: list[NatsCall] = []
+        self.ledger = ledger or MemoryLedger()
+        subjects = nats_call.ReplySubjects("reply", "flow")
+        self.call = NatsCall(cast(Any, self), subjects, self.ledger.account("nats"), self.ended.append, offload)
+        self.call.begin(InferRequest("m"), ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {}), window)
+        self.call.cancel = self._cancel
+
+    def _cancel(self) -> None:
+        self.cancellations += 1
+
+    def publish(self, subject: str, data: bytes, reply: str, header_block: bytes) -> None:
+        assert subject == "reply"
+        assert len(header_block) + len(data) <= self.max_payload_bytes
+        self.sent.append((parse_headers(header_block), data, reply))
+
+    def on_response(self, size: int = 10, is_final: bool = False) -> None:
+        output = Tensor("OUT", "UINT8", [size], bytes(size))
+        self.call.on_response(InferResponse("m", "1", "", [output], None), is_final)
+
+    @property
+    def error(self) -> str:
+        return self.sent[-1][0].get("nats-service-error", "")
+
+
+async def test_responses_wait_for_acknowledgements() -> None:
+    caller = Caller(window=2)
+    for number in range(5):
+        caller.on_response(is_final=number == 4)
+    assert len(caller.sent) == 2
+    assert caller.ledger.total_bytes > 0
+    for arrived in (3, 4, 5):
+        assert not caller.ended
+        caller.call.acknowledged()
+        assert len(caller.sent) == arrived
+    assert [headers["weir-final"] for headers, _, _ in caller.sent] == ["false"] * 4 + ["true"]
+    assert [reply for _, _, reply in caller.sent] == ["flow"] * 4 + [""]
+    assert caller.ended == [caller.call]
+    assert caller.ledger.total_bytes == 0
+
+
+async def test_a_call_without_acknowledgements_ends_even_after_the_final_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nats_call, "ACKNOWLEDGEMENT_TIMEOUT_S", 0.01)
+    caller = Caller(window=1)
+    caller.on_response()
+    caller.on_response(is_final=True)
+    async with asyncio.timeout(5):
+        while not caller.ended:
+            await asyncio.sleep(0.005)
+    assert "acknowledged no response" in caller.error
+    assert (caller.sent[-1][0]["weir-final"], len(caller.sent)) == ("true", 2)
+    assert caller.ledger.total_bytes == 0
+
+
+async def test_what_waits_of_all_requests_is_bounded_by_the_ledger() -> None:
+    ledger = MemoryLedger(20_000)
+    first, second = Caller(1, ledger), Caller(1, ledger)
+    first.call.charge_body(1000)
+    for caller in (first, first, first, second, second):
+        caller.on_response(1000)
+    assert 7000 < ledger.total_bytes == ledger.held_bytes["nats"] < 9000
+    while not second.ended:
+        second.on_response(1000)
+    assert "fallen behind" in second.error
+    assert not first.ended
+    with pytest.raises(WeirError, match="too many unfinished requests") as raised:
+        Caller(1, ledger).call.charge_body(9900)
+    assert raised.value.retry_after_s == 1
+    first.call.disconnected()
+    assert (first.cancellations, ledger.total_bytes) == (1, 0)
+
+
+async def test_an_error_of_any_length_and_text_fits_into_a_message() -> None:
+    for text in ("x" * 2_000_000, "\0" * 2_000_000, "\r\n" * 100_000, "\ud800" * 100_000):
+        caller = Caller()
+        caller.call.reject(internal(text))
+        headers, body, _ = caller.sent[0]
+        assert headers["nats-service-error-code"] == "500"
+        assert orjson.loads(body)["error"]
+        assert caller.ended
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weir-priority", "9" * 5000),
+        ("weir-priority", str(1 << 63)),
+        ("weir-window", "9" * 5000),
+        ("weir-window", "\u0664"),
+        ("weir-sequence-start", "yes"),
+        ("weir-deadline-ms", "1" * 5000),
+    ],
+)
+def test_a_malformed_header_is_rejected(name: str, value: str) -> None:
+    def read() -> None:
+        read_headers({name: value}, RequestLimits())
+        requested_window({name: value})
+
+    with pytest.raises(WeirError) as raised:
+        read()
+    assert raised.value.code is ErrorCode.INVALID_ARG
+    assert len(raised.value.message) < 200

@@ -1,0 +1,103 @@
+"""What nobody foresaw ends one item of a job, or one job, and never the gateway; jobs are looked at in one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from client.catalog import ServedModel
+from jobs.api.service import JobService
+from jobs.formats.items import ItemResult, JobItem
+from jobs.records.folders import BatchRoots
+from jobs.records.record import Job, JobEntry, JobProgress, JobSpec
+from jobs.run.plan import PlanLimits
+from jobs.run.runner import ItemReader, ItemRunner
+from schemas.config.model_config import ModelConfig
+from schemas.core.requests import InferRequest, InferResponse
+from schemas.core.tensors import Tensor
+
+BAD = 3
+COUNT = 10
+
+
+class Model:
+    """Answers each request with its input; `faulty` says where it raises what nobody foresaw."""
+
+    def __init__(self, faulty: str) -> None:
+        self._faulty = faulty
+        self.abandoned = 0
+
+    def submit(self, request: InferRequest, on_response: Any) -> Any:
+        is_bad = request.id == str(BAD)
+        if is_bad and self._faulty == "submit":
+            raise RuntimeError("raised by the test")
+        outputs: Any = 5 if is_bad else request.inputs  # 5: no outputs that anybody could look at
+        response = InferResponse("m", "1", request.id, outputs)
+        asyncio.get_running_loop().call_soon(on_response, response, True)
+        return SimpleNamespace(request=request)
+
+    def cancel(self, _pending: Any) -> None:
+        self.abandoned += 1
+
+
+@pytest.mark.parametrize("faulty", ["submit", "answer"])
+async def test_what_nobody_foresaw_fails_one_item(faulty: str) -> None:
+    source: Any = SimpleNamespace(
+        items=lambda start: iter(
+            JobItem(number, str(number), [Tensor("IN", "INT8", [1], b"1")]) for number in range(COUNT)
+        )
+    )
+    written: list[ItemResult] = []
+
+    def write(results: Sequence[ItemResult]) -> int:
+        written.extend(results)
+        return sum(result.error is not None for result in results)
+
+    with ThreadPoolExecutor(2) as threads:
+        reader = ItemReader(source, threads, start=0)
+        runner = ItemRunner(JobSpec(model="m"), cast(Any, Model(faulty)), reader, write, threads, 0, PlanLimits())
+        await asyncio.wait_for(runner.run(), 10)
+    assert [result.number for result in written] == list(range(COUNT))
+    assert [result.number for result in written if result.error is not None] == [BAD]
+
+
+class Jobs:
+    """Stands for `JobStore`; notes in which threads its jobs are looked at."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.jobs: dict[str, Job] = {}
+        self.opened = asyncio.Event()
+        self.opened.set()
+
+    def all(self) -> list[Job]:
+        self.threads.add(threading.current_thread().name)
+        return list(self.jobs.values())
+
+    def get(self, id: str) -> Job:
+        return self.jobs[id]
+
+    async def create(self, entry: JobEntry) -> None:
+        self.jobs[entry.id] = Job(entry, JobProgress())
+
+
+def service_of(root: Path, jobs: Jobs) -> JobService:
+    config = ModelConfig.model_validate({"name": "m", "backend": "python"})
+    catalog: Any = SimpleNamespace(resolve=lambda name, version: ServedModel("m", config, [1], {}))
+    return JobService(cast(Any, jobs), BatchRoots([str(root)]), catalog)
+
+
+async def test_jobs_are_looked_at_in_the_event_loop_alone(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"IN": [1]}))
+    jobs = Jobs()
+    service = service_of(tmp_path, jobs)
+    await service.submit({"model": "m", "input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out")})
+    assert jobs.threads == {threading.main_thread().name}

@@ -1,0 +1,291 @@
+"""A failure of one request, batch, model or worker record affects no other, and a failed policy is replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+from bus.kv.registry import WorkerView
+from bus.naming.live_queues import LiveQueue
+from bus.nats.connection import Message
+from runtime.containment import SITES
+from scheduler.batching.custom_strategy import StrategyFiles
+from scheduler.service import service as service_module
+from scheduler.service.owned_queue import OwnedQueue
+from scheduler.service.service import SchedulerService
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode
+from schemas.wire.codec import WIRE_VERSION
+from schemas.wire.messages import (
+    BatchCompletion,
+    BatchMessage,
+    BatchOutcome,
+    Cancellation,
+    Completions,
+    Frame,
+    unpack_responses,
+)
+from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
+from tests.support.collecting_bus import CollectingBus
+from tests.support.scheduling.requests import part
+
+CONFIG = {"max_batch_size": 1, "dynamic_batching": {}}
+
+
+class Cluster:
+    """A scheduler that owns the queues of some models, each with one instance on a worker of its own."""
+
+    def __init__(self) -> None:
+        self.bus = CollectingBus()
+        self.service = SchedulerService(self.bus, "scheduler", None)  # type: ignore[arg-type]
+        self.failed: list[OwnedQueue] = []
+        self.owned: dict[str, OwnedQueue] = {}
+        self.service.on_policy_failed = self.failed.append
+
+    async def own(self, model: str, is_successor: bool = False, config: dict[str, Any] = CONFIG) -> OwnedQueue:
+        owned = self.owned[model] = await self.service.serve(
+            LiveQueue(model), f"live-{model}", is_successor=is_successor
+        )
+        owned.scheduler.configure(1, ModelConfig.model_validate({"name": model, **config}))
+        owned.scheduler.set_instances(f"worker-{model}", {1: 1})
+        return owned
+
+    def frame(self, model: str, *parts: Any, ack: str = "$JS.ACK.1") -> None:
+        self.bus.deliver(f"inbox.scheduler.{model}", Frame("gateway", parts).pack(), ack)
+
+    def done(self, *batch_ids: int) -> None:
+        self.bus.deliver(
+            "done.scheduler",
+            Completions("worker", [BatchCompletion(id, BatchOutcome.ANSWERED, 10) for id in batch_ids]).pack(),
+        )
+
+    def batches(self) -> list[BatchMessage]:
+        return [BatchMessage.unpack(data) for data in self.bus.taken("work.")]
+
+    def errors(self) -> list[tuple[int, ErrorCode]]:
+        answers = [answer for data in self.bus.taken("reply.gateway") for answer in unpack_responses(data)[1]]
+        return sorted((answer.key, answer.error.code) for answer in answers if answer.error is not None)
+
+    def acks(self) -> list[str]:
+        return [subject for subject, data, _ in self.bus.published if data == b"+ACK"]
+
+
+@pytest.fixture
+async def cluster() -> Iterator[Cluster]:  # type: ignore[misc]
+    cluster = Cluster()
+    await cluster.service.listen()
+    for model in "ab":
+        await cluster.own(model)
+    cluster.bus.published.clear()
+    yield cluster
+    for owned in list(cluster.owned.values()):
+        owned.timer.close()
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, owned: OwnedQueue, method: str, error: Exception | None = None) -> None:
+    def raise_error(*_: object, **__: object) -> None:
+        raise error or ZeroDivisionError("injected")
+
+    monkeypatch.setattr(owned.scheduler, method, raise_error)
+
+
+METHODS = ["enqueue", "overdue", "dispatch"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_policy_that_raises_ends_its_own_requests_and_no_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    broken, other = cluster.owned.values()
+    fail(monkeypatch, broken, method)
+    broken_inbox, other_inbox = (cluster.bus._callbacks[f"inbox.scheduler.{model}"] for model in "ab")
+    for inbox, key in ((broken_inbox, 1), (other_inbox, 2)):  # in one turn of the loop, as of one read of the socket
+        inbox(Message("inbox", f"$JS.ACK.{key}", Frame("gateway", [part(key)]).pack(), ""))
+    cluster.bus.turn()
+    assert [entry.key for batch in cluster.batches() for entry in batch.entries] == [2]
+    assert cluster.errors() == [(1, ErrorCode.INTERNAL)]
+    assert cluster.acks() == ["$JS.ACK.1"], "the request that makes the policy fail must not come back"
+    assert cluster.failed == [broken]
+    assert cluster.service.find(LiveQueue("b")) is other
+    assert cluster.service.find(LiveQueue("a")) is None
+
+
+async def test_batches_of_a_failed_policy_are_redelivered_to_the_next(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.frame("a", part(1), part(2), ack="$JS.ACK.1")  # one runs, one is staged behind it
+    cluster.frame("a", part(3), part(4), ack="$JS.ACK.2")  # these wait
+    running = [entry.key for batch in cluster.batches() for entry in batch.entries]
+    assert running == [1, 2]
+    (broken, _) = cluster.owned.values()
+    fail(monkeypatch, broken, "expire")
+    cluster.service._expire()
+    assert cluster.errors() == [(3, ErrorCode.INTERNAL), (4, ErrorCode.INTERNAL)]
+    assert cluster.acks() == ["$JS.ACK.2"], "the stream keeps running requests"
+    await cluster.own("a", is_successor=True)
+    cluster.frame("a", part(1), part(2), ack="$JS.ACK.1")  # as the consumer delivers again
+    first, second = cluster.batches()
+    cluster.done(first.batch_id, second.batch_id)
+    assert cluster.service.unanswered == 0
+    assert cluster.errors() == []
+
+
+@pytest.mark.parametrize("method", ["cancel", "complete", "worker_lost", "workers", "in_flight_on"])
+async def test_any_event_may_make_a_policy_fail(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    cluster.frame("a", part(1), ack="$JS.ACK.1")
+    cluster.frame("b", part(2), ack="$JS.ACK.2")
+    batches = {batch.model: batch.batch_id for batch in cluster.batches()}
+    broken, other = cluster.owned.values()
+    fail(monkeypatch, broken, method)
+    cluster.bus.deliver("cancel.a", Cancellation("gateway", [1]).pack())
+    cluster.service._probe_workers()
+    cluster.bus.deliver("lost.scheduler.worker-c", b"", status="503")
+    cluster.done(batches["a"], batches["b"])
+    assert cluster.failed == [broken]
+    assert len(other.scheduler) == 0
+    assert {subject for subject, _, _ in cluster.bus.published if subject.startswith("probe.")} >= {"probe.worker-b"}
+
+
+async def test_a_batch_that_cannot_be_packed_ends_its_requests_alone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = service_module.batch_message
+
+    def failing_for_key_1(scheduler: str, owned: OwnedQueue, batch: Any, now_us: int) -> bytes:
+        if any(request.key == 1 for request in batch.requests):
+            raise OverflowError("injected")
+        return pack(scheduler, owned, batch, now_us)
+
+    monkeypatch.setattr(service_module, "batch_message", failing_for_key_1)
+    cluster.frame("a", part(1), part(2), part(3))
+    sent: list[int] = []
+    while batches := cluster.batches():
+        sent += [entry.key for batch in batches for entry in batch.entries]
+        cluster.done(*(batch.batch_id for batch in batches))
+    assert sent == [2, 3]
+    assert cluster.errors() == [(1, ErrorCode.INTERNAL)]
+    assert (cluster.failed, cluster.service.unanswered) == ([], 0)
+    assert cluster.acks() == ["$JS.ACK.1"]
+
+
+async def test_a_malformed_row_does_not_affect_others_of_its_frame(cluster: Cluster) -> None:
+    rows = [part(1), part(2)._replace(body="text"), None, [], ["key"], part(3)]  # type: ignore[arg-type]
+    cluster.frame("a", *rows, ack="$JS.ACK.1")
+    assert cluster.errors() == [(2, ErrorCode.INTERNAL)]
+    for _ in range(2):
+        for batch in cluster.batches():
+            cluster.done(batch.batch_id)
+    assert cluster.service.unanswered == 0
+    assert cluster.service.malformed_messages == 4
+    assert "$JS.ACK.1" not in [subject for subject, data, _ in cluster.bus.published if data == b"+TERM"]
+
+
+async def test_a_frame_of_malformed_requests_is_answered_and_acknowledged(cluster: Cluster) -> None:
+    cluster.frame("a", part(7)._replace(batch_size=0), None, ack="$JS.ACK.1")
+    assert cluster.errors() == [(7, ErrorCode.INTERNAL)]
+    assert cluster.acks() == ["$JS.ACK.1"]
+
+
+async def test_a_malformed_completion_does_not_affect_others_of_its_message(cluster: Cluster) -> None:
+    cluster.frame("a", part(1))
+    cluster.frame("b", part(2))
+    first, second = cluster.batches()
+    rows = [
+        ["not", "an", "end"],
+        BatchCompletion(first.batch_id, 0, 1),
+        None,
+        [1, 2, 3, "x"],
+        BatchCompletion(second.batch_id, 0, 1),
+    ]
+    cluster.bus.deliver("done.scheduler", msgpack.packb((WIRE_VERSION, "worker", rows)))
+    assert cluster.service.unanswered == 0
+    assert cluster.service.malformed_messages == 3
+
+
+async def test_malformed_records_of_a_model_do_not_affect_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = WorkerView("worker", 0.0)
+    for model in "ab":
+        config = {"name": model, **CONFIG}
+        view.models[model] = ModelRecord(model, {1: VersionRecord(ModelState.READY, instances=2)}, config)
+    cluster.service.registry.workers["worker"] = view
+    broken, other = cluster.owned.values()
+    fail(monkeypatch, broken, "configure")
+    for model in "ab":
+        cluster.service._on_model_change(model)
+    assert other.scheduler.workers() == {"worker", "worker-b"}
+    assert cluster.failed == []
+
+
+def test_a_model_without_a_valid_name_has_no_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = StrategyFiles()
+
+    def raise_error(*_: object) -> None:
+        raise ValueError("embedded null byte")
+
+    monkeypatch.setattr(files, "_path", raise_error)
+    assert files.find("model", 1, ModelConfig.model_validate({"name": "model", **CONFIG})) is None
+
+
+async def test_an_exception_in_a_buffered_event_does_not_affect_others(cluster: Cluster) -> None:
+    lease_gate = cluster.service.lease_gate
+    done: list[int] = []
+
+    def act(number: int) -> None:
+        if number == 2:
+            raise RecursionError("injected")
+        done.append(number)
+
+    guarded = lease_gate.guard(act)
+    lease_gate.close()
+    for number in (1, 2, 3):
+        guarded(number)
+    lease_gate.reopen(float("inf"))
+    assert done == [1, 3]
+
+
+async def test_garbage_at_request_rate_is_logged_once_a_second(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for number in range(50):
+            cluster.bus.deliver("inbox.scheduler.a", b"nonsense", f"$JS.ACK.{number}")
+    assert len([record for record in caplog.records if "malformed" in record.getMessage()]) <= 2
+    assert cluster.service.malformed_messages == 50
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(SITES) if name.startswith("scheduler.service.service:")])
+async def test_no_site_of_the_scheduler_passes_an_exception_on(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whatever raises for model `a`: model `b` is served, and `a` is served once it has another policy."""
+    function = SITES[name].function
+
+    def failing(self: Any, *arguments: Any, **named: Any) -> Any:
+        if any(isinstance(each, OwnedQueue) and each.name == "a" for each in arguments):
+            raise RuntimeError("injected")
+        return function(self, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SITES[name], "function", failing)
+        cluster.frame("a", part(1), ack="$JS.ACK.1")
+        cluster.frame("b", part(2), ack="$JS.ACK.2")
+        cluster.bus.deliver("cancel.a", Cancellation("gateway", [9]).pack())
+        cluster.bus.deliver("lost.scheduler.nobody", b"", status="503")
+        cluster.service._probe_workers()
+        cluster.service._expire()
+        cluster.done(*(batch.batch_id for batch in cluster.batches()))
+        cluster.bus.deliver("statistics.query", b"", "counters.test")
+        assert cluster.service.find(LiveQueue("b")) is not None
+        assert len(cluster.owned["b"].scheduler) == 0
+    for owned in cluster.failed:
+        assert cluster.service.find(owned.queue) is None
+        await cluster.own(owned.name, is_successor=True)
+    cluster.frame("a", part(3), ack="$JS.ACK.3")
+    keys = [entry.key for batch in cluster.batches() for entry in batch.entries]
+    assert 3 in keys or len(cluster.owned["a"].scheduler) > 0

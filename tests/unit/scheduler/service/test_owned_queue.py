@@ -1,0 +1,170 @@
+"""The memory limit of queues, their release, and the report of lost attempts."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.naming.live_queues import LiveQueue
+from scheduler.service.owned_queue import (
+    MAX_BUFFERED_BYTES,
+    MAX_TOTAL_BUFFERED_BYTES,
+    MIN_BUFFERED_BYTES,
+    BufferedFrames,
+    OwnedQueue,
+    TotalBufferedFrames,
+)
+from scheduler.service.service import SchedulerService
+from schemas.config.model_config import ModelConfig
+from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Cancellation, Completions, Frame
+from schemas.wire.statistics import SchedulerCounters, unpack_counters
+from tests.support.collecting_bus import CollectingBus
+from tests.support.scheduling.requests import part
+
+MIB = 1 << 20
+
+
+def test_a_full_queue_stays_full_until_half_of_the_limit_is_free() -> None:
+    held = BufferedFrames(TotalBufferedFrames())
+    assert not held.add(MAX_BUFFERED_BYTES)
+    assert held.add(1)
+    assert not held.add(1), "it was before"
+    assert not held.remove(MAX_BUFFERED_BYTES // 2 + 1)
+    assert held.remove(1)
+
+
+def test_a_queue_that_holds_little_is_not_blocked_by_others() -> None:
+    of_all = TotalBufferedFrames()
+    others = [BufferedFrames(of_all) for _ in range(3)]
+    for other in others:
+        other.add(MAX_TOTAL_BUFFERED_BYTES // 3 + 1)
+    own = BufferedFrames(of_all)
+    assert not own.add(MIN_BUFFERED_BYTES)
+    assert own.add(1)
+    assert own.remove(MIN_BUFFERED_BYTES // 2 + 1), "the amount it may always hold is free again"
+    others[0].clear()
+    assert of_all.size_bytes == 2 * (MAX_TOTAL_BUFFERED_BYTES // 3 + 1) + MIN_BUFFERED_BYTES // 2
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 64), st.booleans()), max_size=200))
+def test_whatever_comes_and_goes(events: list[tuple[int, int, bool]]) -> None:
+    """A queue that pulls only while it has room exceeds the limit by one frame at most, and resumes once all has ended."""
+    of_all = TotalBufferedFrames()
+    queues = [BufferedFrames(of_all) for _ in range(6)]
+    frames: list[list[int]] = [[] for _ in queues]
+    for number, mib, comes in events:
+        queue, of_queue = queues[number], frames[number]
+        if comes and not queue.is_full:
+            of_queue.append(mib * MIB)
+            queue.add(of_queue[-1])
+        elif of_queue and not comes:
+            queue.remove(of_queue.pop())
+        assert of_all.size_bytes == sum(map(sum, frames))
+        assert sum(of_queue) <= MAX_BUFFERED_BYTES + 64 * MIB
+        assert of_all.size_bytes <= MAX_TOTAL_BUFFERED_BYTES + len(queues) * (MIN_BUFFERED_BYTES + 64 * MIB)
+    for queue, of_queue in zip(queues, frames, strict=True):
+        while of_queue:
+            queue.remove(of_queue.pop())
+    assert not any(queue.is_full for queue in queues)
+
+
+QUEUE = LiveQueue("model")
+CONFIG = {"name": "model", "max_batch_size": 4, "dynamic_batching": {}}
+
+
+async def serving(bus: CollectingBus) -> tuple[SchedulerService, OwnedQueue]:
+    service = SchedulerService(bus, "scheduler", None)  # type: ignore[arg-type]
+    await service.listen()
+    return service, await owned_again(service, 7)
+
+
+async def owned_again(service: SchedulerService, epoch: int) -> OwnedQueue:
+    owned = await service.serve(QUEUE, "live-model", epoch)
+    owned.scheduler.configure(1, ModelConfig.model_validate(CONFIG))
+    owned.scheduler.set_instances("worker", {1: 1})
+    return owned
+
+
+def frame(bus: CollectingBus, *keys: int) -> None:
+    bus.deliver("inbox.scheduler.model", Frame("gateway", [part(key) for key in keys]).pack(), "$JS.ACK.1")
+
+
+def done(bus: CollectingBus, batch_id: int, outcome: int = BatchOutcome.ANSWERED, number: int = 10) -> None:
+    bus.deliver("done.scheduler", Completions("worker", [BatchCompletion(batch_id, outcome, number)]).pack())
+
+
+def counters(bus: CollectingBus) -> SchedulerCounters:
+    bus.deliver("statistics.query", b"", "told")
+    reported = unpack_counters(bus.taken("told")[-1])
+    assert isinstance(reported, SchedulerCounters)
+    return reported
+
+
+async def test_a_lost_queue_sends_nothing_any_more() -> None:
+    bus = CollectingBus()
+    service, owned = await serving(bus)
+    frame(bus, 1)
+    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
+    assert (batch.epoch, batch.partition) == (7, 0)
+    frame(bus, 2, 3)
+    service.drop(owned)
+    bus.published.clear()
+    done(bus, batch.batch_id)
+    bus.deliver("cancel.model", Cancellation("gateway", [2, 3]).pack())
+    frame(bus, 4)
+    assert [subject for subject, _, _ in bus.published if subject.startswith(("$JS.ACK", "work", "reply"))] == []
+    assert service.unanswered == 0
+
+
+async def test_batches_rejected_by_a_worker_wait_until_the_owner_is_known() -> None:
+    bus = CollectingBus()
+    service, owned = await serving(bus)
+    refused: list[int] = []
+    service.on_batch_rejected = lambda of, epoch: refused.append(epoch)
+    frame(bus, 1)
+    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
+    done(bus, batch.batch_id, BatchOutcome.REFUSED, 9)
+    frame(bus, 2)
+    assert (refused, bus.taken("work.")) == ([9], [])
+    owned.epoch = 10
+    service.resume(owned)
+    bus.turn()
+    (again,) = map(BatchMessage.unpack, bus.taken("work."))
+    assert (again.epoch, [entry.key for entry in again.entries]) == (10, [1])
+    done(bus, again.batch_id)
+    assert service.unanswered == 0
+
+
+async def test_a_closed_gate_buffers_events() -> None:
+    bus = CollectingBus()
+    service, _ = await serving(bus)
+    service.lease_gate.close()
+    frame(bus, 1)
+    assert bus.taken("work.") == []
+    assert service.lease_gate.reopen(time.monotonic())
+    bus.turn()
+    assert len(bus.taken("work.")) == 1
+
+
+async def test_counters_of_a_queue_outlast_its_owner_and_are_not_doubled() -> None:
+    bus = CollectingBus()
+    service, owned = await serving(bus)
+    frame(bus, 1, 2)
+    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
+    done(bus, batch.batch_id)
+    frame(bus, 3)
+    owned.scheduler.versions()[1].failures["REJECTED"] += 2
+    for _ in range(2):
+        service.drop(owned)
+        reported = counters(bus)
+        assert sum(sum(queue.batch_requests.counts) for queue in reported.models) == 2
+        assert sum(version.failures["REJECTED"] for queue in reported.models for version in queue.versions) == 2
+        assert sum(version.pending for queue in reported.models for version in queue.versions) == 0
+        assert not any(queue.lanes for queue in reported.models)
+        owned = await owned_again(service, 9)
+        reported = counters(bus)
+        assert sum(sum(queue.batch_requests.counts) for queue in reported.models) == 2
+        assert sum(version.failures["REJECTED"] for queue in reported.models for version in queue.versions) == 2

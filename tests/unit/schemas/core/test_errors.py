@@ -1,0 +1,62 @@
+"""The codes of errors, and their status on each protocol."""
+
+from __future__ import annotations
+
+import http
+import importlib
+
+import grpc
+import pytest
+
+from schemas.core.errors import ErrorCode, WeirError, queue_full
+from schemas.wire.messages import pack_error, pack_responses, unpack_responses
+
+TRITONS = [
+    "UNKNOWN",
+    "INTERNAL",
+    "NOT_FOUND",
+    "INVALID_ARG",
+    "UNAVAILABLE",
+    "UNSUPPORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+]
+
+
+def test_the_first_eight_codes_are_tritons() -> None:
+    assert [code.name for code in ErrorCode] == [*TRITONS, "RESOURCE_EXHAUSTED"]
+    assert [code.number for code in ErrorCode] == list(range(1, 10))
+    stub = importlib.import_module("worker.python_stub._weir_errors").TritonError
+    for code in ErrorCode:
+        assert getattr(stub, code.name) == stub("why", code.number).code() == code.number
+
+
+def test_each_code_has_a_status_on_each_protocol() -> None:
+    statuses = [grpc.StatusCode((code.grpc_status, name(code))) for code in ErrorCode]
+    assert len(set(statuses)) == len(ErrorCode)
+    assert {http.HTTPStatus(code.http_status) for code in ErrorCode}
+    assert [code for code in ErrorCode if code.retryable] == [ErrorCode.UNAVAILABLE, ErrorCode.RESOURCE_EXHAUSTED]
+
+
+def name(code: ErrorCode) -> str:
+    words = {"INVALID_ARG": "invalid argument", "UNSUPPORTED": "unimplemented"}
+    return words.get(code.name, code.name.lower().replace("_", " "))
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_codes_travel_by_their_number(code: ErrorCode) -> None:
+    assert ErrorCode.from_number(code.number) is code
+    _, [answer] = unpack_responses(pack_responses(0, [pack_error(1, WeirError(code, "why"))]))
+    assert answer.error is not None
+    assert (answer.error.code, answer.error.message) == (code, "why")
+
+
+def test_a_number_of_a_newer_peer_is_unknown() -> None:
+    assert ErrorCode.from_number(99) is ErrorCode.UNKNOWN
+
+
+def test_a_full_queue_is_429() -> None:
+    error = queue_full("m", "10 requests wait, and 10 may")
+    assert (error.http_status, error.grpc_status, error.retryable) == (429, 8, True)
+    assert error.message == "the queue of model 'm' is full: 10 requests wait, and 10 may"
+    assert error.code.title == "Resource exhausted"

@@ -1,0 +1,157 @@
+"""The codec: what generated decoders accept, and how they report what they do not."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta
+
+from schemas.core.tensors import CudaRegionRef, PayloadRef, RegionRef
+from schemas.wire.codec import (
+    MAX_ERROR_LENGTH,
+    WIRE_VERSION,
+    MalformedMessage,
+    Message,
+    Record,
+    bin_header,
+    encode,
+    reference,
+)
+
+
+class Point(Message, frozen=True):
+    x: Annotated[int, Meta(ge=0)]
+    name: str = ""
+
+
+class Settings(Record, frozen=True):
+    size: int
+    tags: dict[str, list[int]] = msgspec.field(default_factory=dict)
+
+
+def test_a_message_is_an_array_behind_the_wire_version() -> None:
+    assert msgpack.unpackb(Point(3, "a").pack()) == [WIRE_VERSION, 3, "a"]
+    assert Point.unpack(Point(3, "a").pack()) == Point(3, "a")
+
+
+def test_a_record_is_a_map_beside_the_wire_version() -> None:
+    assert msgpack.unpackb(Settings(1, {"a": [2]}).pack()) == [WIRE_VERSION, {"size": 1, "tags": {"a": [2]}}]
+    assert Settings.unpack(Settings(1, {"a": [2]}).pack()) == Settings(1, {"a": [2]})
+
+
+def test_fields_of_later_releases_are_ignored_and_those_of_earlier_ones_have_their_default() -> None:
+    assert Point.unpack(msgpack.packb([WIRE_VERSION, 3, "a", "new"])) == Point(3, "a")
+    assert Point.unpack(msgpack.packb([WIRE_VERSION, 3])) == Point(3)
+    assert Settings.unpack(msgpack.packb([WIRE_VERSION, {"size": 1, "new": 2}])) == Settings(1)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        [],
+        [WIRE_VERSION],
+        [WIRE_VERSION + 1, 3],
+        [True, 3],
+        [float(WIRE_VERSION), 3],
+        [WIRE_VERSION, True],
+        [WIRE_VERSION, 3.0],
+        [WIRE_VERSION, "3"],
+        [WIRE_VERSION, -1],
+        [WIRE_VERSION, 3, b"a"],
+    ],
+)
+def test_malformed_messages(value: object) -> None:
+    with pytest.raises(MalformedMessage, match="not a Point: "):
+        Point.unpack(msgpack.packb(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"size": 1}, [WIRE_VERSION, 1], [WIRE_VERSION + 1, {"size": 1}], [WIRE_VERSION, {}], [WIRE_VERSION, {1: 2}]],
+)
+def test_malformed_records(value: object) -> None:
+    with pytest.raises(MalformedMessage, match="not a Settings: "):
+        Settings.unpack(msgpack.packb(value))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x91" * 100_000,  # deep nesting
+        b"\xdd\xff\xff\xff\xff\x01",  # an array of four billion elements
+        b"\x92\x01\xdf\xff\xff\xff\xff",  # a map of four billion members
+        b"\x93\x01\x03\xdb\xff\xff\xff\xff",  # a text of 4 GiB
+        b"\x93\x01\x03\xa1\xff",  # not UTF-8
+    ],
+)
+def test_hostile_bytes_are_malformed(data: bytes) -> None:
+    for kind in (Point, Settings):
+        with pytest.raises(MalformedMessage) as caught:
+            kind.unpack(data)
+        assert len(str(caught.value)) < MAX_ERROR_LENGTH + 30
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_decoded_or_malformed(data: bytes) -> None:
+    for kind in (Point, Settings):
+        try:
+            kind.unpack(data)
+        except MalformedMessage:
+            continue
+
+
+class Code(int):
+    """A number of a type of its own."""
+
+
+class Label(str):
+    """A text of a type of its own, whose `str` is another text than its content."""
+
+    def __str__(self) -> str:
+        return "shown"
+
+
+def test_values_of_types_that_extend_built_in_ones_are_encoded_as_these() -> None:
+    values = {np.str_("score"): np.float64(0.5), "label": Label("a"), "content": np.bytes_(b"b"), "code": Code(3)}
+    assert msgpack.unpackb(encode(values)) == {"score": 0.5, "label": "a", "content": b"b", "code": 3}
+    with pytest.raises(TypeError, match="object"):
+        encode({"a": object()})
+
+
+def test_references_by_their_form() -> None:
+    assert reference(["segment", 0, 1, 2, 3]) == PayloadRef("segment", 0, 1, 2, 3)
+    assert reference(["name", 1, 2, 3]) == RegionRef("name", 1, 2, 3)
+    assert reference([b"handle", 1, 2, 3]) == CudaRegionRef(b"handle", 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[], ["name"], ["name", -1, 0, 0], ["name", 1, True, 0], [1, 2, 3, 4], ["s", 0, 0, 0, "1"], [b"s", 0, 0, 0, 0]],
+)
+def test_malformed_references(row: list[object]) -> None:
+    with pytest.raises(ValueError):
+        reference(row)
+
+
+def test_scalars_of_subclasses_are_packed_as_what_they_are() -> None:
+    """Models put numbers of numpy into the parameters of their responses."""
+    scalars = {"float": np.float64(1.5), "text": np.str_("a"), "bytes": np.bytes_(b"x"), "code": HTTPStatus.OK}
+    assert msgpack.unpackb(encode(scalars)) == {"float": 1.5, "text": "a", "bytes": b"x", "code": 200}
+    with pytest.raises(TypeError, match="int64"):
+        encode(np.int64(1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
+def test_the_header_of_content(size: int) -> None:
+    assert bin_header(size) + bytes(size) == msgpack.packb(bytes(size))

@@ -1,0 +1,63 @@
+"""Messages of repository control: what was packed is unpacked, and garbage is told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.wire.codec import WIRE_VERSION, MalformedMessage
+from schemas.wire.model_control import DesiredModel, DrainMessage, RepositoryView, WantedModel
+
+ENTRY = DesiredModel("m", 7, WantedModel(True, "{}", {"1/model.py": "m.7.0"}), WantedModel(True), False)
+
+
+def test_messages_survive_packing() -> None:
+    assert DesiredModel.unpack(ENTRY.pack()) == ENTRY
+    assert ENTRY.objects() == {"m.7.0"}
+    assert DrainMessage.unpack(DrainMessage.of("w", "m", {2, 1}).pack()) == DrainMessage("w", "m", [1, 2])
+    view = RepositoryView("w", {"m": "", "n": "why"})
+    assert RepositoryView.unpack(view.pack()) == view
+
+
+def _with(**fields: Any) -> list[Any]:
+    plain = {"name": "m", "revision": 7, "wanted": {"load": True, "config": None, "files": {}}, "fallback": None}
+    return [WIRE_VERSION, {**plain, "explicit": True, **fields}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _with(name=3),
+        _with(revision="7"),
+        _with(revision=0),
+        _with(revision=1 << 63),
+        _with(wanted=None),
+        _with(wanted={"load": 1}),
+        _with(wanted={"load": True, "config": 5}),
+        _with(wanted={"load": True, "files": {"a": 1}}),
+        _with(fallback={"load": True, "nope": 1}),
+        _with(explicit=None),
+        _with(more=1),
+        [WIRE_VERSION + 1, {}],
+        [WIRE_VERSION, []],
+        7,
+    ],
+)
+def test_malformed_desired_models(value: Any) -> None:
+    with pytest.raises(MalformedMessage):
+        DesiredModel.unpack(msgpack.packb(value))
+
+
+@pytest.mark.parametrize("unpack", [DesiredModel.unpack, DrainMessage.unpack, RepositoryView.unpack])
+@given(
+    data=st.binary(max_size=40)
+    | st.recursive(st.none() | st.integers(0, 9) | st.text(max_size=3), st.lists).map(msgpack.packb)
+)
+def test_random_bytes_are_malformed(unpack: Callable[[bytes], Any], data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        unpack(data)

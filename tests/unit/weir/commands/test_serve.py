@@ -1,0 +1,137 @@
+"""The startup block, the number of GPUs, and the workers that `weir serve` starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from weir.commands.serve import StartupFacts, count_gpus, render_startup_block, worker_roles
+from weir.options import SERVE, options_of
+
+VALUES = {key: () if option.repeatable else option.default for key, option in options_of(SERVE).items()}
+
+
+def test_one_worker_on_a_host_with_at_most_one_gpu() -> None:
+    for gpus in (0, 1):
+        (role,) = worker_roles(VALUES, gpus)
+        assert role.name == "worker"
+        assert not [word for word in role.argv if "gpu" in word or "cpu" in word]
+
+
+def test_one_worker_for_each_gpu_and_one_of_them_for_the_cpu() -> None:
+    roles = worker_roles({**VALUES, "model_load_thread_count": 2}, 3)
+    assert [role.name for role in roles] == ["worker-0", "worker-1", "worker-2"]
+    assert ["--gpu=0" in roles[0].argv, "--gpu=1" in roles[1].argv, "--gpu=2" in roles[2].argv] == [True] * 3
+    assert ["--cpu-instances=false" in role.argv for role in roles] == [False, True, True]
+    assert all("--model-load-thread-count=2" in role.argv for role in roles)
+    assert len({role.drain_rank for role in roles}) == 1
+
+
+class NvmlError(Exception):
+    pass
+
+
+def nvml(count: int, fails: bool = False) -> SimpleNamespace:
+    def start() -> None:
+        if fails:
+            raise NvmlError
+
+    return SimpleNamespace(
+        NVMLError=NvmlError, nvmlInit=start, nvmlShutdown=lambda: None, nvmlDeviceGetCount=lambda: count
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, 4), ("", 0), ("0", 1), ("2, 0", 2), ("0,7,1", 1), ("-1", 0), ("GPU-5ab,GPU-6cd", 2)],
+)
+def test_gpus_are_counted_as_cuda_will(visible: str | None, expected: int) -> None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert count_gpus(lambda: nvml(4), environment) == expected
+
+
+def test_without_nvml_none_are_counted() -> None:
+    assert count_gpus(lambda: None, {}) == 0
+    assert count_gpus(lambda: nvml(1, fails=True), {}) == 0
+
+
+def block(**changes: Any) -> str:
+    facts: dict[str, Any] = {
+        "http": "127.0.0.1:8000",
+        "grpc": "127.0.0.1:8001",
+        "metrics": "127.0.0.1:8002",
+        "nats_url": "nats://127.0.0.1:4222",
+        "data_dir": "/data",
+        "models": [],
+        "durability": {"ack_is_fsync": True, "reason": "it says so"},
+    }
+    return render_startup_block(StartupFacts(**{**facts, **changes}))
+
+
+def test_names_every_address_and_the_data_folder() -> None:
+    lines = [line.split() for line in block().splitlines()]
+    assert ["HTTP", "http://127.0.0.1:8000"] in lines
+    assert ["gRPC", "127.0.0.1:8001"] in lines
+    assert ["metrics", "http://127.0.0.1:8002/metrics"] in lines
+    assert ["NATS", "nats://127.0.0.1:4222"] in lines
+    assert ["data", "/data"] in lines
+    assert "ack = fsync: yes" in block()
+
+
+def test_tells_what_the_gateway_found_out_of_durability() -> None:
+    assert "ack = fsync: no (it syncs later)" in block(durability={"ack_is_fsync": False, "reason": "it syncs later"})
+    text = block(durability={"ack_is_fsync": None, "reason": "it does not tell"})
+    assert "ack = fsync: unknown (it does not tell)" in text
+    assert "fsync: yes" not in text
+    assert "fsync: yes" not in block(durability={})
+
+
+def test_lists_models_in_columns_with_the_reason_of_a_failure() -> None:
+    models = [
+        {"name": "resnet", "versions": [1, 3], "state": "READY"},
+        {"name": "broken", "versions": [], "state": "UNAVAILABLE", "reason": "no file"},
+    ]
+    header, good, bad = block(models=models).splitlines()[-3:]
+    assert header.split() == ["model", "version", "state", "reason"]
+    assert good.split() == ["resnet", "1,3", "READY"]
+    assert bad.split() == ["broken", "-", "UNAVAILABLE", "no", "file"]
+    assert header.index("reason") == bad.index("no file")
+    assert header.index("state") == good.index("READY")
+
+
+def test_ready_is_not_said_over_models_that_are_not() -> None:
+    good, bad = {"name": "good", "state": "READY"}, {"name": "bad", "state": "UNAVAILABLE"}
+    assert block(models=[good]).splitlines()[0].endswith(" is ready")
+    assert block(models=[good, bad]).splitlines()[0].endswith(" has started, but 1 of 2 models is not ready")
+    assert block(models=[bad, bad]).splitlines()[0].endswith(" has started, but 2 of 2 models are not ready")
+
+
+def test_says_so_when_there_is_no_model() -> None:
+    assert block().endswith("no models")
+
+
+def test_passwords_are_not_printed() -> None:
+    text = block(nats_url="nats://user:secret@a:4222,nats://b:4222")
+    assert "secret" not in text
+    assert "nats://***@a:4222,nats://b:4222" in text
+
+
+def test_a_model_can_t_write_to_the_terminal() -> None:
+    text = block(models=[{"name": "m\x1b[31m\n", "state": "READY"}])
+    assert "\x1b" not in text
+    assert "m?[31m" in text
+
+
+def test_a_door_that_is_not_allowed_is_off() -> None:
+    lines = [line.split() for line in block(http=None, metrics=None).splitlines()]
+    assert ["HTTP", "off"] in lines
+    assert ["metrics", "off"] in lines
+    assert ["gRPC", "127.0.0.1:8001"] in lines
+
+
+def test_a_reason_of_several_lines_is_one_line() -> None:
+    reason = "Internal: ValueError: boo\n\nAt:\n  1/model.py(3): initialize\n\x1b[31m"
+    models = [{"name": "m", "versions": [1], "state": "UNAVAILABLE", "reason": reason}]
+    assert "Internal: ValueError: boo At: 1/model.py(3): initialize ?[31m" in block(models=models)

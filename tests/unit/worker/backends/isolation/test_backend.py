@@ -1,0 +1,249 @@
+"""Isolated instances: their results, and what remains of them when their process dies."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from bus.payloads.arena import PayloadReader
+from repository.completion import DescribedModel
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, WeirError
+from tests.support.models.torch_files import config, request, run
+from worker.backend_api.interface import (
+    Availability,
+    Backend,
+    Execution,
+    Instance,
+    InstanceDevice,
+    InstanceDied,
+    LoadedModel,
+    ModelVersion,
+)
+from worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
+from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from worker.backends.python.backend import PythonBackend
+from worker.devices.gpus import WorkerDevices
+
+BACKEND = """
+import ctypes, os
+import numpy as np
+from repository.completion import DescribedModel, DescribedTensor
+from schemas.core.errors import invalid, unavailable
+from schemas.core.tensors import Tensor
+from worker.backends.array import ArrayInstance
+from worker.backend_api.interface import DeviceLost
+from worker.execution.batch_tensors import NamedDatatype
+
+
+class Runner:
+    def __init__(self, model):
+        self.runs = 0
+
+    def run(self, inputs):
+        self.runs += 1
+        x = inputs["x"]
+        if x.flat[0] == -1:
+            ctypes.string_at(0)
+        if x.flat[0] == -2:
+            raise invalid("no such number")
+        if x.flat[0] == -3:
+            raise KeyError("x")
+        if x.flat[0] == -4:
+            raise DeviceLost("gone")
+        facts = np.array([[os.getpid(), self.runs]] * len(x), np.float64)
+        return [x * 2, facts, inputs["s"] + 1] if "s" in inputs else [x * 2, facts]
+
+    def close(self):
+        pass
+
+
+class Backend:
+    def describe(self, model):
+        if model.config.parameter("fails"):
+            raise unavailable("not today")
+        rows = [DescribedTensor("x", "TYPE_FP32", [-1, 4])]
+        return DescribedModel(rows, [DescribedTensor("y", "TYPE_FP32", [-1, 4])])
+
+    def load(self, model):
+        if model.config.parameter("fails"):
+            raise invalid(f"{model.settings['greeting']} {model.name} in {model.directory.name}")
+        self.config = model.config
+        return self
+
+    def create_instance(self, device):
+        outputs = [NamedDatatype("y", "FP32"), NamedDatatype("facts", "FP64")]
+        states = [NamedDatatype("s_out", "FP32")] if self.config.sequence_batching else []
+        assert len(self.config.instance_group) == 1 and device.name == self.config.instance_group[0].name
+        return ArrayInstance(Runner(self), self.config, outputs, states)
+
+    def unload(self):
+        pass
+"""
+
+
+class OfFile:
+    """A user's own backend, as the worker holds it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def code_file(self, model: ModelVersion) -> Path:
+        return self._file
+
+    def availability(self, devices: WorkerDevices) -> Availability:
+        return Availability(("KIND_CPU",))
+
+    def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
+        raise AssertionError("not in this process")
+
+    def load(self, model: ModelVersion) -> LoadedModel:
+        raise AssertionError("not in this process")
+
+
+OUTPUTS = "y:FP32:4 facts:FP64:2"
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Backend:
+    file = tmp_path_factory.mktemp("backend") / "backend.py"
+    file.write_text(BACKEND)
+    return IsolatedBackend(OfFile(file))
+
+
+def model(folder: Path, **fields: Any) -> ModelVersion:
+    made = config(outputs=OUTPUTS, **fields)
+    (folder / "1").mkdir(exist_ok=True)
+    return ModelVersion("m", 1, folder, made, settings={"greeting": "hello"})
+
+
+@contextmanager
+def instance(backend: Backend, of: ModelVersion) -> Iterator[Instance]:
+    loaded = backend.load(of)
+    made = loaded.create_instance(InstanceDevice("KIND_CPU", 0, "m_0"))
+    try:
+        yield made
+    finally:
+        made.close()
+        loaded.unload()
+
+
+def x(*values: float, rows: int = 1, columns: int = 4) -> np.ndarray:
+    return np.full((rows, columns), values[0], np.float32)
+
+
+def test_a_batch_is_assembled_and_split_in_the_process(backend: Backend, tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
+    with instance(backend, model(tmp_path)) as made:
+        first, second = run(made, request(x=x(1)), request(x=x(2, rows=3), outputs=("y",)))
+        assert first["y"].tolist() == [[2] * 4]
+        assert second["y"].tolist() == [[4] * 4] * 3
+        assert list(second) == ["y"]
+        (child,) = set(psutil.Process().children()) - before
+        assert first["facts"].tolist() == [[child.pid, 1]]
+        for size in (100_000, 1_000_000):  # in shared memory, and not the same as the batch before
+            large, small = run(made, request(x=x(3, columns=size)), request(x=x(4, columns=size)))
+            assert (large["y"] == 6).all()
+            assert (small["y"] == 8).all()
+    assert set(psutil.Process().children()) == before
+
+
+def test_errors_are_as_in_the_worker_itself(backend: Backend, tmp_path: Path) -> None:
+    with instance(backend, model(tmp_path)) as made:
+        for value, code, text in (
+            (-2, ErrorCode.INVALID_ARG, "no such number"),
+            (-3, ErrorCode.INTERNAL, "KeyError: 'x'"),
+        ):
+            with pytest.raises(WeirError) as raised:
+                made.execute([request(x=x(value)), request(x=x(1))], Execution(PayloadReader()))
+            assert (raised.value.code, raised.value.message) == (code, text)
+        assert run(made, request(x=x(1)))[0]["facts"][0, 1] == 3
+    failing = model(tmp_path, parameters={"fails": "yes"})
+    with pytest.raises(WeirError) as raised, instance(backend, failing):
+        pass
+    assert (raised.value.code, raised.value.message) == (ErrorCode.INVALID_ARG, "hello m in 1")
+    with pytest.raises(WeirError) as raised:
+        backend.describe(failing)
+    assert (raised.value.code, raised.value.message) == (ErrorCode.UNAVAILABLE, "not today")
+
+
+def revived(made: Instance) -> dict[str, np.ndarray]:
+    """The first result after the process has died."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return run(made, request(x=x(1)))[0]
+        except InstanceDied:
+            assert time.monotonic() < deadline, "its process did not come back"
+            time.sleep(0.02)
+
+
+def test_a_crash_affects_one_instance_whose_next_batch_runs_in_a_new_process(backend: Backend, tmp_path: Path) -> None:
+    with instance(backend, model(tmp_path)) as made, instance(backend, model(tmp_path)) as other:
+        (bystander,) = run(other, request(x=x(1)))
+        pids = {run(made, request(x=x(1)))[0]["facts"][0, 0]}
+        for death in (-1, -4):  # a crash in native code, and a device that can't be used any more
+            with pytest.raises(InstanceDied):
+                made.execute([request(x=x(death))], Execution(PayloadReader()))
+            answer = revived(made)
+            assert answer["facts"][0, 1] == 1
+            pids.add(answer["facts"][0, 0])
+        assert len(pids) == 3
+        (after,) = run(other, request(x=x(1)))
+        assert after["facts"].tolist() == [[bystander["facts"][0, 0], 2]]
+
+
+def test_states_come_back_as_states(backend: Backend, tmp_path: Path) -> None:
+    state = {"input_name": "s", "output_name": "s_out", "data_type": "TYPE_FP32", "dims": [1]}
+    of = model(tmp_path, sequence_batching={"state": [state]})
+    with instance(backend, of) as made:
+        ones = np.ones((1, 1), np.float32)
+        for outputs in ((), ("y",)):
+            asked = [request(x=x(1), s=ones * n, outputs=outputs) for n in (1, 2)]
+            results = made.execute(asked, Execution(PayloadReader()))
+            assert [output.name for output in asked[0].outputs] == list(outputs)
+            for n, result in enumerate(results, 2):
+                assert result is not None
+                assert [tensor.name for tensor in result.outputs] == (["y"] if outputs else ["y", "facts"])
+                assert [(tensor.name, tensor.to_numpy().tolist()) for tensor in result.states] == [("s_out", [[n]])]
+
+
+def test_a_model_is_described_in_a_process(backend: Backend, tmp_path: Path) -> None:
+    described = backend.describe(model(tmp_path))
+    assert isinstance(described, DescribedModel)
+    assert [tuple(row) for row in described.inputs] == [("x", "TYPE_FP32", [-1, 4])]
+    assert described.can_batch
+
+
+def test_which_models_are_isolated(tmp_path: Path) -> None:
+    def kind(backend: Any, **parameters: str) -> type:
+        return type(isolate_if_wanted(backend, model(tmp_path, parameters=parameters)))
+
+    onnx = OnnxRuntimeBackend()
+    assert kind(onnx) is kind(onnx, isolation="thread") is OnnxRuntimeBackend
+    assert kind(onnx, isolation="process") is IsolatedBackend
+    assert kind(PythonBackend(), isolation="process") is PythonBackend
+    with pytest.raises(WeirError, match='must be "process" or "thread", found \'container\''):
+        kind(onnx, isolation="container")
+
+    class Prefers(OnnxRuntimeBackend):
+        def prefers_process(self, model: ModelVersion) -> bool:
+            return True
+
+    assert kind(Prefers()) is IsolatedBackend
+    assert kind(Prefers(), isolation="thread") is Prefers
+
+
+def test_names_of_a_models_folder_do_not_get_in_the_way(backend: Backend, tmp_path: Path) -> None:
+    for name in ("schemas", "worker", "bus", "isolation"):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent("raise RuntimeError('not this one')"))
+    with instance(backend, model(tmp_path)) as made:
+        assert run(made, request(x=x(1)))[0]["y"].tolist() == [[2] * 4]

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import ctypes
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, WeirError
+from tests.support.fakes import tensorrt_module as fake_tensorrt
+from tests.support.fakes.tensorrt_module import Memory, Stream, plan
+from worker.backend_api.config_support import check_supported
+from worker.backend_api.interface import DeviceTensor, InstanceDevice, ModelVersion
+from worker.backends.tensorrt.backend import NOT_INSTALLED, TensorRtBackend
+from worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
+from worker.devices.gpus import CPU_ONLY, WorkerDevices
+
+LOGGER = SimpleNamespace(log=lambda severity, message: None)
+
+
+def runner_for(content: bytes, **options) -> TensorRtRunner:
+    engine = TensorRtEngine(fake_tensorrt, content, LOGGER)
+    return TensorRtRunner(engine, Stream(), ["OUT"], "net", RunnerOptions(**options))
+
+
+def on_device(array: np.ndarray, datatype: str = "FP32") -> DeviceTensor:
+    memory = Memory(array.nbytes)
+    ctypes.memmove(memory.pointer, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+    return DeviceTensor(datatype, array.shape, memory.pointer, memory)
+
+
+def to_host(tensor: DeviceTensor, dtype: type = np.float32) -> np.ndarray:
+    size = int(np.prod(tensor.shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(ctypes.string_at(tensor.pointer, size), dtype).reshape(tensor.shape)
+
+
+def rows(count: int) -> np.ndarray:
+    return np.arange(count * 4, dtype=np.float32).reshape(count, 4)
+
+
+def test_an_engine_describes_its_tensors() -> None:
+    described = TensorRtEngine(fake_tensorrt, plan(), LOGGER).described()
+    assert [(t.name, t.data_type, t.dims) for t in described.inputs] == [("IN", "TYPE_FP32", [-1, 4])]
+    assert [(t.name, t.data_type, t.dims) for t in described.outputs] == [("OUT", "TYPE_FP32", [-1, 4])]
+
+
+def test_batches_of_several_shapes() -> None:
+    runner = runner_for(plan())
+    for count in (1, 8, 3):
+        (out,) = runner.enqueue({"IN": on_device(rows(count))})
+        assert out.shape == (count, 4)
+        np.testing.assert_array_equal(to_host(out), rows(count) * 2)
+
+
+def test_an_output_outlives_the_next_run() -> None:
+    runner = runner_for(plan())
+    (first,) = runner.enqueue({"IN": on_device(rows(2))})
+    runner.enqueue({"IN": on_device(rows(2) + 100)})
+    np.testing.assert_array_equal(to_host(first), rows(2) * 2)
+
+
+def test_a_shape_outside_of_all_profiles_is_refused() -> None:
+    runner = runner_for(plan())
+    with pytest.raises(WeirError, match="dimension 0 to be between 1 and 8 but received 9") as refused:
+        runner.enqueue({"IN": on_device(rows(9))})
+    assert refused.value.code is ErrorCode.INVALID_ARG
+    with pytest.raises(WeirError, match="Expected 2 dimensions, got 1"):
+        runner.enqueue({"IN": on_device(np.zeros(4, np.float32))})
+    (out,) = runner.enqueue({"IN": on_device(rows(1))})  # and the next is served
+    np.testing.assert_array_equal(to_host(out), rows(1) * 2)
+
+
+def test_the_profile_with_the_nearest_best_shape_is_used() -> None:
+    profiles = [{"IN": [[1, 4], [1, 4], [32, 4]]}, {"IN": [[1, 4], [16, 4], [32, 4]]}, {"IN": [[1, 4], [3, 4], [4, 4]]}]
+    fake_tensorrt.contexts.clear()
+    runner = runner_for(plan(profiles=profiles), profiles=("0", "1"))
+    for count in (1, 2, 14, 14, 20, 3):
+        runner.enqueue({"IN": on_device(rows(count))})
+    (context,) = fake_tensorrt.contexts
+    # Profile 2 would be nearer to 3 rows, but its group does not have it.
+    assert context.profiles_set == [0, 1, 0]
+
+
+def test_a_profile_that_the_engine_lacks() -> None:
+    with pytest.raises(WeirError, match="no optimization profile '1', of 1"):
+        runner_for(plan(), profiles=("1",))
+
+
+def test_an_output_whose_size_depends_on_the_content() -> None:
+    runner = runner_for(plan("nonzero"))
+    for values in ([1, 0, 2], [0, 0, 5, 6, 7]):
+        (out,) = runner.enqueue({"IN": on_device(np.array(values, np.float32))})
+        np.testing.assert_array_equal(to_host(out), [value for value in values if value])
+
+
+def test_a_shape_tensor_stays_on_the_host() -> None:
+    runner = runner_for(plan("fill"))
+    assert runner.host_inputs == {"SHAPE"}
+    (out,) = runner.enqueue({"SHAPE": np.array([2, 3], np.int64)})
+    np.testing.assert_array_equal(to_host(out), np.full((2, 3), 7, np.float32))
+
+
+def test_failures_of_the_engine_are_errors() -> None:
+    with pytest.raises(WeirError, match="could not deserialize"):
+        TensorRtEngine(fake_tensorrt, b"not a plan", LOGGER)
+    with pytest.raises(WeirError, match="too little free memory"):
+        runner_for(plan(no_memory=True))
+    with pytest.raises(WeirError, match="failed to run TensorRT inference"):
+        runner_for(plan(fails=True)).enqueue({"IN": on_device(rows(1))})
+    with pytest.raises(WeirError, match="type FP8, which requests can't contain"):
+        TensorRtEngine(fake_tensorrt, plan(dtype="FP8"), LOGGER)
+    with pytest.raises(WeirError, match="execution_context_allocation_strategy"):
+        runner_for(plan(), allocation_strategy="USER_MANAGED")
+    with pytest.raises(WeirError, match="unexpected inference input 'X'"):
+        runner_for(plan()).enqueue({"IN": on_device(rows(1)), "X": on_device(rows(1))})
+
+
+def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = TensorRtBackend()
+    assert backend.availability(CPU_ONLY).problems == (NOT_INSTALLED,)
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
+    monkeypatch.setattr(fake_tensorrt, "__spec__", SimpleNamespace())
+    assert backend.availability(CPU_ONLY).runs_on == ()
+    assert backend.availability(WorkerDevices((0,), (0,))).runs_on == ("KIND_GPU",)
+
+
+def test_tensorrt_is_not_used_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    # The real one crashes the process.
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    monkeypatch.setattr(ctypes, "CDLL", _no_driver)
+    model = ModelVersion("net", 1, tmp_path, ModelConfig(name="net", backend="tensorrt"))
+    with pytest.raises(WeirError, match="no NVIDIA driver") as refused:
+        TensorRtBackend().load(model).create_instance(InstanceDevice("KIND_GPU", 0, "net_0"))
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    with pytest.raises(WeirError, match="runs on KIND_GPU only"):
+        TensorRtBackend().load(model).create_instance(InstanceDevice("KIND_CPU", 0, "net_0"))
+
+
+def _no_driver(name: str, *_: object, **__: object) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+def test_shape_tensors_are_served_without_batches() -> None:
+    config = {
+        "name": "net",
+        "backend": "tensorrt",
+        "input": [{"name": "SHAPE", "data_type": "TYPE_INT64", "dims": [2], "is_shape_tensor": True}],
+        "instance_group": [{"kind": "KIND_GPU", "gpus": [0], "profile": ["0"]}],
+        "cc_model_filenames": {"9.0": "hopper.plan"},
+    }
+    check_supported(ModelConfig.model_validate(config))
+    with pytest.raises(WeirError, match="shape tensors"):
+        check_supported(ModelConfig.model_validate({**config, "max_batch_size": 4}))

@@ -1,0 +1,100 @@
+"""`EnsembleInstance`: batches and outputs of an ensemble whose step responds as a test requires."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bus.naming.identity import new_id
+from bus.payloads.arena import PayloadReader
+from schemas.core.requests import InferRequest, RequestedOutput
+from schemas.core.tensors import PayloadRef, RegionRef, Tensor
+from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from schemas.wire.request_body import pack_body
+from tests.unit.worker.ensembles.test_request import Calls, ensemble, model
+from worker.backend_api.interface import ModelVersion
+from worker.ensembles.backend import EnsembleModel
+from worker.ensembles.instance import EnsembleInstance
+from worker.ensembles.run import EnsemblePlan
+from worker.execution.batch_execution import BatchUpdate
+from worker.execution.instance import ModelEnvironment
+from worker.execution.running_batch import RunningBatch
+from worker.execution.statistics import ModelStatistics
+
+
+class Coordinator:
+    """The instance of an ensemble of one step, with requests of a gateway on this host."""
+
+    def __init__(self) -> None:
+        config = ensemble("a")
+        self.calls = Calls(model("a"))
+        self.published: list[BatchUpdate] = []
+        version = ModelVersion("e", 1, Path(), config)
+        self.instance = EnsembleInstance(
+            version,
+            EnsembleModel(EnsemblePlan(config), self.calls),  # type: ignore[arg-type]
+            "worker-test-ensembles_0",
+            ModelStatistics(),
+            ModelEnvironment(arena_prefix="worker-test-ensembles", on_update=self.published.append),
+        )
+
+    def submit(self, number: int, *outputs: RequestedOutput) -> RunningBatch:
+        body = pack_body(InferRequest("e", inputs=[Tensor("IN", "FP32", [1], bytes(4))], outputs=list(outputs)))
+        entries = [BatchEntry(new_id("gateway"), number, 0, body)]
+        batch = RunningBatch(BatchMessage("s", number, "e", 1, 0, entries, ["ack"]))
+        self.instance.submit(batch)
+        return batch
+
+    @property
+    def outcomes(self) -> list[BatchOutcome | None]:
+        return [None if update.completion is None else update.completion.outcome for update in self.published]
+
+
+@pytest.fixture
+def coordinator() -> Iterator[Coordinator]:
+    created = Coordinator()
+    yield created
+    created.instance.stop()
+
+
+async def test_a_large_response_from_a_cache_travels_in_shared_memory(coordinator: Coordinator) -> None:
+    coordinator.submit(1)
+    coordinator.calls.answer(b"1234" * (5 << 18))
+    await asyncio.sleep(0)  # responses are published at the end of the turn of the event loop
+    ((_, message),) = coordinator.published[0].responses
+    (answer,) = unpack_responses(message)[1]
+    assert answer.error is None
+    assert answer.outputs is not None
+    ref = answer.outputs[0].data
+    assert isinstance(ref, PayloadRef)
+    assert bytes(PayloadReader().view(ref)[:4]) == b"1234"
+    assert coordinator.instance.slots_held == 1
+    coordinator.instance.release(ref.segment, ref.slot, ref.generation)
+    assert coordinator.instance.slots_held == 0
+
+
+async def test_an_output_in_client_memory_is_rejected_if_that_is_not_allowed(coordinator: Coordinator) -> None:
+    output = RequestedOutput("OUT", binary=True)
+    output.region = RegionRef("region", 1, 0, 4)
+    coordinator.submit(1, output)
+    await asyncio.sleep(0)  # as above
+    ((_, message),) = coordinator.published[0].responses
+    (answer,) = unpack_responses(message)[1]
+    assert answer.error is not None
+    assert answer.error.message == "Client shared memory is disabled on the model's worker."
+    assert coordinator.calls.sent == []
+
+
+async def test_a_batch_without_a_response_is_requeued(coordinator: Coordinator) -> None:
+    coordinator.submit(1)
+    coordinator.submit(2)
+    assert coordinator.outcomes == [BatchOutcome.RELEASED]
+    coordinator.calls.answer(b"1234")
+    coordinator.instance.requeue()
+    await asyncio.sleep(0)  # responses are published at the end of the turn of the event loop
+    assert coordinator.outcomes[1:] == [BatchOutcome.UNANSWERED, BatchOutcome.ANSWERED], "a response is not withdrawn"
+    assert len(coordinator.calls.cancelled) == 1
+    assert coordinator.published[1].acks == ()

@@ -1,0 +1,212 @@
+"""An exception in the handling of one request does not affect other requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode
+from schemas.core.requests import InferRequest, RequestedOutput
+from schemas.core.tensors import Tensor
+from schemas.wire.messages import (
+    BatchEntry,
+    BatchMessage,
+    BatchOutcome,
+    unpack_responses,
+)
+from schemas.wire.request_body import pack_body
+from tests.support.contained_sites import fail_for
+from tests.support.fakes.called_models import CalledModels, called, outputs, respond
+from tests.unit.worker.backends.python.test_calls_connection import Peer, peer
+from tests.unit.worker.ensembles.test_instance import Coordinator, coordinator
+from tests.unit.worker.execution.test_batch_execution import CONFIG, Scripted, number
+from worker.execution.batch_execution import BatchUpdate
+from worker.execution.running_batch import RunningBatch
+from worker.python_stub._weir_channel import Kind
+
+__all__ = ["called", "coordinator", "peer"]
+
+ONE_RESPONSE = ModelConfig.model_validate({"name": "m", "max_batch_size": 4})
+
+
+# Batches that are answered at once
+
+
+@pytest.fixture
+def model() -> Iterator[Scripted]:
+    scripted = Scripted(ONE_RESPONSE)
+    scripted.execute = lambda requests, execution: [number(5) for _ in requests]
+    yield scripted
+    scripted.instance.stop()
+
+
+def responses_of(update: BatchUpdate) -> dict[int, str | int]:
+    """The value or error of each response, by the key of its request."""
+    rows = [row for _, message in update.responses for row in unpack_responses(message)[1]]
+    return {row.key: row.error.message if row.error else row.outputs[0].data[0] for row in rows}
+
+
+def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_for(monkeypatch, "worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1)
+    model.submit(1, 2, 3)
+    answers = responses_of(model.published.get(timeout=10))
+    assert answers == {1: 5, 2: "the request can't be decoded: RuntimeError: injected", 3: 5}
+    assert model.counted()[2] == {"OTHER": 1}
+
+
+@pytest.mark.parametrize(
+    "site",
+    ["worker.execution.response_writer:ResponseWriter.write", "worker.execution.batch_runner:BatchRunner._deliver"],
+)
+def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.MonkeyPatch, site: str) -> None:
+    failing = number(6)
+    fail_for(monkeypatch, site, lambda *arguments: failing in arguments)
+    model.execute = lambda requests, execution: [number(5), failing, number(5)]
+    # Only requests that name their outputs may want them in memory of their own.
+    body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")], outputs=[RequestedOutput("N")]))
+    entries = [BatchEntry("gateway", key, 5, body) for key in (1, 2, 3)]
+    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, [])))
+    answers = responses_of(model.published.get(timeout=10))
+    assert answers == {1: 5, 2: "the response can't be sent: RuntimeError: injected", 3: 5}
+
+
+def test_a_response_that_can_not_be_packed(model: Scripted) -> None:
+    unpackable = number(6)
+    unpackable.parameters = {"a": object()}
+    model.execute = lambda requests, execution: [number(5), unpackable, number(5)]
+    model.submit(1, 3, 5)  # of one gateway
+    answers = responses_of(model.published.get(timeout=10))
+    assert answers.pop(3).startswith("the response can't be sent: TypeError: ")  # type: ignore[union-attr]
+    assert answers == {1: 5, 5: 5}
+
+
+def test_a_batch_that_can_not_be_counted_gets_its_responses(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_for(monkeypatch, "worker.execution.batch_runner:BatchRunner._record")
+    model.submit(1, 2)
+    assert responses_of(model.published.get(timeout=10)) == {1: 5, 2: 5}
+
+
+def test_an_update_that_can_not_be_published_does_not_end_the_thread(
+    model: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_for(
+        monkeypatch,
+        "worker.execution.instance:ModelInstance._publish",
+        lambda _self, batch: batch.completion.batch_id == 1,
+    )
+    model.submit(1)
+    model.submit(2)
+    lost = model.published.get(timeout=10)
+    assert lost.completion is not None
+    assert (lost.completion.batch_id, lost.completion.outcome) == (1, BatchOutcome.UNANSWERED)
+    assert responses_of(model.published.get(timeout=10)) == {2: 5}
+
+
+def test_a_batch_whose_failure_can_not_be_reported_runs_again(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_for(monkeypatch, "worker.execution.instance:ModelInstance._failure")
+    monkeypatch.setattr("worker.execution.batch_runner.decode_batch", lambda *_: 1 / 0)
+    model.submit(1)
+    update = model.published.get(timeout=10)
+    assert update.completion is not None
+    assert update.completion.outcome == BatchOutcome.UNANSWERED
+
+
+# Batches whose models answer in pieces
+
+
+@pytest.fixture
+def streaming() -> Iterator[Scripted]:
+    scripted = Scripted(CONFIG)
+    yield scripted
+    scripted.instance.stop()
+
+
+def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None:
+    streaming.submit(1, 2)
+    execution = streaming.executions.get()
+    assert streaming.left()[0] == BatchOutcome.RELEASED
+    unpackable = number(6)
+    unpackable.parameters = {"a": object()}
+    execution.respond(0, unpackable, False)
+    outcome, ((key, text, is_final),), _ = streaming.left()
+    assert (outcome, key, is_final) == (None, 1, True)
+    assert text.startswith("the response can't be sent: TypeError: ")
+    execution.respond(1, number(7), True)
+    assert streaming.left() == (BatchOutcome.ANSWERED, [(2, 7, True)], ["ack"])
+
+
+@pytest.mark.parametrize("method", ["_timestamps", "_count_end", "_count_execution", "_count_stream_response"])
+def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    fail_for(monkeypatch, f"worker.execution.batch_execution:BatchExecution.{method}")
+    streaming.submit(1)
+    execution = streaming.executions.get()
+    streaming.left()
+    execution.respond(0, number(7), True)
+    assert streaming.left() == (BatchOutcome.ANSWERED, [(1, 7, True)], ["ack"])
+
+
+# What models ask of others
+
+
+def test_a_call_that_fails_does_not_affect_others(
+    called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_for(
+        monkeypatch, "worker.backends.python.calls:ProcessConnection._submit", lambda _self, number, *_: number == 1
+    )
+    called.react = lambda call: respond(call, outputs())
+    peer.call(1)
+    kind, call, (code, text), is_final = peer.channel.receive()
+    assert (kind, call, code, is_final) == (Kind.CALL_RESPONSE, 1, ErrorCode.INTERNAL.number, True)
+    assert text.endswith("internal error of the worker: RuntimeError: injected")
+    peer.call(2)
+    assert peer.channel.receive() == (Kind.CALL_RESPONSE, 2, ((), None), True)
+
+
+def test_a_response_to_a_call_that_fails_does_not_affect_others(
+    called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_for(
+        monkeypatch, "worker.backends.python.calls:ProcessConnection._responded", lambda _self, number, *_: number == 1
+    )
+    called.react = lambda call: respond(call, outputs())
+    peer.call(1)
+    peer.call(2)
+    kind, call, (code, _), is_final = peer.channel.receive()
+    assert (kind, call, code, is_final) == (Kind.CALL_RESPONSE, 1, ErrorCode.INTERNAL.number, True)
+    assert peer.channel.receive() == (Kind.CALL_RESPONSE, 2, ((), None), True)
+
+
+def test_an_operation_on_the_repository_that_fails(called: CalledModels, peer: Peer) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("injected")
+
+    peer.connection._server.model_control.load = fail
+    peer.channel.send(Kind.LOAD, 1, "m", None, {})
+    kind, call, text = peer.channel.receive()
+    assert (kind, call) == (Kind.FAILED, 1)
+    assert text.endswith("internal error of the worker: RuntimeError: injected")
+
+
+# Ensembles
+
+
+@pytest.mark.parametrize("method", ["begin", "responded", "ended"])
+async def test_a_request_of_an_ensemble_that_fails(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    fail_for(monkeypatch, f"worker.ensembles.instance:_OpenRequest.{method}")
+    coordinator.submit(1)
+    if coordinator.calls.sent:
+        coordinator.calls.answer(b"1234")
+    await asyncio.sleep(0)  # what is answered in one turn of the loop leaves at its end
+    (update,) = coordinator.published
+    assert update.completion is not None
+    assert update.completion.outcome == BatchOutcome.ANSWERED
+    ((_, message),) = update.responses
+    (row,) = unpack_responses(message)[1]
+    assert row.error is not None
+    assert row.error.message.endswith("RuntimeError: injected")

@@ -1,0 +1,359 @@
+"""`ModelInstance` on a device: the next batch starts while one runs, and nothing else changes."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import WeirError, internal
+from schemas.core.requests import InferRequest
+from schemas.core.tensors import Tensor
+from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from schemas.wire.request_body import pack_body
+from tests.support.fakes.cuda_device import OUT, config, doubling, fake_cuda_runtime
+from worker.backend_api.interface import (
+    DeviceLost,
+    Execution,
+    ExecutionHandle,
+    Instance,
+    InstanceDevice,
+    InstanceDied,
+    ModelVersion,
+    Result,
+)
+from worker.cuda.device_instance import DeviceInstance
+from worker.execution.batch_execution import BatchUpdate
+from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from worker.execution.rate_limiter import Needs, rate_limiter_permits
+from worker.execution.running_batch import RunningBatch
+from worker.execution.statistics import ModelStatistics
+from worker.execution.warmup import warm_up_samples
+
+GPU = InstanceDevice("KIND_GPU", 0, "m_0_0")
+
+Make = Callable[[InstanceDevice], Instance]
+
+
+class Served:
+    """An instance with its thread, and its updates."""
+
+    def __init__(self, make: Make, settings: ModelConfig | None = None, **options: Any) -> None:
+        self.published: queue.SimpleQueue[BatchUpdate] = queue.SimpleQueue()
+        self.statistics = ModelStatistics()
+        self.environment = options.pop("environment", None) or ModelEnvironment(
+            arena_prefix="test", on_update=self.published.put, **options.pop("shared", {})
+        )
+
+        class Loaded:
+            def create_instance(self, device: InstanceDevice) -> Instance:
+                return make(device)
+
+            def unload(self) -> None:
+                pass
+
+        version = ModelVersion("m", 1, Path(), settings or config())
+        self.instance = ModelInstance(
+            Loaded(),
+            version,
+            InstanceSpec(GPU, "test", warm_up=warm_up_samples(version), **options),
+            self.statistics,
+            self.environment,
+        )
+        self.instance.start()
+
+    def submit(self, number: int, *rows: Sequence[float], deadline_ms: int = 0) -> RunningBatch:
+        bodies = [
+            pack_body(InferRequest("m", inputs=[Tensor.from_numpy("IN", np.array([row], np.float32), "FP32")]))
+            for row in rows or [[float(number)]]
+        ]
+        entries = [
+            BatchEntry("gateway", 100 * number + position, 5, body, deadline_ms) for position, body in enumerate(bodies)
+        ]
+        batch = RunningBatch(BatchMessage("scheduler", number, "m", 1, 0, entries, [f"ack{number}"]))
+        self.instance.submit(batch)
+        return batch
+
+    def left(self) -> tuple[int, int, list[Any]]:
+        """(batch, outcome, the output or error of each response) of the next batch that ends."""
+        update = self.published.get(timeout=10)
+        assert update.completion is not None
+        rows = [answer for _, message in update.responses for answer in unpack_responses(message)[1]]
+        received = [row.error.message if row.error else row.outputs[0].to_numpy().tolist() for row in rows]
+        return update.completion.batch_id, update.completion.outcome, received
+
+
+class Scripted:
+    """An instance whose batches end when the test says so; `events` has its calls in order."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.done: dict[int, queue.SimpleQueue[Exception | None]] = {
+            number: queue.SimpleQueue() for number in range(20)
+        }
+        self.is_sync: set[int] = set()
+        self.raises: dict[int, Exception] = {}
+        self.under_way = 0
+
+    def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Any:
+        number = int(requests[0].inputs[0].to_numpy().item(0))
+        self.events.put(f"begin {number}")
+        if number in self.raises:
+            raise self.raises[number]
+        results = [Result([Tensor.from_numpy("OUT", request.inputs[0].to_numpy() * 2, "FP32")]) for request in requests]
+        if number in self.is_sync:
+            return results
+        self.under_way += 1
+        assert self.under_way <= 2
+        outer = self
+
+        class Run(ExecutionHandle):
+            def results(self) -> Any:
+                outer.events.put(f"wait {number}")
+                failure = outer.done[number].get(timeout=10)
+                outer.under_way -= 1
+                if failure is not None:
+                    raise failure
+                execution.input_ready()
+                execution.inferred()
+                return results
+
+        return Run()
+
+    def close(self) -> None:
+        assert self.under_way == 0
+        self.events.put("close")
+
+    def next_event(self) -> str:
+        return self.events.get(timeout=10)
+
+
+@pytest.fixture
+def device() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def model(device: Scripted) -> Iterator[Served]:
+    served = Served(lambda _: device)
+    yield served
+    served.instance.stop()
+
+
+def test_a_second_batch_starts_while_one_runs_but_no_third(model: Served, device: Scripted) -> None:
+    model.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    for number in (2, 3, 4):
+        model.submit(number)
+    device.done[1].put(None)
+    assert [device.next_event(), device.next_event()] == ["begin 2", "begin 3"]
+    assert device.next_event() == "wait 2"
+    device.done[2].put(None)
+    assert [device.next_event(), device.next_event()] == ["begin 4", "wait 3"]
+    device.done[3].put(None)
+    assert device.next_event() == "wait 4"
+    device.done[4].put(None)
+    assert [model.left() for _ in range(4)] == [(n, BatchOutcome.ANSWERED, [[[2.0 * n]]]) for n in (1, 2, 3, 4)]
+    counted = model.statistics.snapshot()
+    assert (counted["success"][0], counted["execution_count"], counted["fail"][0]) == (4, 4, 0)
+
+
+def test_responses_are_sent_in_order_although_the_later_batch_ends_first(model: Served, device: Scripted) -> None:
+    device.is_sync = {3}
+    device.raises = {5: internal("broken"), 7: RuntimeError("odd"), 9: InstanceDied("dead")}
+    for pending, other in ((2, 3), (4, 5), (6, 7), (8, 9)):
+        model.submit(1)
+        assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+        model.submit(pending)
+        model.submit(other)
+        device.done[1].put(None)
+        assert [device.next_event(), device.next_event(), device.next_event()] == [
+            f"begin {pending}",
+            f"begin {other}",
+            f"wait {pending}",
+        ]
+        assert model.left()[0] == 1
+        assert model.published.empty()
+        device.done[pending].put(None)
+        assert model.left() == (pending, BatchOutcome.ANSWERED, [[[2.0 * pending]]])
+        batch, outcome, received = model.left()
+        assert batch == other
+        assert (outcome, received) == {
+            3: (BatchOutcome.ANSWERED, [[[6.0]]]),
+            5: (BatchOutcome.ANSWERED, ["broken"]),
+            7: (BatchOutcome.ANSWERED, ["RuntimeError: odd"]),
+            9: (BatchOutcome.UNANSWERED, []),
+        }[other]
+
+
+def test_a_failure_on_the_device_fails_its_batch_only(model: Served, device: Scripted) -> None:
+    model.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    for number in (2, 3, 4):
+        model.submit(number)
+    device.done[1].put(internal("one failed"))
+    device.done[2].put(ValueError("two failed"))
+    device.done[3].put(InstanceDied("three died"))
+    device.done[4].put(None)
+    assert [model.left() for _ in range(4)] == [
+        (1, BatchOutcome.ANSWERED, ["one failed"]),
+        (2, BatchOutcome.ANSWERED, ["ValueError: two failed"]),
+        (3, BatchOutcome.UNANSWERED, []),
+        (4, BatchOutcome.ANSWERED, [[[8.0]]]),
+    ]
+    counted = model.statistics.snapshot()
+    assert (counted["success"][0], counted["failures"]["BACKEND"]) == (1, 2)
+
+
+def test_cancelled_and_late_requests(model: Served, device: Scripted) -> None:
+    first = model.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    second = model.submit(2)
+    model.submit(3, deadline_ms=1)
+    first.cancel("gateway", [100])  # it runs already, and is counted as given up
+    second.cancel("gateway", [200])
+    device.done[1].put(None)
+    assert model.left() == (1, BatchOutcome.ANSWERED, [[[2.0]]])
+    assert model.left() == (2, BatchOutcome.ANSWERED, ["the request was cancelled"])
+    assert model.left() == (3, BatchOutcome.ANSWERED, ["Request timeout expired"])
+    assert model.statistics.snapshot()["failures"] == {"REJECTED": 1, "CANCELED": 2, "BACKEND": 0, "OTHER": 0}
+
+
+def test_a_stop_waits_for_running_batches(device: Scripted) -> None:
+    served = Served(lambda _: device)
+    served.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    served.submit(2)
+    stopping = threading.Thread(target=served.instance.stop)
+    stopping.start()
+    device.done[1].put(None)
+    device.done[2].put(None)
+    stopping.join(10)
+    assert [served.left()[0], served.left()[0]] == [1, 2]
+    assert [device.next_event(), device.next_event(), device.next_event()] == ["begin 2", "wait 2", "close"]
+
+
+def test_permits_and_states_allow_one_batch_at_a_time(device: Scripted) -> None:
+    permits = rate_limiter_permits("execution_count", ["R:1"])
+    assert permits is not None
+    served = Served(lambda _: device, permit=permits.join(Needs({("R", 0): 1})))
+    served.submit(1)
+    served.submit(2)
+    for number in (1, 2):
+        assert [device.next_event(), device.next_event()] == [f"begin {number}", f"wait {number}"]
+        device.done[number].put(None)
+        assert served.left()[0] == number
+    served.instance.stop()
+
+
+def test_busy_time_is_not_counted_twice(model: Served, device: Scripted) -> None:
+    start_ns = time.monotonic_ns()
+    model.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    model.submit(2)
+    model.submit(3)
+    device.done[1].put(None)
+    assert [device.next_event(), device.next_event(), device.next_event()] == ["begin 2", "begin 3", "wait 2"]
+    time.sleep(0.02)  # for which both are under way
+    device.done[2].put(None)
+    device.done[3].put(None)
+    ends = [model.published.get(timeout=10).completion for _ in range(3)]
+    assert 20_000 < sum(end.busy_us for end in ends if end is not None) < (time.monotonic_ns() - start_ns) / 1000
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_lost_device_takes_no_more_batches(device: Scripted, is_told: bool) -> None:
+    lost: list[tuple[str, BatchUpdate | None]] = []
+    shared: dict[str, Any] = {"on_device_lost": lambda *told: lost.append(told)} if is_told else {}
+    served = Served(lambda _: device, shared=shared)
+    other_device = Scripted()
+    other = Served(lambda _: other_device, environment=served.environment)
+    served.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    served.submit(2)
+    device.done[1].put(None)
+    assert [device.next_event(), device.next_event()] == ["begin 2", "wait 2"]
+    served.submit(3)
+    device.done[2].put(DeviceLost("gone"))
+    assert served.left() == (1, BatchOutcome.ANSWERED, [[[2.0]]])
+    if is_told:
+        assert served.left() == (3, BatchOutcome.UNANSWERED, [])
+        ((reason, batch),) = lost
+        assert reason == "gone"
+        assert batch is not None
+        assert batch.completion is not None
+        assert (batch.completion.batch_id, batch.completion.outcome) == (2, BatchOutcome.UNANSWERED)
+    else:
+        assert served.left() == (2, BatchOutcome.UNANSWERED, [])
+        assert served.left() == (3, BatchOutcome.UNANSWERED, [])
+    other.submit(4)
+    assert served.left() == (4, BatchOutcome.UNANSWERED, [])
+    assert other_device.events.empty()
+    served.instance.stop()
+    other.instance.stop()
+
+
+@pytest.mark.parametrize("when", ["create", "warm up"])
+def test_a_device_that_is_lost_at_load(device: Scripted, when: str) -> None:
+    lost: list[Any] = []
+
+    def make(_: InstanceDevice) -> Instance:
+        if when == "create":
+            raise DeviceLost("gone")
+        device.raises[0] = DeviceLost("gone")
+        return device
+
+    sample = {
+        "name": "s",
+        "batch_size": 1,
+        "inputs": {"IN": {"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}},
+    }
+    with pytest.raises(WeirError, match=r"^gone$"):
+        Served(make, config(model_warmup=[sample]), shared={"on_device_lost": lambda *told: lost.append(told)})
+    assert lost == [("gone", None)]
+
+
+def test_warm_up_samples_run_one_after_another(device: Scripted) -> None:
+    sample = {
+        "name": "s",
+        "batch_size": 1,
+        "inputs": {"IN": {"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}},
+    }
+    for _ in range(2):
+        device.done[0].put(None)
+    served = Served(lambda _: device, config(model_warmup=[{**sample, "count": 2}]))
+    assert [device.next_event() for _ in range(4)] == ["begin 0", "wait 0"] * 2
+    assert served.statistics.snapshot()["execution_count"] == 0
+    served.instance.stop()
+
+
+batches = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 5)), min_size=1, max_size=15)
+
+
+@settings(max_examples=25)
+@given(batches=batches, seed=st.integers(0, 2**32), failing=st.sets(st.integers(0, 14), max_size=3))
+def test_every_request_gets_one_response_in_order(batches: list[tuple[int, int]], seed: int, failing: set[int]) -> None:
+    """Random batches on the simulated GPU, some of which fail when they start."""
+    with fake_cuda_runtime() as runtime:
+        served = Served(lambda device: DeviceInstance(doubling(runtime), device, config(), OUT))
+        runtime.DEVICE.hurry = random.Random(seed)
+        wanted: list[tuple[int, int, list[Any]]] = []
+        for number, (width, requests) in enumerate(batches):
+            rows = [[float(number * 10 + at)] * width for at in range(requests)]
+            if number in failing and requests > 1:
+                rows[1] = rows[1] + [0.0]  # no batch can be made of rows that are not alike, so each runs alone
+            served.submit(number, *rows)
+            wanted.append((number, BatchOutcome.ANSWERED, [[[2 * value + 1 for value in row]] for row in rows]))
+        assert [served.left() for _ in batches] == wanted
+        served.instance.stop()
+        assert served.published.empty()

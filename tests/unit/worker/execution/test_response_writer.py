@@ -1,0 +1,99 @@
+"""Responses of an instance: large outputs in shared memory, small ones in messages, and failures of single ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from bus.naming.identity import own_id
+from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadReader, StalePayload
+from schemas.core.errors import internal
+from schemas.core.tensors import PayloadRef, Tensor
+from schemas.wire.messages import BatchEntry, unpack_responses
+from worker.backend_api.interface import Result
+from worker.execution import response_writer
+from worker.execution.response_writer import ResponseWriter, pack_rows
+
+HERE, ELSEWHERE = own_id("gateway", None), "gateway-01234567-1_1"
+LARGE = bytes(INLINE_LIMIT_BYTES + 1)
+
+
+def entry(gateway: str = HERE, key: int = 1) -> BatchEntry:
+    return BatchEntry(gateway, key, 0, b"")
+
+
+def result(content: bytes) -> Result:
+    return Result([Tensor("OUT", "UINT8", [len(content)], content)])
+
+
+@pytest.fixture
+def writer() -> Iterator[ResponseWriter]:
+    created = ResponseWriter(own_id("worker", None))
+    yield created
+    created.close()
+
+
+def test_large_outputs_for_this_host_use_slots_until_they_are_released(writer: ResponseWriter) -> None:
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(), result(LARGE))]))[1]
+    assert row.outputs is not None
+    ref = row.outputs[0].data
+    assert isinstance(ref, PayloadRef)
+    assert bytes(PayloadReader().view(ref)) == LARGE
+    assert writer.slots_held == 1
+    writer.release(ref.segment, ref.slot, ref.generation)
+    assert writer.slots_held == 0
+
+
+@pytest.mark.parametrize(("gateway", "content"), [(HERE, b"small"), (ELSEWHERE, LARGE)], ids=["here", "elsewhere"])
+def test_small_outputs_and_those_for_other_hosts_travel_in_the_message(
+    writer: ResponseWriter, gateway: str, content: bytes
+) -> None:
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(gateway), result(content))]))[1]
+    assert row.outputs is not None
+    assert bytes(row.outputs[0].data) == content  # type: ignore[arg-type]
+    assert writer.slots_held == 0
+
+
+def test_a_response_that_fits_nowhere_is_an_error(writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_writer, "MAX_INLINE_RESPONSE_BYTES", 10)
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(), result(bytes(11)))]))[1]
+    assert row.error is not None
+    assert row.error.message == "the response of 11 bytes is larger than can be sent to the gateway"
+
+
+def test_an_error_is_written_without_outputs(writer: ResponseWriter) -> None:
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(), Result(error=internal("no")))]))[1]
+    assert row.error is not None
+    assert (row.key, row.error.message) == (1, "no")
+
+
+def test_a_row_that_can_not_be_encoded_fails_alone(writer: ResponseWriter) -> None:
+    broken = result(b"x")
+    broken.parameters = {"a": object()}  # type: ignore[dict-item]
+    rows = [writer.write(entry(key=1), result(b"x")), writer.write(entry(key=2), broken)]
+    first, second = unpack_responses(pack_rows(1, rows))[1]
+    assert first.error is None
+    assert second.error is not None
+    assert second.error.message.startswith("the response can't be sent: TypeError")
+
+
+def test_closing_waits_for_readers_and_invalidates_slots(
+    writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(), result(LARGE))]))[1]
+    assert row.outputs is not None
+    ref = row.outputs[0].data
+    assert isinstance(ref, PayloadRef)
+    closing = threading.Thread(target=writer.close, args=(True,))
+    closing.start()
+    closing.join(0.05)
+    assert closing.is_alive(), "the slot has not been released"
+    writer.release(ref.segment, ref.slot, ref.generation)
+    closing.join(5)
+    assert not closing.is_alive()
+    with pytest.raises((StalePayload, ValueError)):
+        PayloadReader().view(ref)
+    assert writer.place(HERE, [Tensor("OUT", "UINT8", [len(LARGE)], LARGE)]) is None
+    assert writer.slots_held == 0, "later outputs travel in messages"
