@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs lock clean
+.PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs site lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -19,12 +19,12 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement networks.lock
-	@# What was installed here before the distribution got its name.
+	@# The distribution was called weir once; an old installation would shadow this one.
 	$(RUN) pip uninstall --quiet --yes --disable-pip-version-check weir 2>/dev/null
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
-# With what single backends need: no part of the lock, for what is installed of torch is another build on each machine.
+# Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
 $(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt tests/requirements/javascript.txt \
 		examples/events/package-lock.json
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
@@ -51,17 +51,17 @@ test: $(TESTED) ## Run the tests that need no GPU and little time.
 test-slow: $(TESTED) ## Run the slow tests.
 	$(RUN) pytest -m "slow and not gpu"
 
-faults: $(STAMP) ## Kill, pause, cut off and crowd everything, and say what became of each request. SEED=7 COUNT=20
-	$(RUN) benchmarks.faults --table $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
+faults: $(STAMP) ## Run the fault suite: kills, pauses, partitions, full queues. SEED=7 COUNT=20
+	$(RUN) tests.faults --table $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
-shapes: $(TESTED) ## Start what the compose files describe as plain processes, and ask it.
+shapes: $(TESTED) ## Start the services of the compose files as plain processes, and test them.
 	$(RUN) pytest tests/deploy
 
-gpu-bundle: ## Pack what gpu-check needs where there is no package registry, into .gpu-bundle.
+gpu-bundle: ## Pack what gpu-check needs on a machine without a package registry into .gpu-bundle.
 	$(PYTHON) -m benchmarks.gpu.bundle
 
 ifneq ($(wildcard .gpu-bundle/*.tar.xz),)
-gpu-check: ## Run the tests and take the figures that need an NVIDIA GPU.
+gpu-check: ## Run the tests and the benchmark that need an NVIDIA GPU.
 	$(PYTHON) -m benchmarks.gpu.check
 else
 gpu-check: $(TESTED)
@@ -77,10 +77,13 @@ lint: $(STAMP) ## Check style, format and types.
 bench: $(STAMP) ## Measure CPU and latency beside other servers.
 	$(RUN) benchmarks.compare
 
-docs: $(STAMP) ## Write the parts of the documentation that follow from the code.
+docs: $(STAMP) ## Write the generated parts of the documentation.
 	$(RUN) docs.generate
 
-lock: $(STAMP) ## Choose the newest versions of all dependencies anew.
+site: $(STAMP) ## Build the documentation site with search into .site.
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
+
+lock: $(STAMP) ## Update all dependencies to their newest versions.
 	$(RUN) pip install --quiet --disable-pip-version-check uv
 	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file requirements.lock pyproject.toml
@@ -95,5 +98,5 @@ lock: $(STAMP) ## Choose the newest versions of all dependencies anew.
 		--upgrade --quiet --output-file networks.lock
 
 clean: ## Remove what was installed, made and cached here.
-	rm -rf $(VENV) .weir .bench build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .weir .bench .site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
