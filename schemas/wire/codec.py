@@ -11,6 +11,7 @@ Every message is untrusted input. A length that a message claims never allocates
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Annotated, Any, Literal, Self
@@ -91,9 +92,21 @@ def decode(data: bytes | memoryview, kind: Any, name: str) -> Any:
         raise MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}") from error
 
 
+def convert(value: Any, kind: Any) -> Any:
+    """The value of type `kind` that the decoded `value` stands for. Raises msgspec.ValidationError."""
+    _decoder(kind)  # `msgspec.convert` derives from the type what a decoder derives
+    return msgspec.convert(value, kind)
+
+
+_building = threading.Lock()
+
+
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(kind)
+    # msgspec keeps what it derives from a type's annotations in the type, and puts it there before it is complete: a
+    # second thread that uses the type meanwhile reads null pointers. Threads of instances decode, so one builds at a time.
+    with _building:
+        return msgspec.msgpack.Decoder(kind)
 
 
 @cache
@@ -125,4 +138,5 @@ def reference(row: list[Any]) -> Reference:
         kind = PayloadRef
     else:
         kind = CudaRegionRef if row and type(row[0]) is bytes else RegionRef
-    return msgspec.convert(row, kind)
+    referred: Reference = convert(row, kind)
+    return referred

@@ -21,7 +21,7 @@ from msgspec import Meta
 from schemas.core.errors import MAX_BACKOFF_US, MAX_RETRY_AFTER_S, ErrorCode, Reason, WeirError
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, Lane, Parameters
 from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage, Message, NonNegative, WireTensor, decode, encode
+from schemas.wire.codec import WIRE_VERSION, MalformedMessage, Message, NonNegative, WireTensor, convert, decode, encode
 
 MAX_REJECTED = 1 << 31
 """Rejected requests that one message may report."""
@@ -369,7 +369,7 @@ def _error(code: int, detail: str | list[Any]) -> WeirError:
     if isinstance(detail, str):
         return WeirError(ErrorCode.from_number(code), detail)
     try:
-        message, retry_after_s, backoff_us, reason = msgspec.convert(detail, _ErrorDetail)
+        message, retry_after_s, backoff_us, reason = convert(detail, _ErrorDetail)
     except msgspec.ValidationError as error:
         raise MalformedMessage(f"not a response: {error}") from error
     return WeirError(ErrorCode.from_number(code), message, retry_after_s, backoff_us, Reason.from_number(reason))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from http import HTTPStatus
 from typing import Annotated
 
@@ -155,3 +157,27 @@ def test_scalars_of_subclasses_are_packed_as_what_they_are() -> None:
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536])
 def test_the_header_of_content(size: int) -> None:
     assert bin_header(size) + bytes(size) == msgpack.packb(bytes(size))
+
+
+_DECODE_IN_THREADS = """
+import sys, threading
+import msgspec
+from schemas.wire.codec import Message, encode
+sys.setswitchinterval(1e-6)
+for number in range(300):
+    inner = msgspec.defstruct("Inner", [(f"field_{n}", int) for n in range(20)], array_like=True)
+    outer = msgspec.defstruct("Outer", [("rows", list[inner]), ("last", int)], bases=(Message,), frozen=True)
+    content, start = encode([1, [list(range(20))], 7]), threading.Barrier(4)
+    def decode():
+        start.wait()
+        assert outer.unpack(content).last == 7
+    threads = [threading.Thread(target=decode) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_threads_may_decode_the_first_messages_of_a_type_at_once() -> None:
+    """msgspec crashes the process where two threads build decoders of one type, so a process of its own tries it."""
+    ended = subprocess.run([sys.executable, "-c", _DECODE_IN_THREADS], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
