@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import signal
 from collections.abc import Callable, Coroutine
@@ -21,8 +22,10 @@ def run_role(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any, A
     """Runs `role` until it returns its exit status; returns that once no task of it runs any more.
 
     `role` receives an event that SIGTERM or SIGINT sets, and a task group for its background tasks. A background task
-    that fails ends the role, because a restart is better than half a role.
+    that fails ends the role, because a restart is better than half a role. Where native code crashes the process, as a
+    model's library may, the stacks of all threads are written to stderr.
     """
+    faulthandler.enable()
     return uvloop.run(_run(role))
 
 

@@ -1,8 +1,10 @@
-"""Tasks that lose their cancellation end all the same."""
+"""The event loop of a role: its tasks end, and a crash of native code leaves stacks."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -35,3 +37,20 @@ async def test_a_task_that_loses_its_cancellation_is_cancelled_again() -> None:
 async def test_a_release_without_batches_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     await cancel_remaining_tasks()
     assert not caplog.records
+
+
+_CRASHING_ROLE = """
+import ctypes
+from runtime.role_life import run_role
+
+async def crash_in_native_code(stop, background):
+    ctypes.string_at(0)
+
+run_role(crash_in_native_code)
+"""
+
+
+def test_a_crash_of_native_code_leaves_the_stacks_of_the_threads() -> None:
+    ended = subprocess.run([sys.executable, "-c", _CRASHING_ROLE], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -11
+    assert "in crash_in_native_code" in ended.stderr
