@@ -27,6 +27,7 @@ from client.cache.config import CacheConfig
 from client.model_control import ModelControl
 from repository.layout import ModelRepository
 from runtime.locked_folder import remove_abandoned_folders
+from runtime.process_state import own_identity
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from schemas.config.parameters import ResourceAmounts, read_resource
@@ -182,12 +183,21 @@ class _Worker:
         self.client = InferenceClient(bus, worker_id, context.background, options)
         self.custom_metrics = ModelMetrics()
         self.dispatcher = BatchDispatcher(bus, self.publisher, worker_id, self.fetcher)
+        process = own_identity()
         capacity = ResourceAmounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
         self.service = WorkerService(
             bus,
             self.publisher,
             self.dispatcher,
-            WorkerRecord(worker_id, os.getpid(), gpus=gpus, capacity=capacity, model_control_mode=mode),
+            WorkerRecord(
+                worker_id,
+                process.pid,
+                gpus=gpus,
+                capacity=capacity,
+                model_control_mode=mode,
+                pid_namespace=process.namespace,
+                started_ticks=process.started,
+            ),
             CounterSources(
                 payload_server=self.payload_server,
                 fetcher=self.fetcher,

@@ -51,6 +51,7 @@ from scheduler.service.owned_queue import (
 )
 from scheduler.service.registry_watcher import RegistryWatcher
 from scheduler.service.statistics import RetiredCounters, pack_scheduler_counters
+from scheduler.service.stopped_workers import StoppedWorkers
 from schemas.core.errors import internal
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.messages import (
@@ -132,6 +133,7 @@ class SchedulerService:
         self._pump = self.lease_gate.guard(self._dispatch)
         self._expire_requests = self.lease_gate.guard(self._expire)
         self._reconciler = BatchReconciler(scheduler_id)
+        self._stopped_workers = StoppedWorkers()
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
         self.malformed_messages = 0
@@ -499,6 +501,7 @@ class SchedulerService:
         while True:
             await asyncio.sleep(PROBE_INTERVAL_S)
             self._probe_workers()
+            self._drop_stopped_workers()
             seconds += PROBE_INTERVAL_S
             if seconds >= 1.0 and self._bus.is_connected:
                 seconds = 0.0
@@ -514,6 +517,20 @@ class SchedulerService:
     @contained(on_error="_queue_failed")
     def _workers_of(self, owned: OwnedQueue) -> set[str] | None:
         return owned.scheduler.workers()
+
+    @contained()
+    def _drop_stopped_workers(self) -> None:
+        now_s = time.monotonic()
+        if not self._bus.is_connected or now_s <= self._no_deaths_before_s:
+            return
+        for worker in self._stopped_workers.find(now_s, self.registry.workers):
+            logger.warning(
+                "worker %s stands still: its process is stopped or frozen; its batches are run again, and it has to "
+                "register again when it continues",
+                worker,
+            )
+            self.registry.drop(worker)
+            self._erase(worker)
 
     @contained()
     def _expire_workers(self) -> None:

@@ -111,7 +111,7 @@ ROOMS = {
         "logs",
     ),
     "runtime": (
-        "child_processes locked_folder log_limiter offload_process process_memory process_usage readiness",
+        "child_processes locked_folder log_limiter offload_process process_memory process_state process_usage readiness",
         "containment",
         "loop_lag memory_ledger offload",
         "role_life",

@@ -1,0 +1,66 @@
+"""A worker that stands still holds batches: another one runs them within two seconds, and the first is lost until it
+registers again.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.clients.request_ledger import Ledger, assert_nothing_lost
+from tests.support.models.zoo import write_small_zoo
+from tests.support.servers.roles import RoleProcess, Start
+from tests.support.waiting import wait_until
+
+LIMIT_S = 2.0
+STANDS_STILL = "stands still: its process is stopped or frozen"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started = Start(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.mark.timeout(120)
+def test_requests_of_a_stopped_worker_run_elsewhere_within_two_seconds(start: Start, tmp_path: Path) -> None:
+    write_small_zoo(tmp_path / "models")
+    scheduler = start("scheduler")
+    workers = [start.worker(), start.worker()]
+    served = start.gateway()
+    wait_until(served.is_ready)
+    ledger = Ledger(served, threads=8)
+
+    stopped: list[float] = []
+
+    def stop_and_continue(worker: RoleProcess) -> None:
+        ledger.wait_for_answers(time.monotonic())
+        stopped.append(time.monotonic())
+        worker.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: scheduler.log().count(STANDS_STILL) == len(stopped))
+            ledger.wait_for_answers(time.monotonic())
+        finally:
+            worker.process.send_signal(signal.SIGCONT)
+        # It finds its registration removed, registers again, and is used again.
+        wait_until(lambda: worker.log().count("registering again") == 1)
+        ledger.wait_for_answers(time.monotonic())
+
+    with ledger.sending():
+        for worker in workers:
+            stop_and_continue(worker)
+    recoveries = [
+        max((entry.answered_s for entry in ledger.entries if entry.sent_s <= at_s < entry.answered_s), default=at_s)
+        - at_s
+        for at_s in stopped
+    ]
+    print(ledger.summary("SIGSTOP of one of two workers", len(recoveries), recoveries))
+    assert_nothing_lost(ledger)
+    assert max(recoveries) < LIMIT_S
+    slowest_s = max(entry.answered_s - entry.sent_s for entry in ledger.entries)
+    assert slowest_s < LIMIT_S, f"a request took {slowest_s:.2f} s"
