@@ -12,48 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
+from runtime.control_groups import CGROUPS, OWN_CGROUPS, limits_of
 
 
-def available_memory_bytes(cgroups: Path = _CGROUPS, own_cgroups: Path = _OWN_CGROUPS) -> int:
+def available_memory_bytes(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int:
     """The least of the machine's physical memory and the memory limits of this process's cgroup and its ancestors."""
     machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min([machine_bytes, *_limits(cgroups, own_cgroups)])
-
-
-def _limits(cgroups: Path, own_cgroups: Path) -> Iterator[int]:
-    try:
-        lines = own_cgroups.read_text().splitlines()
-    except OSError:
-        return  # no Linux, or no /proc
-    for line in lines:
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:  # version 2
-            for mount in (cgroups, cgroups / "unified"):
-                yield from _limits_up(mount, path, "memory.max")
-        elif "memory" in controllers.split(","):  # version 1
-            yield from _limits_up(cgroups / "memory", path, "memory.limit_in_bytes")
-
-
-def _limits_up(mount: Path, path: str, file_name: str) -> Iterator[int]:
-    # Inside a container the path may name a folder of the host that is not mounted here; the mount itself is then the
-    # container's own cgroup.
-    folder = mount / path.lstrip("/")
-    while folder.is_relative_to(mount):
-        try:
-            text = (folder / file_name).read_text().strip()
-        except OSError:
-            text = ""
-        if text.isdigit():  # "max" is no limit
-            yield int(text)
-        if folder == mount:
-            return
-        folder = folder.parent
+    limits = limits_of("memory", ("memory.max",), ("memory.limit_in_bytes",), cgroups, own_cgroups)
+    return min([machine_bytes, *(int(text) for (text,) in limits if text.isdigit())])  # "max" is no limit
 
 
 def return_free_memory() -> None:

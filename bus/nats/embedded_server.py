@@ -29,6 +29,7 @@ from typing import Any
 
 from bus.nats.access import BrokerServer
 from runtime.child_processes import dies_with_parent
+from runtime.processors import processor_count
 
 MINIMUM_VERSION = (2, 12, 6)
 MAX_PAYLOAD = 8 * 1024 * 1024
@@ -71,6 +72,7 @@ class EmbeddedNats:
         self._password = ""
         self._lock_fd: int | None = None
         self._log_start = 0
+        self._processors = processor_count()
         # Part of the configuration, so that another server on the same port is recognised as such.
         self._server_name = f"weir-{uuid.uuid4().hex}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -205,7 +207,7 @@ class EmbeddedNats:
             self._log_start = log.tell()
             # Go's scheduler polls every processor that it may use: with a quarter of them a message costs 15 to 30 % less
             # CPU (measured).
-            processors = str(max(1, (os.cpu_count() or 1) // 4))
+            processors = str(max(1, self._processors // 4))
             # The server holds the lock too, so that the folder is free only once both it and its parent are gone.
             self.process = subprocess.Popen(
                 [binary, "--config", config],

@@ -111,8 +111,8 @@ ROOMS = {
         "logs",
     ),
     "runtime": (
-        "child_processes locked_folder log_limiter offload_process process_memory process_state process_usage readiness",
-        "containment",
+        "child_processes control_groups locked_folder log_limiter offload_process process_state process_usage readiness",
+        "containment process_memory processors",
         "loop_lag memory_ledger offload",
         "role_life",
     ),

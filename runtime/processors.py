@@ -1,0 +1,42 @@
+"""The processors that this process may use: how many (`processor_count`), and which (`processors_by_core`).
+
+Source: Linux, Documentation/admin-guide/cgroup-v2.rst (`cpu.max`), scheduler/sched-bwc.rst (`cpu.cfs_quota_us`) and
+cputopology.rst.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from runtime.control_groups import CGROUPS, OWN_CGROUPS, limits_of
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def processor_count(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int:
+    """The least of the processors in this process's affinity mask and the quotas of its control groups; at least 1.
+
+    A quota of 3.5 processors counts as 3: what runs on a fourth would be throttled.
+    """
+    counts = [float(len(os.sched_getaffinity(0)))]
+    quotas = limits_of("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"), cgroups, own_cgroups)
+    for texts in quotas:
+        quota, period = (*" ".join(texts).split(), "", "")[:2]
+        # "max", or -1 in version 1, is no limit.
+        if quota.isdigit() and period.isdigit() and int(period):
+            counts.append(int(quota) / int(period))
+    return max(1, int(min(counts)))
+
+
+def processors_by_core(topology: Path = _TOPOLOGY) -> list[int]:
+    """The numbers of the processors in this process's affinity mask; those of one socket and of one core are neighbours."""
+    return sorted(os.sched_getaffinity(0), key=lambda number: (*_place(topology, number), number))
+
+
+def _place(topology: Path, number: int) -> tuple[int, int]:
+    folder = topology / f"cpu{number}" / "topology"
+    try:
+        return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text())
+    except (OSError, ValueError):
+        return 0, number  # unknown: in the order of the numbers
