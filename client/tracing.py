@@ -54,12 +54,12 @@ class _ActiveSetting:
 
 
 class Tracing:
-    """The traces of one caller. `config` is that of the command line."""
+    """The traces of one caller. `config` is that of the command line; `file_suffix` is appended to the name of its file."""
 
-    def __init__(self, config: TraceConfig | None = None) -> None:
+    def __init__(self, config: TraceConfig | None = None, file_suffix: str = "") -> None:
         self._config = config or TraceConfig()
         self.settings = TraceSettings(self._config)
-        self._file = TraceFile(self._config.file)
+        self._file = TraceFile(self._config.file and self._config.file + file_suffix)
         self._spans: SpanExport | None = None
         self._ids = count(1)
         self._active: dict[str, _ActiveSetting] = {}

@@ -32,6 +32,7 @@ from client.readiness import Readiness
 from client.tracing import Tracing
 from durable.api.acceptance import QueueProvisioner
 from durable.api.async_requests import AsyncRequests
+from durable.api.reporting import CounterReporter
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork, ConsumerServices
 from gateway.admin.live_settings import LiveSettings
@@ -134,7 +135,7 @@ def _bind(settings: GatewaySettings) -> HttpListeners:
     listeners = HttpListeners()
     if settings.allow_http:
         listeners.bind("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
-    if settings.allow_metrics:
+    if settings.allow_metrics and not settings.gateway_number:
         listeners.bind("metrics", settings.metrics_address, settings.metrics_port)
     return listeners
 
@@ -171,7 +172,8 @@ class _Gateway:
         self._bus = bus
         self._listeners = listeners
         self._ports: dict[str, int] = {}
-        self._tracing = Tracing(parsed.trace)
+        # Several processes can't write one file.
+        self._tracing = Tracing(parsed.trace, f".gateway-{settings.gateway_number}" if settings.gateway_number else "")
         self._registry = RegistryView(bus)
         self._catalog = Catalog(self._registry, settings.strict_readiness)
         self._payloads = PayloadStore(PayloadArena(id), self._registry.model_shares_memory)
@@ -221,9 +223,9 @@ class _Gateway:
             async_requests=self._async_requests,
             batch_jobs=JobService(self._job_store, BatchRoots(settings.batch_roots), self._catalog),
         )
-        durable = own_id("durable", settings.durable_id) if settings.durable_id else ""
+        self._group = own_id("durable", settings.durable_id) if settings.durable_id else ""
         transfers = PayloadTransfers(self._fetcher, self._payload_server)
-        self._metrics = MetricsEndpoint(id, self._context, parsed.metrics, transfers, durable)
+        self._metrics = MetricsEndpoint(id, self._context, parsed.metrics, transfers, self._group)
         self._nats = NatsFrontend(bus, id, self._context)
         with _start_errors():
             self._grpc = GrpcServer(self._context, parsed.grpc)
@@ -251,10 +253,7 @@ class _Gateway:
         await self._regions.start(background)
         await self._statistics.start()
         await self._repository.start()
-        if self._cache is not None:
-            cache_counters = CacheCounterReporter(self._bus, self._id, self._cache.counters)
-            await cache_counters.start()
-            stops.callback(cache_counters.stop)
+        await self._report_counters(stops)
         expiry = background.create_task(_expire(self._registry, self._bus))
         stops.callback(expiry.cancel)
         stalls = background.create_task(end_stalled_connections(self._connections, self._context.ledger))
@@ -263,6 +262,23 @@ class _Gateway:
             self._ports["metrics_port"] = self._listeners.port("metrics")
             await self._listeners.serve("metrics", self._metrics.connection())
             stops.callback(self._listeners.stop, "metrics")
+
+    async def _report_counters(self, stops: contextlib.AsyncExitStack) -> None:
+        """Reports to other gateways what they can't count: the hits of the response cache, and all counters of a gateway
+        without a metrics port of its own.
+        """
+        reporter: CounterReporter | CacheCounterReporter
+        if self._settings.gateway_number:
+            # The same name in each life, so that the counters of former lives stay in the sums.
+            name = own_id("gateway", f"{self._settings.durable_id}-{self._settings.gateway_number}")
+            read_cache = list if self._cache is None else self._cache.counters.snapshot
+            reporter = CounterReporter(self._bus, name, self._metrics.own_counters, read_cache, self._group)
+        elif self._cache is not None:
+            reporter = CacheCounterReporter(self._bus, self._id, self._cache.counters)
+        else:
+            return
+        await reporter.start()
+        stops.callback(reporter.stop)
 
     def _background_work(self) -> BackgroundWork:
         services = ConsumerServices(

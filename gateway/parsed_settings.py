@@ -50,15 +50,18 @@ MIN_LEDGER_BYTES = 16 * 1024 * 1024
 """The smallest default limit, in however small a container."""
 
 
+def default_ledger_bytes(gateways: int = 1) -> int:
+    """The default limit of the ledger of each of the gateways that share the memory of this machine, in bytes."""
+    return max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, available_memory_bytes() // 4 // gateways))
+
+
 def request_ledger(settings: GatewaySettings) -> MemoryLedger:
     """The ledger of what clients have sent and of responses that they have not read yet.
 
     One request may be as large as `--http-max-input-size`, or over gRPC as half of the available memory.
     """
-    available_bytes = available_memory_bytes()
-    default_bytes = max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, available_bytes // 4))
-    largest_bytes = max(settings.http_max_input_size, min(MAX_MESSAGE_BYTES, available_bytes // 2))
-    return MemoryLedger(settings.gateway_memory_byte_size or default_bytes, largest_bytes)
+    largest_bytes = max(settings.http_max_input_size, min(MAX_MESSAGE_BYTES, available_memory_bytes() // 2))
+    return MemoryLedger(settings.gateway_memory_byte_size or default_ledger_bytes(), largest_bytes)
 
 
 def arriving_slots_ledger(payload_bytes: int) -> MemoryLedger:

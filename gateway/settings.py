@@ -24,7 +24,8 @@ class GatewaySettings(QueueSettings, LogOptions):
     `payload_memory_byte_size` 0 derives the limit from the host. `gateway_memory_byte_size` limits the memory ledger; 0
     derives it from the memory of the container or machine (`gateway.parsed_settings`).
     With `durable_consumer` the gateway runs durable requests and jobs itself. `durable_id` names the `weir durable` process
-    whose counters this gateway reports.
+    whose counters this gateway reports. `gateway_number` is above 0 for further gateways of one `weir serve`: they serve no
+    metrics, but report their counters to the first one, which has the same `durable_id`.
     Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
@@ -39,6 +40,7 @@ class GatewaySettings(QueueSettings, LogOptions):
     exit_timeout_secs: float = 30.0
     durable_consumer: bool = True
     durable_id: str | None = None
+    gateway_number: int = 0
     live_streams: int | None = None
 
     allow_http: bool = True

@@ -1,4 +1,4 @@
-"""Counters of durable requests, from the process that consumes their queues to the gateway that shows them as metrics.
+"""Counters of durable requests and of gateways, from their processes to the gateway that shows them as metrics.
 
 `read_counters` reads those of this process, `CounterReporter` sends them to gateways, `sum_counters` adds several
 readings.
@@ -158,15 +158,24 @@ def _histogram(histograms: Sequence[HistogramCounters]) -> HistogramCounters:
 
 
 class CounterReporter:
-    """Replies to `statistics.query` with the counters of `weir durable`: `read()`, and those of its response cache."""
+    """Replies to `statistics.query` with the counters of this process: `read()`, and those of its response cache.
+
+    The process is `weir durable`, or a gateway in the `group` of one.
+    """
 
     def __init__(
-        self, bus: Bus, id: str, read: Callable[[], ConsumerCounters], read_cache: Callable[[], list[dict[str, Any]]]
+        self,
+        bus: Bus,
+        id: str,
+        read: Callable[[], ConsumerCounters],
+        read_cache: Callable[[], list[dict[str, Any]]],
+        group: str = "",
     ) -> None:
         self._bus = bus
         self._id = id
         self._read = read
         self._read_cache = read_cache
+        self._group = group
         self._born_ns = time.time_ns()
 
     async def start(self) -> None:
@@ -186,6 +195,8 @@ class CounterReporter:
         return pack_counters(
             {
                 "gateway": self._id,
+                "role": "gateway" if self._group else "durable",
+                "group": self._group,
                 "born_ns": self._born_ns,
                 "models": self._read_cache(),
                 "leaving": leaving,

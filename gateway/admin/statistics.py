@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any, Generic, TypeVar
 
@@ -142,16 +142,22 @@ class Statistics:
         return list(self._workers.current.values())
 
     def consumers(self, name: str) -> tuple[list[ConsumerCounters], list[ConsumerCounters]]:
-        """The counters of `weir durable` process `name`: those of the live one, and those of its earlier lives."""
-        live = [source.consumer for source in self._gateways.current.values() if source.gateway == name]
-        departed = [source.consumer for source in self._gateways.departed if source.gateway == name]
-        return [found for found in live if found is not None], [found for found in departed if found is not None]
+        """The counters of `weir durable` process `name` and of the gateways in its group: live, and of former lives."""
+
+        def of_group(sources: Iterable[GatewayCounters]) -> list[ConsumerCounters]:
+            return [
+                source.consumer
+                for source in sources
+                if name and name in (source.gateway, source.group) and source.consumer is not None
+            ]
+
+        return of_group(self._gateways.current.values()), of_group(self._gateways.departed)
 
     def processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
         """Role, name and resource usage of each live process that reports it."""
         for gateway in self._gateways.current.values():
             if gateway.consumer is not None and gateway.consumer.process is not None:
-                yield "durable", gateway.gateway, gateway.consumer.process
+                yield gateway.role, gateway.gateway, gateway.consumer.process
         for scheduler in self._schedulers.current.values():
             if scheduler.process is not None:
                 yield "scheduler", scheduler.scheduler, scheduler.process
@@ -163,7 +169,7 @@ class Statistics:
         """Role, name and condition of each live process that reports it."""
         for gateway in self._gateways.current.values():
             if gateway.consumer is not None and gateway.consumer.health is not None:
-                yield "durable", gateway.gateway, gateway.consumer.health
+                yield gateway.role, gateway.gateway, gateway.consumer.health
         for scheduler in self._schedulers.current.values():
             if scheduler.health is not None:
                 yield "scheduler", scheduler.scheduler, scheduler.health

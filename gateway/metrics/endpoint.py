@@ -52,7 +52,8 @@ class PayloadTransfers(NamedTuple):
 class MetricsEndpoint:
     """Serves Triton's metrics and Weir's own over HTTP; `config` is the value of `--metrics-config`.
 
-    With `durable_id` the counters of that `weir durable` process are added to those of this gateway.
+    With `durable_id` the counters of that `weir durable` process, and of gateways in its group, are added to those of this
+    gateway.
     """
 
     def __init__(
@@ -130,11 +131,14 @@ class MetricsEndpoint:
         own = HealthCounters(**process_health())
         yield from health_families([("gateway", self._gateway_id, own), *self._statistics.health()])
 
+    def own_counters(self) -> ConsumerCounters:
+        """What this gateway counts."""
+        return read_counters(self._durable, self._inference, self._payloads, self._ledger, *self._transfers)
+
     def _counters(self) -> ConsumerCounters:
-        """What this gateway counts, and `weir durable` in its place."""
-        own = read_counters(self._durable, self._inference, self._payloads, self._ledger, *self._transfers)
+        """What this gateway counts, `weir durable` in its place, and further gateways on the same ports."""
         live, departed = self._statistics.consumers(self._durable_id)
-        return sum_counters([own, *live], departed)
+        return sum_counters([self.own_counters(), *live], departed)
 
     def _processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
         own = process_usage()

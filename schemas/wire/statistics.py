@@ -251,10 +251,14 @@ class ConsumerCounters(Counters, kw_only=True):
 class GatewayCounters(Counters, kw_only=True):
     """The reply of a gateway with a response cache: its hits and misses. `leaving` as in `SchedulerCounters`.
 
-    `weir durable` replies so too, with what it counts of durable requests in `consumer`.
+    `weir durable` replies so too, with what it counts of durable requests in `consumer`, and so do gateways without a
+    metrics port of their own. `role` is "durable" or "gateway"; `group` is the name of the `weir durable` process whose
+    gateway shows these counters as its own.
     """
 
     gateway: Name
+    role: Literal["durable", "gateway"] = "durable"
+    group: Annotated[str, Meta(max_length=1024)] = ""
     born_ns: Count = 0
     models: list[VersionCounters]
     leaving: bool = False

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,6 +22,7 @@ import typer
 
 from bus.nats.access import without_user
 from bus.nats.embedded_server import EmbeddedNats
+from runtime.processors import processor_count, processors_by_core
 from runtime.readiness import announce_ready
 from schemas.core.errors import WeirError
 from telemetry.log_settings import LogOptions, LogSettings
@@ -30,13 +30,15 @@ from telemetry.logs import configure_logging
 from weir import NATS_URL_VARIABLE, __version__
 from weir.commands.preflight import Listener, check_backend_directories, check_listeners, check_repositories
 from weir.commands.roles import check_gateway_options
+from weir.commands.serve_roles import gateway_roles, role_command, role_names, worker_roles
 from weir.errors import StartError
-from weir.options import OPTIONS, SERVE, UsageError, options_of
+from weir.options import OPTIONS, UsageError
 from weir.options.broker import ACCESS_OPTIONS
 from weir.options.deprecated import replaced
 from weir.running_server import data_home, write_addresses
 from weir.server_process import parent_fd
 from weir.supervisor.forked_role import import_roles
+from weir.supervisor.processes import count_processes, divide_processors
 from weir.supervisor.role import RoleSpec
 from weir.supervisor.supervisor import Supervisor
 from weir.terminal import one_line
@@ -44,11 +46,6 @@ from weir.terminal import one_line
 logger = logging.getLogger("weir.serve")
 
 HELP = "Serve model repositories: message bus, scheduler, worker and gateway in one command."
-
-
-# -P: modules in the current folder must not replace Weir's packages.
-_WEIR = (sys.executable, "-P", "-m", "weir")
-_DRAWN_PORTS = {"http_port": "--http-port", "grpc_port": "--grpc-port", "metrics_port": "--metrics-port"}
 
 
 class _Frontend(NamedTuple):
@@ -89,18 +86,19 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
-    gpus = count_gpus()
+    gpus, processors = count_gpus(), processor_count()
+    counts = count_processes(values, processors, gpus)
+    shares = divide_processors(values["worker_processors"], processors_by_core(), processors, counts)
     durable_id = secrets.token_hex(4)
+    gateways = gateway_roles(values, counts.gateways, durable_id)
     roles = [
-        RoleSpec(name="scheduler", argv=role_command("scheduler", values), drain_rank=1),
-        *worker_roles(values, gpus),
-        RoleSpec(name="durable", argv=(*role_command("durable", values), f"--durable-id={durable_id}"), drain_rank=0),
-        RoleSpec(
-            name="gateway",
-            argv=(*role_command("gateway", values), "--durable-consumer=false", f"--durable-id={durable_id}"),
-            drain_rank=0,
-            kept_facts=_DRAWN_PORTS,
+        *(
+            RoleSpec(name=name, argv=role_command("scheduler", values), drain_rank=1)
+            for name in role_names("scheduler", counts.schedulers)
         ),
+        *worker_roles(values, gpus, counts.workers, shares),
+        RoleSpec(name="durable", argv=(*role_command("durable", values), f"--durable-id={durable_id}"), drain_rank=0),
+        *gateways,
     ]
     is_forked = [gpus == 0 or not role.name.startswith("worker") for role in roles]
     roles = [replace(role, main=main if forked else None) for role, forked in zip(roles, is_forked, strict=True)]
@@ -117,11 +115,16 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
             folder = stack.enter_context(_data_dir(values, temporary=parent is not None))
             server = values["nats_server"]
             embedded = EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
+        if shares is not None:
+            # What this process starts inherits it; workers get their own.
+            os.sched_setaffinity(0, shares.others)
         supervisor = Supervisor(
             roles,
             nats=embedded,
             environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
-            on_ready=functools.partial(_report, listeners, nats_url, embedded, bool(values["exit_on_error"])),
+            on_ready=functools.partial(
+                _report, gateways[0].name, listeners, nats_url, embedded, values["exit_on_error"]
+            ),
             exit_timeout_s=values["exit_timeout_secs"],
             parent_fd=parent,
         )
@@ -143,34 +146,6 @@ def listeners_of(values: Mapping[str, Any]) -> dict[str, Listener]:
     }
 
 
-def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The command line of `role`, with the shared options that differ from their defaults.
-
-    The broker's URL is passed in the environment instead.
-    """
-    ours = options_of(SERVE)
-    arguments = [*_WEIR, role]
-    for key, option in options_of(role).items():
-        if key in ours and key != "nats" and values[key] != option.default:
-            arguments += option.written(values[key])
-    return tuple(arguments)
-
-
-def worker_roles(values: Mapping[str, Any], gpus: int) -> list[RoleSpec]:
-    """One worker, or one per GPU if there are several; the first also runs the instances that need no GPU.
-
-    With one process per GPU, a device failure affects only the worker of that GPU.
-    """
-    if gpus < 2:
-        return [RoleSpec(name="worker", argv=role_command("worker", values), drain_rank=2)]
-    roles: list[RoleSpec] = []
-    for gpu in range(gpus):
-        argv = (*role_command("worker", values), f"--gpu={gpu}")
-        argv += () if gpu == 0 else ("--cpu-instances=false",)
-        roles.append(RoleSpec(name=f"worker-{gpu}", argv=argv, drain_rank=2))
-    return roles
-
-
 @contextlib.contextmanager
 def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
     """The data folder: the given one, a temporary one, or the permanent one of the HTTP port."""
@@ -189,14 +164,15 @@ def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
         yield data_home() / str(port)
 
 
-def _report(
+def _report(  # noqa: PLR0913 - of one call
+    gateway: str,
     listeners: Mapping[str, Listener],
     nats_url: str | None,
     embedded: EmbeddedNats | None,
-    ends_on_error: bool,
+    ends_on_error: bool | None,
     facts: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    announced = facts["gateway"]
+    announced = facts[gateway]
     if ends_on_error and embedded is not None:
         from schemas.wire.registry import (
             UNLOADED,  # imported late: it imports numpy, which must not be loaded in the supervisor before its roles start

@@ -7,6 +7,7 @@ from weir.options.durable import DURABLE_OPTIONS
 from weir.options.frontends import FRONTEND_OPTIONS
 from weir.options.models import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
+from weir.options.processes import PROCESS_OPTIONS
 from weir.options.server import SCALING_OPTIONS, SERVER_OPTIONS
 from weir.options.unsupported import INEFFECTIVE, REFUSED
 
@@ -14,6 +15,7 @@ OPTIONS: tuple[Option, ...] = (
     *MODEL_OPTIONS,
     *FRONTEND_OPTIONS,
     *DURABLE_OPTIONS,
+    *PROCESS_OPTIONS,
     *SCALING_OPTIONS,
     *SERVER_OPTIONS,
     *INEFFECTIVE,

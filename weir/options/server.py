@@ -75,7 +75,8 @@ def _server() -> tuple[Option, ...]:
             default=0,
             shown_default="512 MiB, or a quarter of the memory of the container or machine if that is less",
             help="Memory a gateway may use for request bodies and unread responses; beyond it requests are rejected "
-            "with 503. One connection may use half of it, one client address three quarters.",
+            "with 503. One connection may use half of it, one client address three quarters. `weir serve` divides it "
+            "among its gateways.",
             panel="Server",
             commands=(SERVE, GATEWAY, DURABLE),
             ours=True,

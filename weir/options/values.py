@@ -110,6 +110,23 @@ class Integer(_Plain):
         return number
 
 
+AUTO = "auto"
+"""The value of a count that Weir chooses itself."""
+
+
+class IntegerOrAuto(Integer):
+    """An integer, or `AUTO`."""
+
+    choices: Sequence[str] = (AUTO,)
+
+    def __init__(self, min: int, max: int) -> None:
+        super().__init__(min=min, max=max, metavar=f"COUNT|{AUTO}")
+
+    def read(self, text: str) -> Any:
+        """The number, or `AUTO`. Raises BadValue."""
+        return AUTO if text.lower() == AUTO else super().read(text)
+
+
 @dataclass(frozen=True)
 class Number(_Plain):
     """A finite number, at least `min`."""

@@ -27,7 +27,9 @@ class RoleSpec:
 
     `argv` is the command: `python -P -m weir` and its arguments. With `main`, a fork of this process calls `main` with the
     arguments instead. `drain_rank` orders the stop: lower ranks stop first. `kept_facts` maps an announced fact to the
-    option that repeats it at a restart, so that a restarted role keeps its selected port.
+    option that repeats it at a restart, so that a restarted role keeps its selected port. With `facts_of`, the facts are
+    those of the role of that name, which is started before, so that both have the same port. `environment` is added to
+    that of all roles. `processors` are the numbers of those that the role may use (empty: those of this process).
     """
 
     name: str
@@ -35,16 +37,20 @@ class RoleSpec:
     drain_rank: int = 0
     kept_facts: Mapping[str, str] = field(default_factory=dict)
     main: Callable[[Sequence[str]], None] | None = None
+    facts_of: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    processors: frozenset[int] = frozenset()
 
 
 class Role:
     """One role across restarts.
 
     `process` is the running process, if any. `facts` are the last announced ones. `ready` is true once the current process
-    has announced readiness; `error` is its reason for failing to start.
+    has announced readiness; `error` is its reason for failing to start. `facts_from` is the role that `spec.facts_of`
+    names.
     """
 
-    def __init__(self, spec: RoleSpec, lifeline_fd: int) -> None:
+    def __init__(self, spec: RoleSpec, lifeline_fd: int, facts_from: Role | None = None) -> None:
         self.name = spec.name
         self.drain_rank = spec.drain_rank
         self.process: subprocess.Popen[bytes] | ForkedRole | None = None
@@ -54,6 +60,7 @@ class Role:
         self.error: str | None = None
         self._spec = spec
         self._lifeline_fd = lifeline_fd
+        self._facts_from = facts_from or self
         self._line = b""
 
     def start(self, environment: Mapping[str, str]) -> None:
@@ -66,7 +73,7 @@ class Role:
         try:
             self.process = self._run(
                 [*self._spec.argv, *self._repeated_facts()],
-                {**environment, READY_FD: str(child_fd), LIFELINE_FD: str(self._lifeline_fd)},
+                {**environment, **self._spec.environment, READY_FD: str(child_fd), LIFELINE_FD: str(self._lifeline_fd)},
                 (child_fd, self._lifeline_fd),
             )
         except OSError:
@@ -78,16 +85,34 @@ class Role:
     def _run(
         self, argv: Sequence[str], environment: Mapping[str, str], kept_fds: tuple[int, int]
     ) -> subprocess.Popen[bytes] | ForkedRole:
+        restrict = self._restrict
         if self._spec.main is not None:
-            return ForkedRole(self._spec.main, argv[_PROGRAM_ARGUMENTS:], environment, kept_fds, " ".join(argv))
+            main = self._spec.main
+
+            def run(arguments: Sequence[str]) -> None:
+                restrict()
+                main(arguments)
+
+            return ForkedRole(run, argv[_PROGRAM_ARGUMENTS:], environment, kept_fds, " ".join(argv))
+        die_with_parent = dies_with_parent()
+
+        def prepare() -> None:
+            die_with_parent()
+            restrict()
+
         return subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             env=environment,
             pass_fds=kept_fds,
             start_new_session=True,
-            preexec_fn=dies_with_parent(),
+            preexec_fn=prepare,
         )
+
+    def _restrict(self) -> None:
+        """Restrict the calling process, and what it starts, to the processors of the role."""
+        if self._spec.processors:
+            os.sched_setaffinity(0, self._spec.processors)
 
     def read_announcement(self) -> bool:
         """Read the available data of the ready pipe; returns True once the announcement is complete.
@@ -117,8 +142,8 @@ class Role:
             self.ready_fd = None
 
     def _repeated_facts(self) -> list[str]:
-        kept = self._spec.kept_facts.items()
-        return [word for fact, option in kept if fact in self.facts for word in (option, str(self.facts[fact]))]
+        kept, facts = self._spec.kept_facts.items(), self._facts_from.facts
+        return [word for fact, option in kept if fact in facts for word in (option, str(facts[fact]))]
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -62,7 +62,10 @@ class Supervisor:
         self._parent_fd = parent_fd
         # Roles hold the read end and only this process the write end: they read end-of-file when this process exits.
         self._lifeline_fd, self._lifeline_held_fd = os.pipe()
-        self._roles = [Role(spec, self._lifeline_fd) for spec in roles]
+        self._roles: list[Role] = []
+        for spec in roles:
+            facts_from = next((role for role in self._roles if role.name == spec.facts_of), None)
+            self._roles.append(Role(spec, self._lifeline_fd, facts_from))
         self._children: list[Child] = [*([nats] if nats else []), *self._roles]
         self._histories = {child.name: RestartHistory(policy or RestartPolicy()) for child in self._children}
         self._ready_since: dict[str, float] = {}

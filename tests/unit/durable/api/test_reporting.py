@@ -85,3 +85,13 @@ async def test_gateways_decode_the_reply_as_that_of_a_gateway() -> None:
     # A gateway of an earlier release ignores the field that it does not know.
     fields = msgspec.msgpack.decode(published[0])
     assert fields["models"] == []
+    assert (reply.role, reply.group) == ("durable", "")
+
+
+def test_a_gateway_reports_as_one_of_a_group() -> None:
+    published: list[bytes] = []
+    bus: Any = SimpleNamespace(publish=lambda _subject, data: published.append(data))
+    CounterReporter(bus, "g", lambda: reading(2), list, "d").stop()
+    reply = unpack_counters(published[0])
+    assert isinstance(reply, GatewayCounters)
+    assert (reply.gateway, reply.role, reply.group) == ("g", "gateway", "d")

@@ -213,6 +213,36 @@ async def test_hits_of_all_gateways_are_added_and_stay_when_one_goes(
     assert await cluster.successes() == cluster.workers["a"]["models"][0]["success"][0], "what is unloaded is forgotten"
 
 
+def of_group(gateway: str, requests: int, group: str, **more: Any) -> dict[str, Any]:
+    """The reply of a gateway in a group that has published so many requests."""
+    consumer = {"dispatch": {"requests": requests}, "process": {"cpu_s": 1.0, "resident_bytes": 1}}
+    fields = {"gateway": gateway, "models": [], "role": "gateway", "group": group, "consumer": consumer, "born_ns": 1}
+    return fields | more
+
+
+async def test_the_counters_of_a_group_are_those_of_its_gateways_and_of_their_former_lives(cluster: Cluster) -> None:
+    cluster.gateways = {
+        "d": {**of_group("d", 1, ""), "role": "durable"},
+        "g1": of_group("g1", 10, "d"),
+        "g2": of_group("g2", 100, "another"),
+    }
+    await cluster.statistics.refresh()
+    await cluster.statistics.refresh()  # the first one has only discovered them
+    live, departed = cluster.statistics.consumers("d")
+    assert (sorted(one.dispatch.requests for one in live), departed) == ([1, 10], [])
+    assert {(role, name) for role, name, _ in cluster.statistics.processes()} == {
+        ("durable", "d"),
+        ("gateway", "g1"),
+        ("gateway", "g2"),
+    }
+    cluster.gateways["g1"] = of_group("g1", 3, "d", born_ns=2)
+    await cluster.statistics.refresh()
+    live, departed = cluster.statistics.consumers("d")
+    assert sorted(one.dispatch.requests for one in live) == [1, 3]
+    assert [one.dispatch.requests for one in departed] == [10]
+    assert cluster.statistics.consumers("") == ([], [])
+
+
 async def test_gateways_are_not_listened_to_without_end(cluster: Cluster) -> None:
     for number in range(module.MAX_GATEWAYS + 5):
         cluster.deliver(subjects.LAST_COUNTERS, pack_counters(hits(f"g{number}", 1)))

@@ -103,9 +103,9 @@ def test_each_field_of_a_role_s_settings_is_an_option_with_the_same_default(role
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_a_role_takes_serve_takes_too(role: str) -> None:
-    # `weir serve` itself says which worker has which GPU, and has no readers on other hosts.
+    # `weir serve` itself says which worker has which GPU and which gateway is which, and has no readers on other hosts.
     alone = {
-        "gateway": {"payload_listen", "durable_consumer", "durable_id"},
+        "gateway": {"payload_listen", "durable_consumer", "durable_id", "gateway_number"},
         "durable": {"payload_listen"},
         "worker": {"payload_listen", "gpu", "cpu_instances"},
     }.get(role, set())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from runtime.readiness import announce_ready
 from weir.supervisor.role import Role, RoleSpec
 
 ANNOUNCE = "import os, sys; os.write(int(os.environ['WEIR_READY_FD']), sys.argv[1].encode())"
@@ -70,3 +71,43 @@ def test_a_program_that_does_not_exist_leaves_no_pipe(lifeline_fd: int) -> None:
     with pytest.raises(OSError, match="nowhere"):
         role.start({})
     assert role.ready_fd is None
+
+
+def test_facts_of_another_role_become_options(lifeline_fd: int) -> None:
+    first = role_that_writes('{"ready": true, "port": 7}\n', lifeline_fd)
+    run(first)
+    code = "import json, os, sys; os.write(int(os.environ['WEIR_READY_FD']), (json.dumps({'ready': True, 'port': 9, " \
+        "'arguments': sys.argv[1:]}) + '\\n').encode())"  # fmt: skip
+    spec = RoleSpec(name="s", argv=(sys.executable, "-c", code), kept_facts={"port": "--port"}, facts_of="r")
+    second = Role(spec, lifeline_fd, first)
+    run(second)
+    run(second)
+    assert second.facts["arguments"] == ["--port", "7"]
+
+
+PLACE = (
+    "import json, os; os.write(int(os.environ['WEIR_READY_FD']), (json.dumps("
+    "{'ready': True, 'on': sorted(os.sched_getaffinity(0)), 'own': os.environ.get('OWN')}) + '\\n').encode())"
+)
+
+
+def announce_place(arguments: Sequence[str]) -> None:
+    announce_ready(on=sorted(os.sched_getaffinity(0)), own=os.environ.get("OWN"))
+
+
+@pytest.mark.parametrize("main", [None, announce_place], ids=["a command", "forked"])
+def test_a_role_has_its_own_processors_and_environment(
+    main: Callable[[Sequence[str]], None] | None, lifeline_fd: int
+) -> None:
+    everywhere = os.sched_getaffinity(0)
+    spec = RoleSpec(
+        name="r",
+        argv=(sys.executable, "-c", PLACE),
+        environment={"OWN": "1"},
+        processors=frozenset({max(everywhere)}),
+        main=main,
+    )
+    role = Role(spec, lifeline_fd)
+    run(role)
+    assert role.facts == {"on": [max(everywhere)], "own": "1"}
+    assert os.sched_getaffinity(0) == everywhere

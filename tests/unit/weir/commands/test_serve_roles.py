@@ -1,0 +1,98 @@
+"""The roles that `weir serve` starts: how many, with which devices, ports and shares of the memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus.payloads.arena import process_budget
+from gateway.parsed_settings import default_ledger_bytes
+from weir.commands.serve_roles import gateway_roles, role_names, worker_roles
+from weir.options import SERVE, options_of
+from weir.supervisor.processes import ProcessorShares
+from weir.supervisor.role import RoleSpec
+
+VALUES = {key: () if option.repeatable else option.default for key, option in options_of(SERVE).items()}
+
+
+def option(role: RoleSpec, name: str) -> str | None:
+    """The value of an option on the command line of a role."""
+    return next((word.partition("=")[2] for word in role.argv if word.startswith(f"{name}=")), None)
+
+
+def test_roles_are_numbered_where_there_are_several() -> None:
+    assert role_names("gateway", 1) == ["gateway"]
+    assert role_names("gateway", 2) == ["gateway-0", "gateway-1"]
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 4])
+def test_a_lone_worker_has_all_devices(gpus: int) -> None:
+    (role,) = worker_roles(VALUES, gpus, 1)
+    assert role.name == "worker"
+    assert not [word for word in role.argv if "gpu" in word or "cpu" in word or "memory" in word]
+
+
+def test_one_worker_for_each_gpu_and_one_of_them_for_the_cpu() -> None:
+    roles = worker_roles({**VALUES, "model_load_thread_count": 2}, 3, 3)
+    assert [role.name for role in roles] == ["worker-0", "worker-1", "worker-2"]
+    assert [option(role, "--gpu") for role in roles] == ["0", "1", "2"]
+    assert [option(role, "--cpu-instances") for role in roles] == [None, "false", "false"]
+    assert all(option(role, "--model-load-thread-count") == "2" for role in roles)
+    assert not any(role.environment for role in roles)
+    assert len({role.drain_rank for role in roles}) == 1
+
+
+def test_workers_beyond_the_gpus_see_none_and_run_cpu_instances() -> None:
+    roles = worker_roles(VALUES, 1, 3)
+    assert [option(role, "--gpu") for role in roles] == ["0", None, None]
+    assert [option(role, "--cpu-instances") for role in roles] == [None, None, None]
+    assert [role.environment.get("CUDA_VISIBLE_DEVICES") for role in roles] == [None, "", ""]
+
+
+def test_workers_have_their_own_processors() -> None:
+    shares = ProcessorShares((frozenset({2, 3}), frozenset({4, 5})), frozenset({0, 1}))
+    assert [role.processors for role in worker_roles(VALUES, 0, 2, shares)] == [{2, 3}, {4, 5}]
+    assert [role.processors for role in worker_roles(VALUES, 0, 2)] == [frozenset(), frozenset()]
+
+
+def test_a_lone_gateway_shares_nothing() -> None:
+    (role,) = gateway_roles(VALUES, 1, "d")
+    assert (role.name, role.facts_of) == ("gateway", "")
+    assert not [word for word in role.argv if "reuse" in word or "memory" in word or "number" in word]
+
+
+def test_gateways_share_the_ports_of_the_first() -> None:
+    roles = gateway_roles({**VALUES, "http_port": 0}, 3, "d")
+    assert [option(role, "--gateway-number") for role in roles] == [None, "1", "2"]
+    assert [role.facts_of for role in roles] == ["", "gateway-0", "gateway-0"]
+    for role in roles:
+        assert (option(role, "--reuse-http-port"), option(role, "--reuse-grpc-port")) == ("true", "true")
+        assert (option(role, "--http-port"), option(role, "--durable-id")) == ("0", "d")
+        assert role.kept_facts["http_port"] == "--http-port"
+
+
+def memory(values: dict[str, Any], gateways: int) -> tuple[int, int]:
+    """The bytes for requests and for payloads of all gateways together."""
+    roles = gateway_roles({**VALUES, **values}, gateways, "d")
+    return (
+        sum(int(option(role, "--gateway-memory-byte-size") or 0) for role in roles),
+        sum(int(option(role, "--payload-memory-byte-size") or 0) for role in roles),
+    )
+
+
+def test_a_limit_of_memory_holds_for_all_gateways_together() -> None:
+    requests_bytes, payload_bytes = memory({"gateway_memory_byte_size": 300 << 20}, 3)
+    assert requests_bytes == 300 << 20
+    assert payload_bytes <= process_budget().total_bytes
+
+
+def test_the_default_limit_is_what_the_memory_of_the_machine_allows() -> None:
+    requests_bytes, _ = memory({}, 3)
+    assert requests_bytes == 3 * default_ledger_bytes(3)
+
+
+def test_a_given_limit_of_payloads_is_each_processs_own() -> None:
+    assert memory({"payload_memory_byte_size": 1 << 30}, 2)[1] == 2 << 30
+    roles = worker_roles({**VALUES, "payload_memory_byte_size": 1 << 30}, 0, 2)
+    assert [option(role, "--payload-memory-byte-size") for role in roles] == [str(1 << 30)] * 2

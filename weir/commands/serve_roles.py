@@ -1,0 +1,104 @@
+"""The roles of one `weir serve`: their command lines, and how several gateways or workers share what there is once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from weir.options import SERVE, options_of
+from weir.supervisor.processes import ProcessorShares
+from weir.supervisor.role import RoleSpec
+
+# -P: modules in the current folder must not replace Weir's packages.
+_WEIR = (sys.executable, "-P", "-m", "weir")
+_DRAWN_PORTS = {"http_port": "--http-port", "grpc_port": "--grpc-port", "metrics_port": "--metrics-port"}
+
+
+def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The command line of `role`, with the shared options that differ from their defaults.
+
+    The broker's URL is passed in the environment instead.
+    """
+    ours = options_of(SERVE)
+    arguments = [*_WEIR, role]
+    for key, option in options_of(role).items():
+        if key in ours and key != "nats" and values[key] != option.default:
+            arguments += option.written(values[key])
+    return tuple(arguments)
+
+
+def role_names(role: str, count: int) -> list[str]:
+    """The names of `count` processes of a role: its own name, or numbered ones if there are several."""
+    return [role] if count == 1 else [f"{role}-{number}" for number in range(count)]
+
+
+def gateway_roles(values: Mapping[str, Any], count: int, durable_id: str) -> list[RoleSpec]:
+    """`count` gateways on the same ports. They share the memory that is for requests of clients.
+
+    The first one selects the ports where they are 0, and serves the metrics of all: the counters of several processes on
+    one metrics port would seem to jump back and forth.
+    """
+    command = (
+        *role_command("gateway", {**values, **_gateway_memory(values, count)}),
+        "--durable-consumer=false",
+        f"--durable-id={durable_id}",
+    )
+    if count > 1:
+        command += ("--reuse-http-port=true", "--reuse-grpc-port=true")
+    names = role_names("gateway", count)
+    return [
+        RoleSpec(
+            name=name,
+            argv=(*command, f"--gateway-number={number}") if number else command,
+            drain_rank=0,
+            kept_facts=_DRAWN_PORTS,
+            facts_of=names[0] if number else "",
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def worker_roles(
+    values: Mapping[str, Any], gpus: int, count: int, shares: ProcessorShares | None = None
+) -> list[RoleSpec]:
+    """`count` workers. Each has one GPU, as far as there are several workers and enough GPUs, or all GPUs if it is alone.
+
+    With one process per GPU, a device failure affects only the worker of that GPU. The first worker and those without a
+    GPU run the instances that need none.
+    """
+    shared = _payload_memory(values, count) if count > max(1, gpus) else {}
+    command = role_command("worker", {**values, **shared})
+    roles: list[RoleSpec] = []
+    for number, name in enumerate(role_names("worker", count)):
+        argv, environment = command, {}
+        if count > 1 and number < gpus:
+            argv += (f"--gpu={number}",) if number == 0 else (f"--gpu={number}", "--cpu-instances=false")
+        elif count > 1 and gpus:
+            environment = {"CUDA_VISIBLE_DEVICES": ""}
+        processors = shares.workers[number] if shares is not None else frozenset()
+        roles.append(RoleSpec(name=name, argv=argv, drain_rank=2, environment=environment, processors=processors))
+    return roles
+
+
+def _gateway_memory(values: Mapping[str, Any], count: int) -> dict[str, int]:
+    """The limits of memory of each of `count` gateways, as values of options.
+
+    A given limit holds for all gateways together, and so does what the default derives from the memory of the machine.
+    """
+    if count == 1:
+        return {}
+    from gateway.parsed_settings import default_ledger_bytes  # late: options are checked before it is imported
+
+    given_bytes = values["gateway_memory_byte_size"]
+    return {
+        "gateway_memory_byte_size": given_bytes // count if given_bytes else default_ledger_bytes(count),
+        **_payload_memory(values, count),
+    }
+
+
+def _payload_memory(values: Mapping[str, Any], count: int) -> dict[str, int]:
+    """The shared memory for payloads of each of `count` processes that share what a lone one may use by default."""
+    from bus.payloads.arena import process_budget  # late: options are checked before it is imported
+
+    return {"payload_memory_byte_size": values["payload_memory_byte_size"] or process_budget().total_bytes // count}
