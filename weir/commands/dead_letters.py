@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
+
 import orjson
 import typer
 from nats.errors import Error as NatsError

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
+
 import typer
 from nats.errors import Error as NatsError
 from rich.console import Console
