@@ -128,8 +128,8 @@ scheduler.service.owned_queue:DRAIN_BATCHES_S | wait of a handover for running b
 # Worker
 worker.ensembles.request:MAX_RUNS | runs of a request to an ensemble whose tensors are lost | 503
 worker.ensembles.request:STEP_TIMEOUT_S | wait for a step with `max_inflight_requests` | it exceeds the limit
-worker.execution.microbatch:MAX_HELD_S | wait of responses for those behind them in a microbatch | they are sent
-worker.execution.microbatch:MAX_STUCK_S | wait of a microbatch behind a request that does not end | back to the queue
+worker.execution.batch_execution:MAX_HELD_S | wait of responses for those behind them in a microbatch | they are sent
+worker.execution.batch_execution:MAX_STUCK_S | wait of a microbatch behind a request that does not end | back to the queue
 worker.execution.batch_execution:MAX_RESCHEDULED | rescheduled requests of an instance whose responses are numbered on | the stream of the oldest ends with an error
 worker.execution.statistics:MAX_RESPONSE_INDEXES | responses of a request with their own counters | counted with the last
 worker.backends.python.calls:MAX_UNSENT_BYTES | responses for a Python model that its process has not read | the call ends with an error

@@ -13,7 +13,7 @@ from collections.abc import Iterable, ValuesView
 from functools import partial
 from itertools import count
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from bus.naming import subjects
 from bus.nats.connection import Bus, Message
@@ -35,9 +35,9 @@ from schemas.wire.messages import (
     pack_responses,
 )
 from worker.ensembles.instance import EnsembleInstance
-from worker.execution.batch_execution import BatchUpdate
+from worker.execution.batch_execution import MAX_HELD_S, MAX_STUCK_S, BatchUpdate
 from worker.execution.instance import ModelInstance
-from worker.execution.microbatch import MAX_HELD_S, Microbatch
+from worker.execution.microbatch import Microbatch
 from worker.execution.remote_payloads import RemotePayloads
 from worker.execution.running_batch import RunningBatch
 from worker.lifecycle.loader import LoadResult
@@ -275,6 +275,8 @@ class BatchDispatcher:
             if served.model.config.is_decoupled:
                 # Streams are identified by scheduler and batch, which parts of a microbatch do not have.
                 self._complete(batch, BatchOutcome.NOT_RUN)
+            elif instance.runs_microbatches:
+                self._submit_whole(batch, instance, fetched)
             else:
                 self._submit_microbatch(batch, instance, fetched)
             return
@@ -307,6 +309,23 @@ class BatchDispatcher:
         microbatch.submit()
         self._loop.call_later(MAX_HELD_S, self._check_microbatch, microbatch)
 
+    def _submit_whole(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
+        """Submits a microbatch to an instance that runs its requests from one message."""
+        running = fetched or RunningBatch(batch)
+        if not batch.is_series:
+            running.message = replace(batch, is_series=True)
+        self._held[batch.scheduler, batch.batch_id] = running
+        instance.submit(running)
+        self._loop.call_later(MAX_STUCK_S, self._requeue_unstarted, running, instance)
+
+    @contained()
+    def _requeue_unstarted(self, running: RunningBatch, instance: ModelInstance) -> None:
+        """Requeues a microbatch that waits behind a slow batch."""
+        batch = running.message
+        if (batch.scheduler, batch.batch_id) in self._held and instance.withdraw([running]):
+            completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, 0, list(range(len(batch.entries))))
+            self.publish(BatchUpdate(batch.scheduler, completion))
+
     def _check_microbatch(self, microbatch: Microbatch) -> None:
         if microbatch.is_complete:
             return
@@ -328,8 +347,23 @@ class BatchDispatcher:
     def requeue_waiting(self, key: str) -> None:
         """Requeues what the instance of this key has not started: its process waits for a response of another model."""
         for held in list(self._held.values()):
-            if isinstance(held, Microbatch) and held.instance.key == key:
-                self._requeue(held)
+            if isinstance(held, Microbatch):
+                if held.instance.key == key:
+                    self._requeue(held)
+            elif held.message.is_series:
+                self._requeue_whole(held, key)
+
+    @contained()
+    def _requeue_whole(self, running: RunningBatch, key: str) -> None:
+        batch = running.message
+        served = self.models[batch.model].served.get(batch.version) if batch.model in self.models else None
+        instance = None if served is None else served.instance(batch.instance)
+        if not isinstance(instance, ModelInstance) or instance.key != key:
+            return
+        if running.requeue is not None:
+            running.requeue()
+        else:
+            self._requeue_unstarted(running, instance)
 
     def _on_cancelled(self, message: Message) -> None:
         try:

@@ -15,7 +15,7 @@ from scheduler.batching.request import QueuedRequest
 from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
 from schemas.config.model_config import ModelConfig
 
-MAX_MICROBATCH_REQUESTS = 16
+MAX_MICROBATCH_REQUESTS = 32
 """Requests of one microbatch; this limits how many a worker that dies may have started."""
 
 MAX_MICROBATCH_US = 2_000

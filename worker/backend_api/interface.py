@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -215,6 +215,44 @@ class ExecutionHandle:
         raise NotImplementedError
 
 
+class EndedRequest(NamedTuple):
+    """A request of a microbatch that has run, from `start_ns` to `end_ns` (`time.monotonic_ns()`).
+
+    `result` is as in the results of `Instance.execute`.
+    """
+
+    position: int
+    result: Result | None
+    start_ns: int
+    end_ns: int
+
+
+class MicrobatchRun(Protocol):
+    """The requests of a microbatch, which an instance runs one after another, each alone.
+
+    All methods belong to the instance's thread, except `withdraw`. Results are valid until `close`.
+    """
+
+    death: str
+    """Why the instance can't continue, "" as long as it can."""
+
+    @property
+    def lost(self) -> Sequence[int]:
+        """The positions of the requests that were running when the instance died, after `wait` has returned True."""
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether the last request ends, or the instance dies, within `timeout_s` (None: no limit)."""
+
+    def ended(self) -> Sequence[EndedRequest]:
+        """The requests that have ended since the last call."""
+
+    def withdraw(self) -> Sequence[int]:
+        """Withdraws the requests that have not started; returns their positions. For any thread."""
+
+    def close(self) -> None:
+        """The results have been read: the instance may run the next batch."""
+
+
 class Instance(Protocol):
     """One instance of a loaded model. All calls come from the thread that created it."""
 
@@ -234,6 +272,14 @@ class Instance(Protocol):
 
     def close(self) -> None:
         """Releases what the instance holds."""
+
+
+@runtime_checkable
+class MicrobatchInstance(Instance, Protocol):
+    """An instance for which one message with the requests of a microbatch is cheaper than a call for each."""
+
+    def start_microbatch(self, requests: Sequence[InferRequest], execution: Execution) -> MicrobatchRun:
+        """Starts to run `requests` one after another, each as `execute` would run it alone. Raises as `execute`."""
 
 
 class LoadedModel(Protocol):

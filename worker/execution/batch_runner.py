@@ -10,13 +10,14 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from typing import Any
 
 from bus.nats.thread_publisher import Outgoing
 from bus.payloads.arena import PayloadReader
 from runtime.containment import contained
-from schemas.core.errors import internal
+from schemas.core.errors import WeirError, internal
 from schemas.core.requests import InferRequest
 from schemas.wire.messages import NO_REPLY, BatchCompletion, BatchMessage, BatchOutcome, Timestamps, pack_error
 from telemetry.logs import log_request, logs_requests
@@ -27,17 +28,24 @@ from worker.backend_api.interface import (
     Instance,
     InstanceDied,
     InstanceUnavailable,
+    MicrobatchInstance,
     Result,
     not_iterative,
 )
-from worker.execution.batch_execution import BatchExecution, BatchUpdate, InstanceContext, StreamingBatches
+from worker.execution.batch_execution import (
+    BatchExecution,
+    BatchUpdate,
+    InstanceContext,
+    MicrobatchExecution,
+    StreamingBatches,
+)
 from worker.execution.batch_tensors import batch_sizes
 from worker.execution.decoding import decode_batch
 from worker.execution.invocation import ModelInvoker
 from worker.execution.response_writer import pack_rows, packing_failed
 from worker.execution.running_batch import RunningBatch, trace_timestamps
 from worker.execution.sequences import SequenceControls, is_padding, pad_rows, restorable
-from worker.execution.statistics import BatchRun, ModelStatistics, record_batch
+from worker.execution.statistics import BatchRun, ModelStatistics, record_batch, record_microbatch
 
 logger = logging.getLogger("weir.worker")
 
@@ -102,13 +110,7 @@ class BatchRunner:
         """Has the instance run the batch. Returns the end of the batch if the instance died. Raises DeviceLost."""
         batch = running.message
         execution = BatchExecution(running, self.streaming, self._reader)
-        self._shared_memory.begin()
-        positions, requests, results = decode_batch(running, self._reader, self._shared_memory, self.statistics)
-        if logs_requests(logger):
-            step = f"runs in {self._name}, batch {batch.batch_id}"
-            for position, request in zip(positions, requests, strict=True):
-                entry = batch.entries[position]
-                log_request(logger, step, batch.model, (entry.gateway, entry.key), request.id)
+        positions, requests, results = self._decode(running)
         padding: Collection[int] = pad_rows(positions, requests) if self._keeps_rows else ()
         if self._controls is not None:
             ready = (not is_padding(batch.entries[position]) and position not in padding for position in positions)
@@ -131,6 +133,49 @@ class BatchRunner:
             except InstanceDied as death:
                 return self._lost(running, execution, death)
         return StartedBatch(running, execution, positions, requests, sizes, padding, results, first, outcomes)
+
+    def run_microbatch(self, instance: MicrobatchInstance, running: RunningBatch) -> BatchUpdate | None:
+        """Has the instance run the requests one after another; returns as `finish`."""
+        execution = MicrobatchExecution(running, self.streaming, self._reader)
+        positions, requests, results = self._decode(running)
+        sizes = batch_sizes(requests, self._batching) if requests else []
+        execution.begin(positions, sizes, requests)
+        started = StartedBatch(running, execution, positions, requests, sizes, (), results, [], ())
+        if not requests:
+            return self._respond(started, ())
+        try:
+            run = self._invoker.start_microbatch(instance, requests, execution)
+        except InstanceDied as death:
+            return self._lost(running, execution, death)
+        if isinstance(run, WeirError):
+            failed = [Result(error=run) for _ in requests]
+            self._collect(started, failed)
+            return self._respond(started, failed)
+        running.requeue = partial(execution.requeue, run)
+        try:
+            outcomes = execution.follow(run)
+            if run.death:
+                logger.warning("%s: %s; the %d requests it was running run again", self._name, run.death, len(run.lost))
+            self._invoker.finish_microbatch(outcomes)
+            self._collect(started, outcomes)
+            if execution.has_responded or not all(outcomes):
+                execution.returned(results)
+                return None
+            return self._respond(started, outcomes)
+        finally:
+            running.requeue = None
+            run.close()
+
+    def _decode(self, running: RunningBatch) -> tuple[list[int], list[InferRequest], list[Result | None]]:
+        batch = running.message
+        self._shared_memory.begin()
+        positions, requests, results = decode_batch(running, self._reader, self._shared_memory, self.statistics)
+        if logs_requests(logger):
+            step = f"runs in {self._name}, batch {batch.batch_id}"
+            for position, request in zip(positions, requests, strict=True):
+                entry = batch.entries[position]
+                log_request(logger, step, batch.model, (entry.gateway, entry.key), request.id)
+        return positions, requests, results
 
     def finish(self, instance: Instance, started: StartedBatch) -> BatchUpdate | None:
         """The end of the batch, or None if its responses are, or will be, published one by one. Raises DeviceLost."""
@@ -179,8 +224,8 @@ class BatchRunner:
             positions, sizes = list(compress(positions, real)), list(compress(sizes, real))
             requests, outcomes = list(compress(requests, real)), list(compress(outcomes, real))
         traced = {
-            index: trace_timestamps(running, index, execution)
-            for index, request in zip(positions, requests, strict=True)
+            index: trace_timestamps(running, index, execution.run_of(at))
+            for at, (index, request) in enumerate(zip(positions, requests, strict=True))
             if request.wants_timestamps
         }
         responses = self._encode(batch, started.results, traced)
@@ -199,7 +244,10 @@ class BatchRunner:
     @contained()
     def _record(self, run: BatchRun) -> None:
         """Counts the batch; its responses are sent even if that fails."""
-        record_batch(self.statistics, run)
+        if isinstance(run.execution, MicrobatchExecution):
+            record_microbatch(self.statistics, run, run.execution.input_ns, run.execution.spans_ns)
+        else:
+            record_batch(self.statistics, run)
 
     def failed(self, running: RunningBatch, error: BaseException) -> BatchUpdate:
         """The end of a batch during which Weir's own code raised `error`."""

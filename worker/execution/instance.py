@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,15 @@ from runtime.containment import contained
 from schemas.core.errors import WeirError, internal, unavailable
 from schemas.wire.messages import BatchCompletion, BatchOutcome
 from telemetry.metrics_config import MetricsConfig
-from worker.backend_api.interface import DeviceLost, Instance, InstanceDevice, LoadedModel, ModelVersion, ProcessCalls
+from worker.backend_api.interface import (
+    DeviceLost,
+    Instance,
+    InstanceDevice,
+    LoadedModel,
+    MicrobatchInstance,
+    ModelVersion,
+    ProcessCalls,
+)
 from worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
 from worker.devices.host_policy import NO_POLICIES, HostPolicies
 from worker.execution.batch_execution import BatchUpdate, InstanceContext, StreamingBatches
@@ -127,6 +135,7 @@ class ModelInstance:
         self._may_overlap = spec.permit is None and self._context.states is None
         self._device_lost = environment.device_lost if device.kind == "KIND_GPU" else None
         self._waits_for_readers = False
+        self._microbatches: MicrobatchInstance | None = None
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
 
@@ -151,13 +160,19 @@ class ModelInstance:
         with self._inbox_lock:
             self._inbox.put(batch)
 
-    def withdraw(self, ids: Container[int]) -> list[RunningBatch]:
-        """Removes the batches with these ids that have not started; returns them."""
+    @property
+    def runs_microbatches(self) -> bool:
+        """Whether a microbatch is submitted as one batch, whose requests the instance runs one after another."""
+        return self._microbatches is not None
+
+    def withdraw(self, batches: Iterable[RunningBatch]) -> list[RunningBatch]:
+        """Removes those of these batches that have not started; returns them."""
+        wanted = set(batches)
         withdrawn: list[RunningBatch] = []
         with self._inbox_lock:
             others: list[Any] = []
             while (batch := self._next(is_busy=True)) is not None:
-                is_wanted = batch is not _STOP and batch.message.batch_id in ids
+                is_wanted = batch is not _STOP and batch in wanted
                 (withdrawn if is_wanted else others).append(batch)
             for batch in others:
                 self._inbox.put(batch)
@@ -216,6 +231,9 @@ class ModelInstance:
                 batch = self._next(is_busy=on_device is not None)
                 started: StartedBatch | BatchUpdate | None = None
                 if batch is not None and batch is not _STOP:
+                    if batch.message.is_series and self._microbatches is not None:
+                        self._publish(self._run_microbatch(self._microbatches, batch))
+                        continue
                     if not self._may_overlap:
                         self._publish(self._run_with_permit(instance, batch))
                         continue
@@ -260,6 +278,10 @@ class ModelInstance:
             except BaseException:
                 self._close(instance)
                 raise
+            config = self._context.config
+            runs_alone = config.sequence_batching is None and not config.is_decoupled and self._permit is None
+            if runs_alone and isinstance(instance, MicrobatchInstance):
+                self._microbatches = instance
             return instance
         except WeirError:
             raise
@@ -300,6 +322,12 @@ class ModelInstance:
         """The end of the batch, or None if its responses are, or will be, published one by one."""
         started = self._start(instance, batch)
         return self._finish(instance, started) if isinstance(started, StartedBatch) else started
+
+    def _run_microbatch(self, instance: MicrobatchInstance, batch: RunningBatch) -> BatchUpdate | None:
+        try:
+            return self._runner.run_microbatch(instance, batch)
+        except BaseException as error:  # noqa: BLE001 - logged and reported there
+            return self._failed(batch, error)
 
     def _start(self, instance: Instance, batch: RunningBatch) -> StartedBatch | BatchUpdate | None:
         if self._device_lost is not None and self._device_lost.is_set():

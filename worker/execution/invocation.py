@@ -16,7 +16,16 @@ from collections.abc import Sequence
 from runtime.containment import contained
 from schemas.core.errors import WeirError, internal, unavailable
 from schemas.core.requests import InferRequest
-from worker.backend_api.interface import DeviceLost, Execution, ExecutionHandle, Instance, InstanceDied, Result
+from worker.backend_api.interface import (
+    DeviceLost,
+    Execution,
+    ExecutionHandle,
+    Instance,
+    InstanceDied,
+    MicrobatchInstance,
+    MicrobatchRun,
+    Result,
+)
 from worker.execution.batch_tensors import Reshaper
 from worker.execution.sequences import ImplicitStates
 
@@ -66,6 +75,27 @@ class ModelInvoker:
             return self._outcomes(requests, self._handle_failure(instance, requests, execution, error))
         return results if isinstance(results, ExecutionHandle) else self._succeeded(requests, results)
 
+    def start_microbatch(
+        self, instance: MicrobatchInstance, requests: Sequence[InferRequest], execution: Execution
+    ) -> MicrobatchRun | WeirError:
+        """The run of the requests, or the error of all of them. Raises InstanceDied only."""
+        if self._reshaper is not None:
+            for request in requests:
+                self._reshaper.to_model(request)
+        try:
+            return instance.start_microbatch(requests, execution)
+        except InstanceDied:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as above
+            return self._failure(error)
+
+    def finish_microbatch(self, results: Sequence[Result | None]) -> None:
+        """Reshapes the outputs of a microbatch that have not been sent."""
+        if self._reshaper is not None:
+            for result in results:
+                if result:
+                    self._reshape(self._reshaper, result)
+
     def finish(
         self, instance: Instance, handle: ExecutionHandle, requests: Sequence[InferRequest], execution: Execution
     ) -> Sequence[Result | None]:
@@ -101,13 +131,17 @@ class ModelInvoker:
     def _handle_failure(
         self, instance: Instance, requests: Sequence[InferRequest], execution: Execution, error: BaseException
     ) -> Sequence[Result | None]:
+        failure = self._failure(error)
+        if self._retry is None or len(requests) == 1:
+            return [Result(error=failure)] * len(requests)
+        return self._retry.run(instance, requests, execution, failure)
+
+    def _failure(self, error: BaseException) -> WeirError:
         failure = failure_of(error)
         if failure is not error:
             text = "".join(traceback.format_exception(error))
             logger.warning("%s: execution failed\n%s", self._name, text)
-        if self._retry is None or len(requests) == 1:
-            return [Result(error=failure)] * len(requests)
-        return self._retry.run(instance, requests, execution, failure)
+        return failure
 
     def _outcomes(self, requests: Sequence[InferRequest], results: Sequence[Result | None]) -> Sequence[Result | None]:
         if len(results) != len(requests):

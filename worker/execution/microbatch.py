@@ -1,5 +1,7 @@
 """`Microbatch`: requests that came in one message and run one after another, each as a batch of its own.
 
+Instances that run in a process of their own get all requests in one message instead (`MicrobatchExecution`).
+
 Each request is a *part*: a `RunningBatch` with an id that is valid in this worker only. The instance runs it like any other
 batch, and its update is collected here. Responses leave together, with one completion and one set of acknowledgements, as
 long as the parts are quick. If one takes long, or its model calls other models (which may wait for later parts), the
@@ -17,15 +19,9 @@ from msgspec.structs import replace
 from bus.nats.thread_publisher import Outgoing
 from runtime.containment import contained
 from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
-from worker.execution.batch_execution import BatchUpdate
+from worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
 from worker.execution.instance import ModelInstance
 from worker.execution.running_batch import RunningBatch
-
-MAX_HELD_S = 0.005
-"""How long responses of a microbatch wait for later ones."""
-
-MAX_STUCK_S = 0.05
-"""For how long no part may end until the parts that have not started are requeued."""
 
 
 class Microbatch:
@@ -100,7 +96,7 @@ class Microbatch:
 
         Called in the event loop.
         """
-        withdrawn = [part.message.batch_id for part in self.instance.withdraw(self._positions)]
+        withdrawn = [part.message.batch_id for part in self.instance.withdraw(self.parts)]
         with self._lock:
             back = [self._positions[part] for part in withdrawn]
             self._sends_at_once = True

@@ -17,9 +17,10 @@ class RunningBatch:
 
     The event loop creates and cancels it; any thread may read it. `has_deadlines` spares batches without deadlines, which
     most are, from looking at the clock. `fetched` has the payloads from other hosts, or the reasons why they were lost.
+    `requeue` is set while an instance runs a microbatch from one message: it requeues the requests that have not started.
     """
 
-    __slots__ = ("cancelled", "fetched", "has_deadlines", "message", "on_cancel", "received_ns")
+    __slots__ = ("cancelled", "fetched", "has_deadlines", "message", "on_cancel", "received_ns", "requeue")
 
     def __init__(self, message: BatchMessage) -> None:
         self.message = message
@@ -33,6 +34,7 @@ class RunningBatch:
         self.fetched: Mapping[PayloadRef, Outcome] | None = None
         self.on_cancel: Callable[[], None] | None = None
         """Called in the event loop after `cancelled` has grown."""
+        self.requeue: Callable[[], None] | None = None
 
     def is_late(self, position: int) -> bool:
         """Whether the deadline of an entry has passed."""

@@ -99,6 +99,34 @@ class Durations:
 
 
 @dataclass(slots=True)
+class SingleRuns:
+    """Sums over requests that ran one by one: their number, their rows, and how long they took."""
+
+    count: int = 0
+    rows: int = 0
+    queue_ns: int = 0
+    staged_ns: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+    @property
+    def busy_ns(self) -> int:
+        """How long they kept the instance busy."""
+        return self.input_ns + self.infer_ns + self.output_ns
+
+    def add(self, rows: int, queue_ns: int, staged_ns: int, phases_ns: tuple[int, int, int]) -> None:
+        """Adds one request."""
+        self.count += 1
+        self.rows += rows
+        self.queue_ns += queue_ns
+        self.staged_ns += staged_ns
+        self.input_ns += phases_ns[0]
+        self.infer_ns += phases_ns[1]
+        self.output_ns += phases_ns[2]
+
+
+@dataclass(slots=True)
 class ModelStatistics:
     """The counters of a version. Thread-safe: instances record, the event loop takes snapshots. `busy_ns` sums all runs."""
 
@@ -150,6 +178,27 @@ class ModelStatistics:
             row[1] += phases_ns[0]
             row[2] += phases_ns[1]
             row[3] += phases_ns[2]
+
+    def record_single_runs(self, succeeded: SingleRuns, runs: Mapping[int, SingleRuns], now_ms: int) -> None:
+        """Adds the runs of requests that ran one by one, by their rows, and which of the requests `succeeded`."""
+        requests = succeeded.count
+        with self._lock:
+            self.success.add(requests, succeeded.queue_ns + succeeded.busy_ns)
+            self.staged_ns += succeeded.staged_ns
+            self.queue.add(requests, succeeded.queue_ns)
+            self.compute_input.add(requests, succeeded.input_ns)
+            self.compute_infer.add(requests, succeeded.infer_ns)
+            self.compute_output.add(requests, succeeded.output_ns)
+            self.inference_count += succeeded.rows
+            self.last_inference_ms = now_ms
+            for rows, run in runs.items():
+                self.execution_count += run.count
+                self.busy_ns += run.busy_ns
+                row = self.batches.setdefault(rows, [0, 0, 0, 0])
+                row[0] += run.count
+                row[1] += run.input_ns
+                row[2] += run.infer_ns
+                row[3] += run.output_ns
 
     def record_response(self, index: int, outcome: str, compute_infer_ns: int, compute_output_ns: int) -> None:
         """Adds the response number `index` of a decoupled model to a request, or its end without a response.
@@ -250,3 +299,42 @@ def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
     statistics.record_execution(executed_rows, phases_ns, time.time_ns() // 1_000_000)
     if statistics.latencies is not None:
         statistics.latencies.observe(queues_ns, phases_ns)
+
+
+def record_microbatch(
+    statistics: ModelStatistics, run: BatchRun, input_ns: int, spans_ns: Mapping[int, tuple[int, int]]
+) -> None:
+    """Counts a microbatch whose requests ran one by one, each as `record_batch` counts a run.
+
+    `spans_ns` are the times of the runs (start, end) by index in `run.positions`; `input_ns` is how long the inputs of each
+    request were prepared. The time after the last run is divided equally.
+    """
+    running, execution, positions, sizes, outcomes, end_ns = run
+    if not positions:
+        return
+    entries, cancelled, received_ns = running.message.entries, running.cancelled, running.received_ns
+    last_ns = max((end for _, end in spans_ns.values()), default=execution.input_end_ns)
+    output_ns = max(0, end_ns - last_ns) // len(positions)
+    succeeded = SingleRuns()
+    runs: dict[int, SingleRuns] = {}
+    observed: list[tuple[int, tuple[int, int, int]]] = []
+    for at, (position, rows, outcome) in enumerate(zip(positions, sizes, outcomes, strict=True)):
+        run_start_ns, run_end_ns = spans_ns.get(at, (execution.input_end_ns, execution.input_end_ns))
+        staged_ns = run_start_ns - input_ns - received_ns
+        queue_ns = entries[position].queued_us * 1000 + staged_ns
+        phases_ns = (input_ns, run_end_ns - run_start_ns, output_ns)
+        by_rows = runs.get(rows)
+        if by_rows is None:
+            by_rows = runs[rows] = SingleRuns()
+        by_rows.add(rows, queue_ns, staged_ns, phases_ns)
+        if position in cancelled or (outcome is not None and outcome.error and not outcome.is_model_response):
+            reason = "CANCELED" if position in cancelled else "BACKEND"
+            statistics.record_failures(1, reason, queue_ns + sum(phases_ns))
+            continue
+        succeeded.add(rows, queue_ns, staged_ns, phases_ns)
+        if statistics.latencies is not None:
+            observed.append((queue_ns, phases_ns))
+    statistics.record_single_runs(succeeded, runs, time.time_ns() // 1_000_000)
+    if statistics.latencies is not None:
+        for queue_ns, phases_ns in observed:
+            statistics.latencies.observe([queue_ns], phases_ns)

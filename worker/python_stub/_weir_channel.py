@@ -7,13 +7,19 @@ answered with DONE or FAILED before the next one, so that nothing piles up. On t
 long: requests to other models, and changes of the repository. Any number of these calls may be open; the process numbers
 them.
 
+The requests of a microbatch come in one message and run one after another. `StartTickets` let the worker take back those
+that have not started, and see how far the process is, while the process runs the model's code.
+
 Both ends import this file, so that neither can drift from the other.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 import struct
+import termios
 from enum import IntEnum
 from typing import Any
 
@@ -24,6 +30,8 @@ INLINE_LIMIT = 64 * 1024
 
 MAX_MESSAGE_BYTES = 1 << 29
 """The longest message. Text that a model writes into the channel by mistake reads as a greater length."""
+
+_INT = struct.Struct("i")
 
 LENGTH = struct.Struct("<I")
 """Precedes each message: its length in bytes."""
@@ -38,6 +46,9 @@ class Kind(IntEnum):
     """model configuration as JSON. DONE: the completed one, as JSON."""
     EXECUTE = 3
     """number of the run, requests. DONE: for each a response, or None for one that is sent on the second channel."""
+    EXECUTE_EACH = 4
+    """number of the run, requests, each of which runs alone if there is a ticket for it. The memory of outcomes gets for
+    each: (start, end, DONE or FAILED, value as for EXECUTE), with times in ns. DONE: where that memory's content ends."""
     FINALIZE = 5
     """DONE: None; the process ends."""
     DONE = 6
@@ -78,6 +89,37 @@ class Kind(IntEnum):
     """numbers of families that the model has deleted. No reply."""
 
 
+class StartTickets:
+    """A pipe with a byte for each request of a microbatch that has not started. For any thread.
+
+    The process takes a ticket before it starts a request; the worker, which holds both ends, takes back what is left. The
+    kernel gives each ticket to one of them. What the process wrote to shared memory before it took a ticket is visible to
+    whoever has seen since that the ticket is gone. `write_fd` is -1 in the process.
+    """
+
+    def __init__(self, read_fd: int, write_fd: int = -1) -> None:
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        os.set_blocking(read_fd, False)
+
+    def put(self, count: int) -> None:
+        """Adds tickets; at most a microbatch's, which the pipe always has room for."""
+        os.write(self._write_fd, bytes(count))
+
+    def take(self, count: int = 1) -> int:
+        """Takes up to `count` tickets; returns how many there were."""
+        try:
+            return len(os.read(self._read_fd, count))
+        except BlockingIOError:
+            return 0
+
+    @property
+    def left(self) -> int:
+        """How many tickets there are."""
+        (count,) = _INT.unpack(fcntl.ioctl(self._read_fd, termios.FIONREAD, bytes(_INT.size)))
+        return int(count)
+
+
 class Channel:
     """One end of a channel. For one thread at a time, or one that sends and another that receives."""
 
@@ -89,6 +131,10 @@ class Channel:
         self._view = memoryview(self._buffer)
         self._start = 0
         self._end = 0
+
+    def fileno(self) -> int:
+        """The file descriptor of this end."""
+        return self._socket.fileno()
 
     def set_timeout(self, seconds: float | None) -> None:
         """Limits each wait for the other end; None is no limit."""

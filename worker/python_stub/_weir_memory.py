@@ -53,6 +53,20 @@ class MemoryWriter:
         self._map[offset : offset + size] = data  # type: ignore[assignment]  # any bytes-like object is accepted
         return offset, size
 
+    def append(self, data: bytes) -> int:
+        """Copies `data` in, directly behind what was written before, and returns where it ends."""
+        offset, end = self._end, self._end + len(data)
+        self._end = end
+        if self._map is None or end > self._capacity:
+            self._map = self._grow()
+        self._map[offset:end] = data
+        return end
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that were written since the last `rewind`, in whole pages where they were placed."""
+        return self._end
+
     def close(self) -> None:
         """Unmaps the memory; its owner closes the file descriptor."""
         if self._map is not None:
@@ -72,6 +86,11 @@ class MemoryReader:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._view = memoryview(b"")
+
+    @property
+    def size_bytes(self) -> int:
+        """The present size of the memory."""
+        return os.fstat(self._fd).st_size
 
     def view(self, offset: int, size: int) -> memoryview:
         """A read-only view, valid until the writer's next batch. Raises ValueError for a place outside the memory."""

@@ -108,6 +108,11 @@ class ResponsePacker:
         """Reuses the memory of the responses packed before, which have been read."""
         self._memory.rewind()
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the large tensors that were packed since the last `rewind`."""
+        return self._memory.used_bytes
+
     def pack(self, response: InferenceResponse, wanted: list[str]) -> tuple[Any, Any]:
         """(outputs, parameters), or (error code, message). Only the `wanted` outputs, all of them if that is empty."""
         error = response.error()

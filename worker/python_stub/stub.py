@@ -1,7 +1,8 @@
 """Runs one instance of a Python model.
 
     stub.py <channel fd> <parent watch fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
-            <call channel fd> <call memory fd> <metrics fd> <process group fd> <model folder> <version> <model file name>
+            <call channel fd> <call memory fd> <metrics fd> <tickets fd> <outcomes fd> <process group fd>
+            <model folder> <version> <model file name>
 
 The process group's file is only kept open: through it the kernel kills what the model has started when the worker ends. The
 version is empty where the file lies in the folder itself, as the code of a backend that many models share does.
@@ -20,6 +21,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -31,9 +33,10 @@ sys.path.insert(0, _HERE)
 # Where the model's environment has no msgpack, that of the worker is on the path while it is imported.
 sys.path.append(os.environ.pop("WEIR_STUB_PATH", _HERE))
 
+import msgpack  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402  # beside this file, on the path only here
 from _weir_calls import Calls  # noqa: E402
-from _weir_channel import Channel, Kind  # noqa: E402
+from _weir_channel import Channel, Kind, StartTickets  # noqa: E402
 from _weir_logger import log_exception, log_exceptions_of_threads  # noqa: E402
 from _weir_memory import MemoryWriter  # noqa: E402
 from _weir_metrics import Metrics  # noqa: E402
@@ -42,6 +45,11 @@ from _weir_response import ResponseChannel, ResponsePacker  # noqa: E402
 from _weir_shared_memory import InputMemory  # noqa: E402
 
 sys.path[:] = _PATH
+
+MAX_MICROBATCH_OUTPUT_BYTES = 32 * 1024 * 1024
+"""Large outputs of one microbatch; the requests that would add to more do not start, and their tickets remain."""
+
+_FDS = 12  # file descriptors among the arguments
 
 RESCHEDULED = 0
 """Stands in place of the response to a request that is to run again."""
@@ -123,6 +131,8 @@ class Connections(NamedTuple):
     commands: Channel
     inputs: InputMemory
     outputs: MemoryWriter
+    tickets: StartTickets
+    outcomes: MemoryWriter
     responses: ResponseChannel
     metrics: Metrics
     parent_watch: ParentWatch
@@ -136,6 +146,10 @@ class Stub:
         self._channel = connections.commands
         self._inputs = connections.inputs
         self._packer = ResponsePacker(connections.outputs)
+        self._tickets = connections.tickets
+        self._outcomes = connections.outcomes
+        # User text may hold lone surrogates, which must not break the message.
+        self._pack = msgpack.Packer(autoreset=True, unicode_errors="replace").pack
         self._responses = connections.responses
         self._calls = connections.metrics.calls
         self._metrics = connections.metrics
@@ -151,6 +165,7 @@ class Stub:
             Kind.INITIALIZE: self._initialize,
             Kind.AUTO_COMPLETE: self._auto_complete,
             Kind.EXECUTE: self._execute,
+            Kind.EXECUTE_EACH: self._execute_each,
             Kind.LOG: self._configure_log,
             Kind.FINALIZE: self._finalize,
         }
@@ -271,10 +286,7 @@ class Stub:
                 requests.append(self._request(row, (run, place)))
                 places.append(place)
             except (OSError, ValueError) as error:
-                # The segment was removed with its owner: only this request fails.
-                reason = error.strerror if isinstance(error, OSError) else error
-                message = f"failed to read an input from shared memory: {reason}"
-                responses[place] = (pb_utils.TritonError.INTERNAL, message)
+                responses[place] = _unreadable(error)
         if requests:
             try:
                 # The model gets a copy of the list, which it may change.
@@ -288,6 +300,33 @@ class Stub:
             for place, response in zip(places, returned, strict=True):
                 responses[place] = response
         return responses
+
+    def _execute_each(self, run: int, rows: tuple[Any, ...]) -> int:
+        self._packer.rewind()
+        self._outcomes.rewind()
+        for place, row in enumerate(rows):
+            if self._packer.used_bytes > MAX_MICROBATCH_OUTPUT_BYTES or not self._tickets.take():
+                break
+            start_ns = time.monotonic_ns()
+            status, value = self._reply(self._execute_one, [run, place, row])
+            outcome = start_ns, time.monotonic_ns(), status, value
+            try:
+                packed = self._pack(outcome)
+            except (TypeError, ValueError, OverflowError) as error:
+                packed = self._pack((*outcome[:2], Kind.FAILED, f"the response can't be sent: {error}"))
+            self._outcomes.append(packed)
+        return self._outcomes.used_bytes
+
+    def _execute_one(self, run: int, place: int, row: tuple[Any, ...]) -> Any:
+        try:
+            request = self._request(row, (run, place))
+        except (OSError, ValueError) as error:
+            return _unreadable(error)
+        try:
+            return self._run([request])[0]
+        except BaseException:
+            request.close()
+            raise
 
     def _request(self, row: tuple[Any, ...], place: tuple[int, int]) -> pb_utils.InferenceRequest:
         *facts, outputs, inputs = row
@@ -356,6 +395,12 @@ class Stub:
         self._responses.ask(Kind.RUN_FAILED, run, self._describe(error))
 
 
+def _unreadable(error: OSError | ValueError) -> tuple[int, str]:
+    """The response to a request whose input's segment was removed with its owner."""
+    reason = error.strerror if isinstance(error, OSError) else error
+    return pb_utils.TritonError.INTERNAL, f"failed to read an input from shared memory: {reason}"
+
+
 def _close(requests: list[pb_utils.InferenceRequest]) -> None:
     for request in requests:
         request.close()
@@ -365,9 +410,9 @@ def main() -> None:
     """Serves one model until the worker finalizes it."""
     # As in an interpreter that is embedded in a server, a model sees no arguments.
     arguments, sys.argv = sys.argv[1:], [""]
-    fds = [int(argument) for argument in arguments[:10]]
+    fds = [int(argument) for argument in arguments[:_FDS]]
     channel_fd, watch_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, *memories = fds
-    calls_fd, metrics_fd, _ = memories
+    calls_fd, metrics_fd, tickets_fd, outcomes_fd, _ = memories
     parent_watch = ParentWatch(socket.socket(fileno=watch_fd))
     faulthandler.enable()
     log_exceptions_of_threads()
@@ -388,7 +433,9 @@ def main() -> None:
     calls = Calls.current = Calls(call_channel, MemoryWriter(calls_fd))
     metrics = Metrics.current = Metrics(calls, metrics_fd)
     inputs, outputs = InputMemory(inputs_fd), MemoryWriter(outputs_fd)
-    Stub(arguments[10:13], Connections(channel, inputs, outputs, responses, metrics, parent_watch)).serve()
+    tickets, outcomes = StartTickets(tickets_fd), MemoryWriter(outcomes_fd)
+    connections = Connections(channel, inputs, outputs, tickets, outcomes, responses, metrics, parent_watch)
+    Stub(arguments[_FDS:], connections).serve()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,9 +24,11 @@ from schemas.wire.messages import (
 )
 from tests.support.collecting_bus import CollectingBus
 from tests.support.contained_sites import fail_for
+from tests.support.waiting import eventually
 from worker import batch_dispatch
 from worker.batch_dispatch import BatchDispatcher, OwnershipFence
 from worker.execution.batch_execution import BatchUpdate
+from worker.execution.instance import ModelInstance
 from worker.execution.running_batch import RunningBatch
 
 ACK = "$JS.ACK.frame"
@@ -253,3 +255,74 @@ def test_the_number_of_remembered_queues_is_bounded(monkeypatch: pytest.MonkeyPa
 def test_a_malformed_announcement(row: tuple[object, ...]) -> None:
     with pytest.raises(MalformedMessage):
         QueueOwner.unpack(encode((WIRE_VERSION, *row)))
+
+
+# Microbatches of instances that take them whole
+
+
+class WholeInstance(ModelInstance):
+    """Keeps batches, as a `ModelInstance` whose thread does not run."""
+
+    def __init__(self) -> None:
+        self.key = "m_0_0"
+        self.arena_name = "arena"
+        self.submitted: list[RunningBatch] = []
+
+    runs_microbatches = True
+    slots_held = 0
+
+    def submit(self, batch: RunningBatch) -> None:
+        self.submitted.append(batch)
+
+    def withdraw(self, batches: Iterable[RunningBatch]) -> list[RunningBatch]:
+        withdrawn = [batch for batch in self.submitted if batch in set(batches)]
+        self.submitted = [batch for batch in self.submitted if batch not in withdrawn]
+        return withdrawn
+
+
+@pytest.fixture
+async def whole(worker: Worker) -> WholeInstance:
+    instance = worker.instance = cast(Any, WholeInstance())
+    for served in worker.result.served.values():
+        served.model = SimpleNamespace(config=SimpleNamespace(is_decoupled=False))
+    return instance
+
+
+def send_microbatch(worker: Worker, batch_id: int) -> None:
+    entries = [BatchEntry("gateway", key, 0, b"") for key in range(3)]
+    batch = BatchMessage("s", batch_id, "m", 1, 0, entries, [ACK], is_series=True)
+    worker.bus.deliver("work.w", batch.pack())
+
+
+def requeued(worker: Worker) -> tuple[str, list[Any]]:
+    subject, data = worker.published.get_nowait()
+    _, _, (completion,) = msgpack.unpackb(data)
+    return subject, completion
+
+
+async def test_a_microbatch_that_does_not_start_soon_is_requeued(
+    worker: Worker, whole: WholeInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_dispatch, "MAX_STUCK_S", 0.0)
+    send_microbatch(worker, 1)
+    send_microbatch(worker, 2)
+    started = whole.submitted.pop(0)
+    assert (started.message.batch_id, len(started.message.entries)) == (1, 3)
+    await eventually(lambda: not worker.published.empty())
+    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2]])
+    assert worker.published.empty(), "its frame is not acknowledged"
+    assert worker.dispatcher.held_ids() == {"s": [1]}
+
+
+async def test_microbatches_of_an_instance_that_calls_a_model_are_requeued(
+    worker: Worker, whole: WholeInstance
+) -> None:
+    send_microbatch(worker, 1)
+    send_microbatch(worker, 2)
+    asked: list[str] = []
+    whole.submitted.pop(0).requeue = lambda: asked.append("requeue")
+    worker.dispatcher.requeue_waiting("another")
+    assert (asked, worker.published.empty()) == ([], True)
+    worker.dispatcher.requeue_waiting("m_0_0")
+    assert asked == ["requeue"]
+    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2]])

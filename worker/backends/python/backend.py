@@ -27,6 +27,7 @@ from worker.backend_api.interface import (
 )
 from worker.backends.python.channel import stream_lost
 from worker.backends.python.environment import check_parameters, environment_of
+from worker.backends.python.microbatch import ProcessMicrobatch
 from worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, auto_complete
 from worker.backends.python.supervisor import ProcessLimits, ProcessSupervisor, SupervisedInstance
 from worker.devices.gpus import WorkerDevices
@@ -140,6 +141,25 @@ class _PythonInstance:
         finally:
             execution.inferred()
             self._supervisor.release()
+
+    def start_microbatch(self, requests: Sequence[InferRequest], execution: Execution) -> ProcessMicrobatch:
+        process = self._supervisor.acquire()
+
+        def closed(microbatch: ProcessMicrobatch) -> None:
+            if microbatch.death:
+                self._supervisor.lost(process, microbatch.death)
+            self._supervisor.release()
+
+        try:
+            execution.input_ready()
+            return process.start_microbatch(requests, execution, closed)
+        except BaseException as error:
+            if isinstance(error, ProcessDied):
+                self._supervisor.lost(process, str(error))
+            self._supervisor.release()
+            if isinstance(error, ProcessDied):
+                raise InstanceDied(str(error)) from error
+            raise
 
     def close(self) -> None:
         self._supervisor.close()

@@ -38,8 +38,9 @@ from worker.backend_api.custom_metrics import LoadMetrics
 from worker.backend_api.interface import RESCHEDULED, CallConnection, Execution, ProcessCalls, Result
 from worker.backends.python.channel import ResponseReader, execution_error, unpack_response
 from worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
+from worker.backends.python.microbatch import MicrobatchHost, OutcomeReader, ProcessMicrobatch
 from worker.devices.host_policy import HostPolicy
-from worker.python_stub._weir_channel import INLINE_LIMIT, Channel, Kind
+from worker.python_stub._weir_channel import INLINE_LIMIT, Channel, Kind, StartTickets
 from worker.python_stub._weir_memory import MemoryReader, MemoryWriter, create_memory
 from worker.python_stub._weir_parent_watch import PROBE_REPLY, PROBE_REQUEST
 
@@ -113,7 +114,7 @@ class ProcessSpec:
 
 
 class PythonProcess:
-    """One process and what it shares with the worker: three channels, a parent watch, and four memories.
+    """One process and what it shares with the worker: three channels, a parent watch, tickets, and five memories.
 
     The process starts with the object, under the host policy of the calling thread; `load` then loads the model. The
     worker sends commands on the first channel; on the second the process sends responses; on the third it sends requests
@@ -132,6 +133,7 @@ class PythonProcess:
         self._execute_since_s = 0.0
         self._last_return_s = 0.0
         self._log_settings: LogSettings | None = None
+        self._microbatch: ProcessMicrobatch | None = None
         self._responses: ResponseReader | None = None
         self._connection: CallConnection | None = None
         self._is_closed = False
@@ -158,11 +160,15 @@ class PythonProcess:
             self._call_end, call_fd = pair()
             self._calls_fd = memory("calls")
             metrics_fd = self._calls_fd if spec.metrics is None else spec.metrics.fd
+            tickets_fd, tickets_write_fd = os.pipe()
+            ours.callback(os.close, tickets_fd)
+            ours.callback(os.close, tickets_write_fd)
+            outcomes_fd = memory("outcomes")
             group = KillOnParentExit()
             ours.callback(group.close)
             fds = (
                 *(command_fd, watch_fd, inputs_fd, outputs_fd, response_fd, self._sent_fd),
-                *(call_fd, self._calls_fd, metrics_fd, group.fd),
+                *(call_fd, self._calls_fd, metrics_fd, tickets_fd, outcomes_fd, group.fd),
             )
             self._process = _spawner.submit(_spawn, spec, fds, HostPolicy.current()).result()
             group.tie(self._process.pid)
@@ -170,6 +176,8 @@ class PythonProcess:
             ours.callback(self._inputs.close)
             self._outputs = MemoryReader(outputs_fd)
             self._commands, self._response_channel = Channel(commands), Channel(responses)
+            self._tickets = StartTickets(tickets_fd, tickets_write_fd)
+            self._outcomes = OutcomeReader(MemoryReader(outcomes_fd))
             self._resources = ours.pop_all()
 
     @property
@@ -195,9 +203,12 @@ class PythonProcess:
     def silent_s(self, now_s: float) -> float | None:
         """For how long a busy process has not shown progress; None while it is idle. For any thread.
 
-        Progress is that `execute` returns; of a decoupled model, also that it sends a response.
+        Progress is that `execute` returns; of a decoupled model, also that it sends a response. That `execute` returned for
+        a request of a microbatch is noticed from one call of this method to the next.
         """
-        execute_since_s, responses = self._execute_since_s, self._responses
+        execute_since_s, responses, microbatch = self._execute_since_s, self._responses, self._microbatch
+        if microbatch is not None:
+            execute_since_s = max(execute_since_s, microbatch.last_start_s(now_s))
         if execute_since_s and not self._spec.is_decoupled:
             return now_s - execute_since_s
         if responses is None or not (execute_since_s or responses.has_open_runs):
@@ -249,27 +260,80 @@ class PythonProcess:
         (INTERNAL) with Triton's wording and the model's traceback. Some responses may have been sent before. Raises
         ProcessDied when the process has ended; if it ends after this has returned, `execution.fail` reports it.
         """
-        if self._responses is None or self._is_closed:
-            raise ProcessDied("the model's process is not running")
-        self._inputs.rewind()
-        run = self._responses.open_run(execution, len(requests))
-        self._execute_since_s = self._last_return_s = time.monotonic()
+        responses, run = self._open_run(requests, execution)
         try:
-            if current_settings() is not self._log_settings:
-                self._log_settings = current_settings()
-                self._command(Kind.LOG, self._log_settings.to_dict())
+            self._follow_log_settings()
             packed = self._command(Kind.EXECUTE, run, [self._pack(request) for request in requests])
         except CommandFailed as failure:
-            self._responses.fail_run(run)
+            responses.fail_run(run)
             raise execution_error(self._spec.instance, str(failure)) from failure
         except ProcessDied:
             self.close()  # no response may be delivered after this: the batch may run again
             raise
         finally:
-            self._last_return_s = time.monotonic()
-            self._execute_since_s = 0.0
-        self._responses.returned(run, len(packed) - packed.count(None))
+            self._returned()
+        responses.returned(run, len(packed) - packed.count(None))
         return [self._unpack(response) for response in packed]
+
+    def start_microbatch(
+        self,
+        requests: Sequence[InferRequest],
+        execution: Execution,
+        on_close: Callable[[ProcessMicrobatch], None] = lambda microbatch: None,
+    ) -> ProcessMicrobatch:
+        """Starts to run the requests one after another, each alone; `on_close` is called by `ProcessMicrobatch.close`.
+
+        Raises ProcessDied when the process has ended.
+        """
+        responses, run = self._open_run(requests, execution)
+
+        def ended(returned: int) -> None:
+            self._returned()
+            responses.returned(run, returned)
+
+        def died(error: BaseException) -> str:
+            self._returned()
+            reason = str(self._death(error))
+            self.close()  # no response may be delivered after this: the requests may run again
+            return reason
+
+        host = MicrobatchHost(self._commands, self._tickets, self._outcomes, self._result, ended, died)
+        try:
+            self._follow_log_settings()
+            packed = [self._pack(request) for request in requests]
+            self._outcomes.rewind()
+            self._tickets.take(len(requests))
+            self._tickets.put(len(requests))
+            self._send(Kind.EXECUTE_EACH, run, packed)
+        except ProcessDied:
+            self._returned()
+            self.close()
+            raise
+        except BaseException:
+            self._tickets.take(len(requests))
+            self._returned()
+            responses.fail_run(run)
+            raise
+        self._microbatch = microbatch = ProcessMicrobatch(host, len(requests), on_close)
+        return microbatch
+
+    def _open_run(self, requests: Sequence[InferRequest], execution: Execution) -> tuple[ResponseReader, int]:
+        if self._responses is None or self._is_closed:
+            raise ProcessDied("the model's process is not running")
+        self._inputs.rewind()
+        run = self._responses.open_run(execution, len(requests))
+        self._execute_since_s = self._last_return_s = time.monotonic()
+        return self._responses, run
+
+    def _follow_log_settings(self) -> None:
+        if current_settings() is not self._log_settings:
+            self._log_settings = current_settings()
+            self._command(Kind.LOG, self._log_settings.to_dict())
+
+    def _returned(self) -> None:
+        self._microbatch = None
+        self._last_return_s = time.monotonic()
+        self._execute_since_s = 0.0
 
     def kill(self, reason: str = "") -> None:
         """Kills the process and those it has started: an `execute` or `load` that is running raises, with `reason`."""
@@ -339,23 +403,36 @@ class PythonProcess:
         try:
             if timeout_s is not None:
                 self._commands.set_timeout(timeout_s)
-            self._commands.send(kind, *arguments)
+            self._send(kind, *arguments)
             status, value = self._commands.receive()
             if timeout_s is not None:
                 self._commands.set_timeout(None)
         except TimeoutError:
             raise
-        except (EOFError, OSError) as error:
-            self.kill()
-            ending, killed_externally = self._exit_reason()
-            raise ProcessDied(f"the model's process {ending}", killed_externally) from error
-        except (ValueError, TypeError, MemoryError) as error:
-            # The model has written into the channel, from which nothing can be read any more.
-            self.kill(f"it sent a malformed message: {error}")
-            raise ProcessDied(f"the model's process {self._exit_reason()[0]}") from error
+        except (EOFError, OSError, ValueError, TypeError, MemoryError) as error:
+            raise self._death(error) from error
         if status == Kind.FAILED:
             raise CommandFailed(value)
         return value
+
+    def _send(self, kind: Kind, *arguments: Any) -> None:
+        """Sends a command. Raises TimeoutError, ProcessDied when the process has ended."""
+        try:
+            self._commands.send(kind, *arguments)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise self._death(error) from error
+
+    def _death(self, error: BaseException) -> ProcessDied:
+        """Ends the process after an error on its channel or in its memory, and returns why it ended."""
+        if isinstance(error, (EOFError, OSError)):
+            self.kill()
+            ending, killed_externally = self._exit_reason()
+            return ProcessDied(f"the model's process {ending}", killed_externally)
+        # The model has written into the channel or the memory, from which nothing can be read any more.
+        self.kill(f"it sent a malformed message: {error}")
+        return ProcessDied(f"the model's process {self._exit_reason()[0]}")
 
     def _wait_for_exit(self, timeout_s: float) -> None:
         pidfd = os.pidfd_open(self.pid)
@@ -399,6 +476,12 @@ class PythonProcess:
         if isinstance(data, tuple):
             raise TypeError("the tensor's content has not been fetched")
         return data if len(data) <= INLINE_LIMIT else self._inputs.place(data)
+
+    def _result(self, status: int, value: Any) -> Result | None:
+        """The result of a request of a microbatch."""
+        if status == Kind.FAILED:
+            return Result(error=execution_error(self._spec.instance, value))
+        return self._unpack(value)
 
     def _unpack(self, response: Any) -> Result | None:
         if response is None:

@@ -79,7 +79,7 @@ def test_the_first_request_runs_alone():
         (100, 1, 1, [1]),
         (100, 1, 2, [1, 1]),  # one to be executed and one to be staged: none waits for another
         (100, 1, 3, [2, 1]),
-        (100, 1, 40, [MAX_MICROBATCH_REQUESTS, MAX_MICROBATCH_REQUESTS]),
+        (50, 1, 80, [MAX_MICROBATCH_REQUESTS, MAX_MICROBATCH_REQUESTS]),
         (400, 1, 40, [5, 5]),
         (MAX_MICROBATCH_US, 1, 40, [1, 1]),
         (100, 4, 8, [1] * 8),
@@ -119,8 +119,8 @@ def test_a_request_lost_before_runs_alone():
 
 
 def test_deadlines_are_sent_to_workers():
-    version = known_to_take(100)
-    version.enqueue([request(key=1), request(key=2, deadline_ms=1_000), *(request(key=key) for key in range(3, 40))])
+    version = known_to_take(50)
+    version.enqueue([request(key=1), request(key=2, deadline_ms=1_000), *(request(key=key) for key in range(3, 80))])
     first, second = version.dispatch(0)[0]
     assert keys([*first.requests, *second.requests]) == list(range(1, 2 * MAX_MICROBATCH_REQUESTS + 1))
     assert first.has_deadlines
