@@ -73,11 +73,11 @@ class JobService:
 
     async def status(self, id: str) -> dict[str, Any]:
         """One job. Raises WeirError (NOT_FOUND)."""
-        return self._find(id).to_dict()
+        return (await self._read(id)).to_dict()
 
     async def result(self, id: str) -> dict[str, Any]:
         """The output folder of a job. Raises WeirError: NOT_FOUND; INVALID_ARG while it has not ended."""
-        job = self._find(id)
+        job = await self._read(id)
         if not job.state.is_final:
             raise invalid(f"job '{id}' is {job.state.value}: it has no result yet")
         return {"id": id, "state": job.state.value, "output": job.entry.spec.output}
@@ -103,7 +103,7 @@ class JobService:
 
     async def retry(self, id: str) -> dict[str, Any]:
         """Runs the failed and the missing items of a job that has ended."""
-        job = self._find(id)
+        job = await self._read(id)
         if not job.state.is_final:
             raise invalid(f"job '{id}' is {job.state.value}: only a job that has ended can be retried")
 
@@ -115,6 +115,7 @@ class JobService:
     async def delete(self, id: str) -> None:
         """Deletes a job, after cancelling it; its output stays. An unknown id is not an error."""
         self._check_open(needs_root=False)
+        await self._store.refresh(id)
         if self._store.find(id) is None:
             return
         await self._want(id, DesiredState.CANCEL)
@@ -137,6 +138,12 @@ class JobService:
         self._check_open(needs_root=False)
         return self._store.get(id)
 
+    async def _read(self, id: str) -> Job:
+        """The job as it is stored now."""
+        self._check_open(needs_root=False)
+        await self._store.refresh(id)
+        return self._find(id)
+
     async def _want(self, id: str, wanted: DesiredState) -> dict[str, Any]:
         def change(entry: JobEntry) -> JobEntry:
             state = self._find(id).state
@@ -148,6 +155,7 @@ class JobService:
                 raise invalid(f"job '{id}' is being cancelled")
             return replace(entry, wanted=wanted)
 
+        await self._read(id)
         return (await self._store.change(id, change)).to_dict()
 
     def _check_output(self, spec: JobSpec) -> None:

@@ -108,6 +108,12 @@ class JobStore:
             raise not_found(f"there is no job '{id}'")
         return job
 
+    async def refresh(self, id: str) -> None:
+        """Reads the job's entry, which a client may just have changed at another gateway. It stays as it is known while the
+        broker is unavailable.
+        """
+        await self._read_again(id)
+
     def all(self) -> list[Job]:
         """All jobs, oldest first."""
         jobs = [Job(entry, self._progress.get(id, JobProgress())) for id, entry in self._entries.items()]
