@@ -36,6 +36,7 @@ from durable.api.reporting import CounterReporter
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork, ConsumerServices
 from gateway.admin.live_settings import LiveSettings
+from gateway.admin.peers import GatewayPeers
 from gateway.admin.repository import RepositoryControl, RepositoryIndex
 from gateway.admin.shared_memory import SharedMemoryRegions
 from gateway.admin.statistics import CacheCounterReporter, Statistics
@@ -179,7 +180,8 @@ class _Gateway:
         self._payloads = PayloadStore(PayloadArena(id), self._registry.model_shares_memory)
         self._payload_server = PayloadServer(bus, id, peers)
         self._fetcher = PayloadFetcher(bus, id)
-        self._regions = SharedMemoryRegions(bus, id, self._registry, settings.allow_client_shm)
+        self._peers = GatewayPeers(bus, id)
+        self._regions = SharedMemoryRegions(bus, id, self._registry, settings.allow_client_shm, self._peers.synchronise)
         self._cache: ResponseCache | None = None
         if parsed.cache is not None:
             summaries = parsed.metrics.summary_latencies
@@ -198,8 +200,10 @@ class _Gateway:
         self._known = KnownModels(bus)
         self._known.follow(desired, lambda: control.is_explicit)
         self._catalog.accept_known(self._known)
-        self._repository = RepositoryControl(RepositoryIndex(bus, id, self._registry), control, desired)
-        self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log)
+        self._repository = RepositoryControl(
+            RepositoryIndex(bus, id, self._registry), control, desired, self._peers.synchronise
+        )
+        self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
         self._async_requests = AsyncRequests(self._durable, settings)
@@ -253,8 +257,9 @@ class _Gateway:
         await self._regions.start(background)
         await self._statistics.start()
         await self._repository.start()
+        await self._peers.start()
         await self._report_counters(stops)
-        expiry = background.create_task(_expire(self._registry, self._bus))
+        expiry = background.create_task(_expire(self._registry, self._peers, self._bus))
         stops.callback(expiry.cancel)
         stalls = background.create_task(end_stalled_connections(self._connections, self._context.ledger))
         stops.callback(stalls.cancel)
@@ -371,8 +376,9 @@ def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:
     ]
 
 
-async def _expire(registry: RegistryView, bus: Bus) -> None:
+async def _expire(registry: RegistryView, peers: GatewayPeers, bus: Bus) -> None:
     while True:
         await asyncio.sleep(_EXPIRY_INTERVAL_S)
         if bus.is_connected:
             registry.expire()
+            peers.expire()

@@ -76,7 +76,10 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (live.presence("durable", "*"), (GATEWAY,), ()),  # `weir durable` connects as a gateway
     (live.PRESENCE, (), (ADMIN,)),
     (live.presence(SCHEDULER, "*"), (), (SCHEDULER,)),
-    (live.PRESENCE_QUERY, (SCHEDULER, ADMIN), ROLES),
+    (live.presence(GATEWAY, "*"), (), (GATEWAY,)),
+    (live.PRESENCE_QUERY, (GATEWAY, SCHEDULER, ADMIN), ROLES),
+    (live.PEER_QUERY, (GATEWAY,), (GATEWAY,)),
+    (f"{anything(live.peer_answers)}.*", (GATEWAY,), (GATEWAY,)),
     (live.OWNER_ANNOUNCEMENT, (SCHEDULER,), (SCHEDULER, WORKER)),
     (live.STATISTICS_QUERY, (GATEWAY, ADMIN), ROLES),
     (live.LAST_COUNTERS, ROLES, (GATEWAY,)),

@@ -43,6 +43,7 @@ RESERVED_TOKENS = frozenset(
         "lost",
         "lost-attempts",
         "owner",
+        "peers",
         "presence",
         "probe",
         "readiness",

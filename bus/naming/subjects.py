@@ -234,6 +234,15 @@ def repository_replies(gateway: str) -> str:
     return f"repository.{gateway}"
 
 
+PEER_QUERY = "peers.query"
+"""Queries of a gateway to all gateways, which they answer once they have received what was published before."""
+
+
+def peer_answers(gateway: str) -> str:
+    """Answers to the `PEER_QUERY` of one gateway; the query's number follows."""
+    return f"peers.answer.{gateway}"
+
+
 def registry_key(worker: str, model: str | None = None) -> str:
     """The registry key of a worker, or of one of its models."""
     return worker if model is None else f"{worker}.{token(model)}"

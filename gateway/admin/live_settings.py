@@ -1,12 +1,13 @@
 """`LiveSettings`: trace and log settings that clients may read and change while the server runs.
 
-A change is in effect in this gateway when its client gets the response, and in all other processes a moment later.
+A change is in effect in all gateways when its client gets the response, and in all other processes a moment later.
 """
 
 from __future__ import annotations
 
 from bus.kv.settings import LOGGING, TRACE, SharedSettings
 from client.tracing import Tracing
+from gateway.admin.peers import Synchronise, no_peers
 from telemetry import log_settings
 from telemetry.logs import RoleLog
 from telemetry.tracing import settings as trace_settings
@@ -14,12 +15,18 @@ from telemetry.tracing.settings import pack_overrides, unpack_overrides
 
 
 class LiveSettings:
-    """Reads and changes the settings. `shared` are those of the cluster; `tracing` and `log` are those of this process."""
+    """Reads and changes the settings. `shared` are those of the cluster; `tracing` and `log` are those of this process.
 
-    def __init__(self, shared: SharedSettings, tracing: Tracing, log: RoleLog) -> None:
+    `synchronise` waits for the other gateways.
+    """
+
+    def __init__(
+        self, shared: SharedSettings, tracing: Tracing, log: RoleLog, synchronise: Synchronise = no_peers
+    ) -> None:
         self._shared = shared
         self._tracing = tracing
         self._log = log
+        self._synchronise = synchronise
 
     async def start(self) -> None:
         """Applies the changes of other processes from now on."""
@@ -36,6 +43,7 @@ class LiveSettings:
         if changes:
             overrides = self._tracing.settings.changed(model, changes)
             await self._shared.write(TRACE, model, pack_overrides(overrides))
+            await self._synchronise()
         return self.trace(model)
 
     def log(self) -> dict[str, str | bool | int]:
@@ -46,6 +54,7 @@ class LiveSettings:
         """Applies changes and returns the log settings. Raises WeirError if the other processes can't be notified."""
         if changes:
             await self._shared.write(LOGGING, "", log_settings.pack_changes({**self._log.changes, **changes}))
+            await self._synchronise()
         return self.log()
 
     def _take_trace(self, model: str, data: bytes) -> None:

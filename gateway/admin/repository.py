@@ -15,6 +15,7 @@ from bus.kv.registry import RegistryView
 from bus.naming import subjects
 from bus.nats.connection import Bus, Message
 from client.model_control import ModelControl
+from gateway.admin.peers import Synchronise, no_peers
 from schemas.core.names import plain_name
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.model_control import RepositoryView
@@ -130,12 +131,19 @@ UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 class RepositoryControl:
-    """The index, loads and unloads of models, as clients request them."""
+    """The index, loads and unloads of models, as clients request them. `synchronise` waits for the other gateways."""
 
-    def __init__(self, index: RepositoryIndex, operations: ModelControl, desired: DesiredModels) -> None:
+    def __init__(
+        self,
+        index: RepositoryIndex,
+        operations: ModelControl,
+        desired: DesiredModels,
+        synchronise: Synchronise = no_peers,
+    ) -> None:
         self._index = index
         self._operations = operations
         self._desired = desired
+        self._synchronise = synchronise
 
     async def start(self) -> None:
         """Listens to workers, and to the operations of other roles."""
@@ -148,8 +156,14 @@ class RepositoryControl:
 
     async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
         """Passes the operation on: `ModelControl.load`."""
-        await self._operations.load(name, config, files)
+        try:
+            await self._operations.load(name, config, files)
+        finally:
+            await self._synchronise()
 
     async def unload(self, name: str, with_dependents: bool) -> None:
         """Passes the operation on: `ModelControl.unload`."""
-        await self._operations.unload(name, with_dependents)
+        try:
+            await self._operations.unload(name, with_dependents)
+        finally:
+            await self._synchronise()

@@ -29,6 +29,7 @@ from bus.nats.connection import Bus, Message
 from bus.nats.replies import ReplyInbox
 from bus.payloads.client_regions import file_name, object_facts, reserved_prefix
 from bus.streams.declarations import ensure_regions_bucket
+from gateway.admin.peers import Synchronise, no_peers
 from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, not_found, overloaded, unavailable
 from schemas.core.tensors import ClientRef
 from schemas.kserve.regions import CUDA, CUDA_HANDLE_BYTES, SYSTEM, CudaOpened, CudaOpening, Region, unknown_region
@@ -61,12 +62,18 @@ class RegionHold:
 
 
 class SharedMemoryRegions:
-    """The registered regions of this host. Unless `allowed`, none can be registered."""
+    """The registered regions of this host. Unless `allowed`, none can be registered.
 
-    def __init__(self, bus: Bus, gateway_id: str, registry: RegistryView, allowed: bool) -> None:
+    `synchronise` waits for the other gateways.
+    """
+
+    def __init__(
+        self, bus: Bus, gateway_id: str, registry: RegistryView, allowed: bool, synchronise: Synchronise = no_peers
+    ) -> None:
         self._bus = bus
         self._registry = registry
         self._allowed = allowed
+        self._synchronise = synchronise
         self._cuda = CudaIpcProbe(bus, gateway_id)
         self._regions: dict[str, Region] = {}
         self._uses: Counter[str] = Counter()
@@ -151,6 +158,7 @@ class SharedMemoryRegions:
                 await self._remove(region)
             except _BROKER_ERRORS as error:
                 raise _broker_unavailable() from error
+        await self._synchronise()
 
     def check_allowed(self) -> None:
         """Raises WeirError (UNSUPPORTED) unless client shared memory is enabled."""
@@ -212,6 +220,7 @@ class SharedMemoryRegions:
         if not is_created:
             raise _already_registered(region.name)
         self._regions.setdefault(region.name, region)
+        await self._synchronise()
 
     async def _remove(self, region: Region) -> None:
         # Deletes the key, then purges the deletion marker, which would stay for each name ever used.

@@ -36,7 +36,16 @@ NO_SUBJECTS = {
     "role_inbox",
     "repository_writes",  # a bucket for each repository: see below
 }
-_BASES = {"publish_ack", "counters", "readiness_replies", "cuda_opened", "cache_replies", "infer_flow", "inbox"}
+_BASES = {
+    "publish_ack",
+    "counters",
+    "peer_answers",
+    "readiness_replies",
+    "cuda_opened",
+    "cache_replies",
+    "infer_flow",
+    "inbox",
+}
 BASES = dict.fromkeys(_BASES | {"found", "stored", "durable_inbox"}, 1) | {"fetched": 2}
 """Subjects behind which numbers or names follow, as so many tokens more."""
 
