@@ -38,20 +38,23 @@ class Load:
     p99_ms: float
 
 
-def apply_load(address: str, payload: Payload, in_flight: int, seconds: int) -> Load:
-    """Loads the server at `address` (host:port) for `seconds`. Raises RuntimeError when nothing was answered."""
+def apply_load(address: str, payload: Payload, in_flight: int, seconds: int, threads: int = 1) -> Load:
+    """Loads the server at `address` (host:port) for `seconds`. Raises RuntimeError when nothing was answered.
+
+    wrk and h2load send from so many `threads`.
+    """
     if payload.protocol is Protocol.GRPC:
         engine = _h2load if shutil.which("h2load") else _own_loop
     else:
         engine = _wrk if shutil.which("wrk") else _own_loop
-    load = engine(address, payload, in_flight, seconds)
+    load = engine(address, payload, in_flight, seconds, min(threads, in_flight))
     if not load.answered:
         raise RuntimeError(f"{address} answered nothing")
     return load
 
 
-def _wrk(address: str, payload: Payload, in_flight: int, seconds: int) -> Load:
-    command = ["wrk", "-t1", f"-c{in_flight}", f"-d{seconds}s", "--timeout", "30s", "-s", str(_WRK_SCRIPT)]
+def _wrk(address: str, payload: Payload, in_flight: int, seconds: int, threads: int) -> Load:
+    command = ["wrk", f"-t{threads}", f"-c{in_flight}", f"-d{seconds}s", "--timeout", "30s", "-s", str(_WRK_SCRIPT)]
     with tempfile.NamedTemporaryFile() as body:
         body.write(payload.body)
         body.flush()
@@ -68,12 +71,18 @@ def _wrk(address: str, payload: Payload, in_flight: int, seconds: int) -> Load:
     )
 
 
-def _h2load(address: str, payload: Payload, in_flight: int, seconds: int) -> Load:
+def _h2load(address: str, payload: Payload, in_flight: int, seconds: int, threads: int) -> Load:
     connections = max(1, in_flight // _STREAMS_PER_CONNECTION)
     with tempfile.TemporaryDirectory() as folder:
         body, log = Path(folder, "body"), Path(folder, "log")
         body.write_bytes(b"\0" + struct.pack(">I", len(payload.body)) + payload.body)
-        command = ["h2load", "-t1", f"-c{connections}", f"-m{in_flight // connections}", f"-D{seconds}"]
+        command = [
+            "h2load",
+            f"-t{min(threads, connections)}",
+            f"-c{connections}",
+            f"-m{in_flight // connections}",
+            f"-D{seconds}",
+        ]
         command += ["-w24", "-W24", "-d", str(body), f"--log-file={log}"]
         command += ["-H", "content-type: application/grpc", "-H", "te: trailers"]
         _run([*command, f"http://{address}{payload.path}"], {})
@@ -86,7 +95,7 @@ def _h2load(address: str, payload: Payload, in_flight: int, seconds: int) -> Loa
     return _summary("h2load", good / 1e3, len(rows) - len(good), lasted_us / 1e6)
 
 
-def _own_loop(address: str, payload: Payload, in_flight: int, seconds: int) -> Load:
+def _own_loop(address: str, payload: Payload, in_flight: int, seconds: int, _threads: int) -> Load:
     latencies_s, refused, lasted_s = loops.run(address, payload, in_flight, seconds)
     return _summary("own", np.array(latencies_s) * 1e3, refused, lasted_s)
 

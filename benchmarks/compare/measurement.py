@@ -40,7 +40,9 @@ class Measurement:
     other_cores: float = 0.0  # what neither the server nor the load generator used: somebody else on this machine
 
 
-def measure(server: Server, network: Network, workload: Workload, round_number: int, seconds: int) -> Measurement:
+def measure(
+    server: Server, network: Network, workload: Workload, round_number: int, seconds: int, threads: int = 1
+) -> Measurement:
     """One window. Raises SystemExit when the server's own count of answers is not the client's, or a process has ended.
 
     What is still in flight when the client stops has been paid for as well: the server's time is read once it is at
@@ -50,7 +52,7 @@ def measure(server: Server, network: Network, workload: Workload, round_number: 
     processes = server.processes()
     counted = server.counters(network.name)
     began, cpu, load_cpu, busy = time.perf_counter(), processes.cpu_s_by_role(), _own_cpu_s(), machine_busy_s()
-    load = apply_load(server.address(workload.protocol), payload, workload.in_flight, seconds)
+    load = apply_load(server.address(workload.protocol), payload, workload.in_flight, seconds, threads)
     load_cpu = _own_cpu_s() - load_cpu
     processes.wait_until_quiet()
     by_role = processes.cpu_s_by_role()
