@@ -107,12 +107,13 @@ class EmbeddedNats:
         """The process id; None while it isn't running."""
         return self.process.pid if self.process and self.process.poll() is None else None
 
-    def start(self, timeout_s: float = 60.0, cancelled: Callable[[], bool] = lambda: False) -> str:
-        """Start the server, wait until JetStream answers (its store is read by then), return the URL for clients.
+    def launch(self) -> None:
+        """Start the process of the server without waiting until it is ready; `start` waits. Does nothing if it runs.
 
-        Raises NatsStartError: no binary or one too old, folder in use or not writable, port taken, not ready within
-        `timeout_s` seconds, or `cancelled()`. The server isn't running then.
+        Raises NatsStartError: no binary or one too old, or folder in use or not writable. The server isn't running then.
         """
+        if self.pid is not None:
+            return
         binary = find_binary(self._binary)
         try:
             self._lock_data_dir()
@@ -124,6 +125,14 @@ class EmbeddedNats:
         except OSError as error:
             self.stop(timeout_s=0)
             raise NatsStartError(f"data folder {self.data_dir} can't be used: {error.strerror or error}") from error
+
+    def start(self, timeout_s: float = 60.0, cancelled: Callable[[], bool] = lambda: False) -> str:
+        """Start the server, wait until JetStream answers (its store is read by then), return the URL for clients.
+
+        Raises NatsStartError: what `launch` raises, port taken, not ready within `timeout_s` seconds, or `cancelled()`.
+        The server isn't running then.
+        """
+        self.launch()
         try:
             self._wait_ready(time.monotonic() + timeout_s, cancelled)
             _write_private(self.url_file, f"{self.url}\n")

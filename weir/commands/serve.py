@@ -37,7 +37,7 @@ from weir.options.broker import ACCESS_OPTIONS
 from weir.options.deprecated import replaced
 from weir.running_server import data_home, write_addresses
 from weir.server_process import parent_fd
-from weir.supervisor.forked_role import import_roles
+from weir.supervisor.forked_role import import_roles, importing
 from weir.supervisor.processes import count_processes, divide_processors
 from weir.supervisor.role import RoleSpec
 from weir.supervisor.supervisor import Supervisor
@@ -90,20 +90,20 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     counts = count_processes(values, processors, gpus)
     shares = divide_processors(values["worker_processors"], processors_by_core(), processors, counts)
     durable_id = secrets.token_hex(4)
-    gateways = gateway_roles(values, counts.gateways, durable_id)
+    with importing():
+        check_gateway_options(values)
+        gateways = gateway_roles(values, counts.gateways, durable_id)
     roles = [
+        # The worker first: it has the most to do until it is ready.
+        *worker_roles(values, gpus, counts.workers, shares),
         *(
             RoleSpec(name=name, argv=role_command("scheduler", values), drain_rank=1)
             for name in role_names("scheduler", counts.schedulers)
         ),
-        *worker_roles(values, gpus, counts.workers, shares),
         RoleSpec(name="durable", argv=(*role_command("durable", values), f"--durable-id={durable_id}"), drain_rank=0),
         *gateways,
     ]
-    is_forked = [gpus == 0 or not role.name.startswith("worker") for role in roles]
-    roles = [replace(role, main=main if forked else None) for role, forked in zip(roles, is_forked, strict=True)]
-    import_roles()
-    check_gateway_options(values)
+    roles = [role if gpus and role.name.startswith("worker") else _forked(role, main) for role in roles]
     nats_url = values["nats"]
     for option in ACCESS_OPTIONS:
         if nats_url is None and values[option.key]:
@@ -130,6 +130,11 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
         )
         status = supervisor.run()
     raise typer.Exit(status)
+
+
+def _forked(role: RoleSpec, main: Callable[[Sequence[str]], None]) -> RoleSpec:
+    """`role` in a fork of this process, which imports its code first."""
+    return replace(role, main=main, prepare=functools.partial(import_roles, (role.name.partition("-")[0],)))
 
 
 def listeners_of(values: Mapping[str, Any]) -> dict[str, Listener]:

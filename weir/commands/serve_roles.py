@@ -51,6 +51,7 @@ def gateway_roles(values: Mapping[str, Any], count: int, durable_id: str) -> lis
         RoleSpec(
             name=name,
             argv=(*command, f"--gateway-number={number}") if number else command,
+            start_rank=2 if number else 1,  # models are ready before; a later gateway repeats the first one's ports
             drain_rank=0,
             kept_facts=_DRAWN_PORTS,
             facts_of=names[0] if number else "",

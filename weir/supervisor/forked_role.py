@@ -1,7 +1,7 @@
-"""`ForkedRole`: a role in a fork of the supervisor, which has imported the code of all roles.
+"""`ForkedRole`: a role in a fork of the supervisor, which has imported the code of the role.
 
-Importing that code takes most of a second. A forked role starts in some hundredths of a second, also at a restart, and the
-imported code is shared in memory.
+Importing the code of all roles takes some tenths of a second. A forked role starts in some hundredths of a second, also
+at a restart, and the imported code is shared in memory.
 
 The child first closes and resets what it inherited, so that it runs as a new command would. It never returns into the
 parent's code: it exits here, after its `atexit` handlers. It does not wait for running threads.
@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import logging
 import os
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import NoReturn
 
@@ -25,20 +26,35 @@ from setproctitle import setproctitle
 
 from runtime.child_processes import dies_with_parent
 
-_ROLES = ("scheduler", "worker", "durable", "gateway")
+_ROLES = ("worker", "scheduler", "durable", "gateway")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def import_roles() -> None:
-    """Import the code of all roles. Modules are never freed, so the garbage collector need not scan them again."""
-    # As -P does: modules in the current folder, or beside the script, must not replace Weir's packages.
+def import_roles(roles: Sequence[str] = _ROLES) -> None:
+    """Import the code of `roles`. Later calls import only what is missing."""
+    with importing():
+        for role in roles:
+            import_module(f"{role}.main")
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import Weir's packages in this block. Modules are never freed, so the garbage collector need not scan them again."""
+    _leave_current_folder()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@functools.cache
+def _leave_current_folder() -> None:
+    # As -P does: modules in the current folder, or beside the script, must not replace Weir's packages. Once only: then
+    # the first entry is another one.
     if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0]))):
         del sys.path[0]
-    gc.disable()
-    for role in _ROLES:
-        import_module(f"{role}.main")
-    gc.freeze()
-    gc.enable()
 
 
 class ForkedRole:

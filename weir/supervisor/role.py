@@ -26,17 +26,21 @@ class RoleSpec:
     """How to run one role.
 
     `argv` is the command: `python -P -m weir` and its arguments. With `main`, a fork of this process calls `main` with the
-    arguments instead. `drain_rank` orders the stop: lower ranks stop first. `kept_facts` maps an announced fact to the
-    option that repeats it at a restart, so that a restarted role keeps its selected port. With `facts_of`, the facts are
-    those of the role of that name, which is started before, so that both have the same port. `environment` is added to
-    that of all roles. `processors` are the numbers of those that the role may use (empty: those of this process).
+    arguments instead. `prepare` is called before the first start; it imports the code of a fork. `start_rank` orders the
+    start: the roles of one rank start together. `drain_rank` orders the stop: lower ranks stop first. `kept_facts` maps an
+    announced fact to the option that repeats it at a restart, so that a restarted role keeps its selected port. With
+    `facts_of`, the facts are those of the role of that name, which has a lower start rank, so that both have the same port.
+    `environment` is added to that of all roles. `processors` are the numbers of those that the role may use (empty: those
+    of this process).
     """
 
     name: str
     argv: tuple[str, ...]
+    start_rank: int = 0
     drain_rank: int = 0
     kept_facts: Mapping[str, str] = field(default_factory=dict)
     main: Callable[[Sequence[str]], None] | None = None
+    prepare: Callable[[], None] = lambda: None
     facts_of: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     processors: frozenset[int] = frozenset()
@@ -52,6 +56,7 @@ class Role:
 
     def __init__(self, spec: RoleSpec, lifeline_fd: int, facts_from: Role | None = None) -> None:
         self.name = spec.name
+        self.start_rank = spec.start_rank
         self.drain_rank = spec.drain_rank
         self.process: subprocess.Popen[bytes] | ForkedRole | None = None
         self.ready_fd: int | None = None
@@ -61,7 +66,14 @@ class Role:
         self._spec = spec
         self._lifeline_fd = lifeline_fd
         self._facts_from = facts_from or self
+        self._is_prepared = False
         self._line = b""
+
+    def prepare(self) -> None:
+        """Call `spec.prepare`, the first time that this is called."""
+        if not self._is_prepared:
+            self._spec.prepare()
+            self._is_prepared = True
 
     def start(self, environment: Mapping[str, str]) -> None:
         """Start a process. `ready_fd` is then the pipe to read with `read_announcement`. Raises OSError."""

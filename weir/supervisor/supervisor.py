@@ -1,9 +1,9 @@
 """The supervisor of `weir serve`: starts nats-server and the roles, restarts them when they die, stops them in order.
 
-A role is started once the roles before it are ready. A role that dies is restarted with a back-off until its restart
-budget is spent. A stop drains the roles rank by rank. No child outlives the supervisor, even when it is killed. The
-supervisor runs no event loop and no user code, so that little can make it fail. `SignalQueue` delivers signals on a file
-descriptor that the supervisor's selector waits on.
+Roles are started rank by rank, each rank once the ranks before it are ready. A role that dies is restarted with a back-off
+until its restart budget is spent. A stop drains the roles rank by rank. No child outlives the supervisor, even when it is
+killed. The supervisor runs no event loop and no user code, so that little can make it fail. `SignalQueue` delivers signals
+on a file descriptor that the supervisor's selector waits on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KILL_WAIT_S = 5.0
 
 
 class Supervisor:
-    """Runs `nats`, if given, and `roles` (in start order) until a stop signal or until one of them dies too often.
+    """Runs `nats`, if given, and `roles` until a stop signal or until one of them dies too often.
 
     `environment` is added to this process's environment for the roles. `on_ready` is called once, when all are ready, with
     the facts that each role announced, by role name. After `exit_timeout_s` a stop kills what still runs. `parent_fd`
@@ -97,13 +97,37 @@ class Supervisor:
         return EXIT_FORCED if self._killed and status == EXIT_STOPPED else status
 
     def _start_all(self) -> None:
-        for child in self._children:
-            self._start(child)
-            while child.name not in self._ready_since and self._exit_status is None:
+        ranks = sorted({role.start_rank for role in self._roles})
+        by_rank = [[role for role in self._roles if role.start_rank == rank] for rank in ranks]
+        if self._nats is not None:
+            self._start_nats(self._nats, by_rank[0][0].prepare if by_rank else None)
+        for rank, later in zip(by_rank, [*by_rank[1:], []], strict=True):
+            for role in rank:
+                role.prepare()
+                if self._is_stopping():
+                    return
+                self._start(role)
+            for role in later:  # while the roles that were just started start
+                role.prepare()
+            while not all(role.name in self._ready_since for role in rank) and self._exit_status is None:
                 self._turn()
             if self._exit_status is not None:
                 return
         self._on_ready({role.name: role.facts for role in self._roles})
+
+    def _start_nats(self, nats: EmbeddedNats, prepare: Callable[[], None] | None) -> None:
+        """Start `nats`, call `prepare` meanwhile, and wait until `nats` is ready."""
+        try:
+            nats.launch()
+        except NatsStartError as error:
+            raise StartError(str(error)) from error
+        try:
+            if prepare is not None:
+                prepare()
+        except BaseException:
+            nats.stop()  # no event can end it: its process isn't watched yet
+            raise
+        self._start(nats)
 
     def _turn(self, until: float = math.inf) -> None:
         """Wait for an event, the next restart or `until`, whichever comes first, and handle it."""

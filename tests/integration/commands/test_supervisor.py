@@ -5,6 +5,7 @@ the supervisor as real ones; they record their events in a journal.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -52,6 +53,8 @@ if behaviour == "breaks":
 if behaviour == "killed-once" and not os.path.exists(folder + "/killed"):
     open(folder + "/killed", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
+while behaviour == "meets-gateway" and '"gateway", "event": "started"' not in open(folder + "/journal").read():
+    time.sleep(0.005)
 time.sleep(0.05)  # so that a role started too early would be seen
 note("ready")
 announce_ready(http_port=int(drawn.get("--http-port", 40000 + os.getpid() % 10000)))
@@ -62,7 +65,7 @@ while True:
 """
 
 PARENT = """
-import json, sys
+import functools, json, os, sys
 from pathlib import Path
 from bus.nats.embedded_server import EmbeddedNats
 from telemetry.logs import configure_logging
@@ -74,10 +77,19 @@ from weir.supervisor.supervisor import Supervisor
 folder, wanted = Path(sys.argv[1]), json.loads(sys.argv[2])
 configure_logging("supervisor")
 kept = {"http_port": "--http-port"}
+
+
+def prepare(name, behaviour):
+    with (folder / "journal").open("a") as journal:
+        journal.write(json.dumps({"role": name, "event": "prepared", "pid": os.getpid()}) + "\\n")
+    if behaviour == "unprepared":
+        raise StartError("its code is broken")
+
 roles = [
     RoleSpec(name=name, argv=(sys.executable, str(folder / "role.py"), name, str(folder), behaviour),
-             drain_rank=rank, kept_facts=kept)
-    for name, behaviour, rank in wanted["roles"]
+             start_rank=0 if wanted["together"] else number, drain_rank=rank, kept_facts=kept,
+             prepare=functools.partial(prepare, name, behaviour))
+    for number, (name, behaviour, rank) in enumerate(wanted["roles"])
 ]
 nats = EmbeddedNats(folder / "data") if wanted["nats"] else None
 policy = RestartPolicy(first_delay_s=0.02, longest_delay_s=0.05, budget=wanted["budget"])
@@ -104,6 +116,18 @@ def alive(pid: int) -> bool:
     return False
 
 
+def server_runs(data_dir: Path) -> bool:
+    """Whether a nats-server holds its data folder."""
+    if not data_dir.exists():
+        return False
+    with (data_dir / "lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 class Serving:
     """One supervisor process and the journal of its roles."""
 
@@ -112,7 +136,7 @@ class Serving:
         (folder / "parent.py").write_text(PARENT)
         self.folder = folder
         self.errors = folder / "stderr"
-        settings = {"roles": roles, "nats": False, "budget": 10, "exit_timeout_s": 10.0, **wanted}
+        settings = {"roles": roles, "nats": False, "budget": 10, "exit_timeout_s": 10.0, "together": False, **wanted}
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, folder / "parent.py", folder, json.dumps(settings)],
@@ -161,15 +185,45 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
         wait_until(serving.nothing_is_left)
 
 
-def test_roles_start_in_order_each_once_the_one_before_is_ready(serve: Callable[..., Serving]) -> None:
+def test_ranks_start_in_order_each_once_the_one_before_is_ready(serve: Callable[..., Serving]) -> None:
     serving = serve()
     facts = serving.ready()["facts"]
     assert list(facts) == ["scheduler", "worker", "gateway"]
     assert facts["gateway"]["http_port"] > 0
     lines = [json.loads(line) for line in (serving.folder / "journal").read_text().splitlines()]
-    assert [(line["role"], line["event"]) for line in lines] == [
+    assert [(line["role"], line["event"]) for line in lines if line["event"] != "prepared"] == [
         (role, event) for role in facts for event in ("started", "ready")
     ]
+
+
+def test_the_roles_of_a_rank_start_together(serve: Callable[..., Serving]) -> None:
+    serving = serve([("worker", "meets-gateway", 2), ("gateway", "", 0)], together=True)
+    wait_until(lambda: sorted(serving.roles_that("ready")) == ["gateway", "worker"])
+    assert list(serving.ready()["facts"]) == ["worker", "gateway"]
+
+
+def test_a_role_is_prepared_before_its_first_start_and_while_the_rank_before_starts(
+    serve: Callable[..., Serving],
+) -> None:
+    serving = serve(nats=True)
+    serving.ready()
+    os.kill(serving.pid("worker"), signal.SIGKILL)
+    wait_until(lambda: serving.roles_that("ready").count("worker") == 2)
+    lines = [json.loads(line) for line in (serving.folder / "journal").read_text().splitlines()]
+    events = [(line["role"], line["event"]) for line in lines]
+    for role, before in (("worker", "scheduler"), ("gateway", "worker")):
+        assert events.index((role, "prepared")) < events.index((before, "ready"))
+    assert sorted(serving.roles_that("prepared")) == ["gateway", "scheduler", "worker"]
+
+
+@pytest.mark.parametrize("nats", [False, True], ids=["no nats-server", "nats-server"])
+@pytest.mark.parametrize("role", ["scheduler", "gateway"])
+def test_a_role_that_can_t_be_prepared_ends_the_server(serve: Callable[..., Serving], role: str, nats: bool) -> None:
+    serving = serve([(name, "unprepared" if name == role else "", rank) for name, _, rank in ROLES], nats=nats)
+    assert serving.process.wait(timeout=20) == 1
+    assert serving.errors.read_text().splitlines()[-1] == "error: its code is broken"
+    assert serving.nothing_is_left()
+    assert not server_runs(serving.folder / "data")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -179,7 +233,8 @@ def test_a_stop_lets_each_rank_finish_before_the_next(serve: Callable[..., Servi
     # To the whole process group, as a terminal does at Ctrl-C.
     os.killpg(serving.process.pid, number)
     assert serving.process.wait(timeout=20) == 0
-    entries = [json.loads(line) for line in (serving.folder / "journal").read_text().splitlines()][6:]
+    lines = [json.loads(line) for line in (serving.folder / "journal").read_text().splitlines()]
+    entries = [line for line in lines if line["event"] not in ("prepared", "started", "ready")]
     assert [(entry["role"], entry["event"]) for entry in entries] == [
         (role, event) for role in ("gateway", "scheduler", "worker") for event in ("told", "ended")
     ]

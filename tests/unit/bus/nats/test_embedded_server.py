@@ -27,6 +27,25 @@ def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
 
+def test_a_launched_server_is_the_one_that_start_waits_for(server: EmbeddedNats) -> None:
+    server.launch()
+    launched = server.pid
+    assert launched is not None
+    server.launch()
+    assert port_of(server.start()) > 0
+    assert server.pid == launched
+
+
+def test_a_launched_server_can_be_stopped_before_it_is_ready(server: EmbeddedNats) -> None:
+    server.launch()
+    process = server.process
+    server.stop()
+    assert process is not None
+    assert process.returncode is not None
+    assert server.pid is None
+    assert port_of(server.start()) > 0
+
+
 async def test_jetstream_answers_as_soon_as_start_returns(server: EmbeddedNats) -> None:
     client = await nats.connect(server.start())
     await client.jetstream().add_stream(name="Q", subjects=["q"])
