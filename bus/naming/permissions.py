@@ -184,7 +184,10 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
             ADMIN: ("look", "read", "follow"),
             WORKER: ("read", "follow"),
         },
-        durable.QUEUE_STREAM: {GATEWAY: ("make", "limit", "read", "own", "remove"), ADMIN: ("look", "read", "list")},
+        durable.QUEUE_STREAM: {
+            GATEWAY: ("make", "limit", "read", "own", "rewind", "remove"),
+            ADMIN: ("look", "read", "list"),
+        },
         durable.RESULT_STREAM: {
             GATEWAY: ("make", "limit", "read", "remove"),
             PRODUCER: ("look", "read", "own", "follow"),

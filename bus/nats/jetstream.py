@@ -45,6 +45,9 @@ RETRY_FOR_S = 15.0
 TRY_S = 1.0
 """Timeout of one try in a cluster: a former leader does not respond, and the next one will."""
 
+RESEND_S = 0.25
+"""In a cluster a request is sent again after so long, within one try: while there is no leader nothing receives it."""
+
 EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 """The header of a conditional write: the sequence of the last message on its subject, 0 for none."""
 
@@ -84,12 +87,16 @@ class StreamState(NamedTuple):
 
 
 class DeliveryInfo(NamedTuple):
-    """How often a message was delivered, its sequence, when it was stored, and how many messages are still to come."""
+    """How often a message was delivered, its sequence, when it was stored, and how many messages are still to come.
+
+    `number` counts the deliveries of the consumer, from 1 on: a gap in it is a delivery that was lost.
+    """
 
     deliveries: int
     sequence: int
     stored_ns: int
     pending: int
+    number: int = 0
 
 
 def is_transient(error: Exception) -> bool:
@@ -150,7 +157,13 @@ class JetStream(JetStreamContext):
         while True:
             is_last = time.monotonic() >= until_s
             try:
-                message = await self.replies.request(subject, data, timeout_s=try_s, header_block=header_block)
+                message = await self.replies.request(
+                    subject,
+                    data,
+                    timeout_s=try_s,
+                    header_block=header_block,
+                    resend_s=RESEND_S if until_s and is_api else None,
+                )
             except TimeoutError:
                 if is_last or not is_api:
                     raise
@@ -348,7 +361,12 @@ class JetStream(JetStreamContext):
 
             try:
                 left_s = max(until_s - time.monotonic(), 0.0)
-                if not await self.replies.gather([f"$JS.API.DIRECT.GET.{stream}"], data, take, timeout_s=left_s):
+                # Any replica responds. A server of a cluster that was just lost may have been chosen; the next try finds
+                # another one.
+                try_s = min(left_s, TRY_S) if self._bus.is_clustered else left_s
+                if not await self.replies.gather([f"$JS.API.DIRECT.GET.{stream}"], data, take, timeout_s=try_s):
+                    if time.monotonic() < until_s:
+                        continue
                     raise TimeoutError(
                         f"JetStream did not respond to a read of stream {stream} in {API_TIMEOUT_S:.0f} s"
                     )
@@ -406,9 +424,10 @@ def parse_ack_subject(subject: str) -> DeliveryInfo | None:
     else:
         return None
     try:
-        return DeliveryInfo(int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 3]), int(tokens[first + 4]))
+        deliveries, sequence, number, stored_ns, pending = map(int, tokens[first : first + 5])
     except ValueError:
         return None
+    return DeliveryInfo(deliveries, sequence, stored_ns, pending, number)
 
 
 def _is_leaderless(message: Message) -> bool:

@@ -37,20 +37,39 @@ class ReplyInbox:
         """Ignores further messages on a reply subject."""
         self._handlers.pop(reply, None)
 
-    async def request(self, subject: str, data: bytes = b"", *, timeout_s: float, header_block: bytes = b"") -> Message:
+    async def request(
+        self,
+        subject: str,
+        data: bytes = b"",
+        *,
+        timeout_s: float,
+        header_block: bytes = b"",
+        resend_s: float | None = None,
+    ) -> Message:
         """Publishes a request and returns the first reply, whose `status` is "503" without a subscriber of `subject`.
 
-        Raises TimeoutError without a reply in time, ConnectionError after `fail_all`.
+        With `resend_s` it is published again each time that no reply came for so long. Raises TimeoutError without a reply
+        in time, ConnectionError after `fail_all`.
         """
-        replied: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        replied: asyncio.Future[Message] = loop.create_future()
         reply = self.expect(lambda message: None if replied.done() else replied.set_result(message))
-        try:
+        timer: asyncio.TimerHandle | None = None
+
+        def send() -> None:
+            nonlocal timer
             if header_block:
                 self._bus.publish(subject, data, reply, header_block)
             else:
                 self._bus.publish(subject, data, reply)
+            timer = None if resend_s is None else loop.call_later(resend_s, send)
+
+        try:
+            send()
             return await self.wait(replied, timeout_s)
         finally:
+            if timer is not None:
+                timer.cancel()
             self.forget(reply)
 
     async def gather(

@@ -30,6 +30,7 @@ _is_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]{1,19})\}', re.
 _NOT_SENT = 1  # not a code of JetStream
 _RETRY_S = 0.1  # no stream responds: it is being created, or its server restarts
 _ACK_TIMEOUT_S = 5.0
+_CLUSTER_ACK_TIMEOUT_S = 2.0  # the server that stored it may be lost with the acknowledgement
 
 
 class StoreAck(NamedTuple):
@@ -150,7 +151,7 @@ class AckedPublisher:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            late_s = time.monotonic() - _ACK_TIMEOUT_S
+            late_s = time.monotonic() - (_CLUSTER_ACK_TIMEOUT_S if self._bus.is_clustered else _ACK_TIMEOUT_S)
             for number, unacked in list(self._unacked.items()):
                 if unacked.sent_s > late_s:
                     break  # in order, except messages that were sent again

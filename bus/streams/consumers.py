@@ -23,7 +23,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
@@ -78,7 +78,7 @@ class QueueConsumers:
         Raises NatsError, OSError or TimeoutError while the broker is away.
         """
         name = subjects.durable_consumer(lane, model)
-        group = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
+        group = _group(owner)
         started, previous = 0, ""
         for tries_left in reversed(range(_TRIES)):
             info = await self._info(name)
@@ -95,6 +95,26 @@ class QueueConsumers:
                 if not tries_left:
                     raise
         return AcquiredConsumer(name, started, previous, group)
+
+    async def redeliver(self, lane: str, model: str, owner: str) -> bool:
+        """Has the consumer that `owner` acquired deliver again everything that is not acknowledged, without recreating it.
+
+        In a cluster that takes no election. Returns False where the consumer must be acquired instead: another owner has
+        acquired it, it is gone, or nats-server is too old. Raises as `acquire`.
+        """
+        name, group = subjects.durable_consumer(lane, model), _group(owner)
+
+        async def note_started(info: Mapping[str, Any]) -> None:
+            # From then on the consumer has delivered nothing, so its metadata must say what may have been started.
+            metadata = dict(info["config"].get("metadata") or {})
+            delivered = int(info.get("delivered", {}).get("stream_seq", 0))
+            if delivered > _number(metadata.get(_STARTED, "")):
+                metadata = {key: value for key, value in metadata.items() if key.startswith("weir-")}
+                config = _config(lane, model, {**metadata, _STARTED: str(delivered)}, group)
+                question = {"stream_name": subjects.QUEUE_STREAM, "action": "update", "config": config}
+                await self._bus.jetstream.ask(f"CONSUMER.CREATE.{subjects.QUEUE_STREAM}.{name}", question)
+
+        return bool(await redeliver(self._bus, subjects.QUEUE_STREAM, name, group, note_started))
 
     async def ensure(self, lane: str, model: str) -> None:
         """Creates the consumer unless it exists."""
@@ -125,6 +145,11 @@ class QueueConsumers:
             return info
         except NotFoundError:
             return None
+
+
+def _group(owner: str) -> str:
+    """The priority group of an owner's consumer."""
+    return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
 
 
 def _config(lane: str, model: str, metadata: dict[str, str], group: str) -> dict[str, Any]:
@@ -193,12 +218,19 @@ async def recreate_consumer(bus: Bus, stream: str, config: Mapping[str, Any]) ->
         await asyncio.sleep(_WAIT_S)
 
 
-async def redeliver(bus: Bus, stream: str, name: str, group: str) -> str:
+async def redeliver(
+    bus: Bus,
+    stream: str,
+    name: str,
+    group: str,
+    prepare: Callable[[Mapping[str, Any]], Awaitable[None]] | None = None,
+) -> str:
     """Has a consumer of a cluster redeliver all messages that are not acknowledged, as a recreated one would.
 
     The leader of the consumer does that, so no election is waited for. Returns the leader; "" if there is no such consumer
     with this priority group, it has no leader for `ELECTION_S`, or nats-server is too old or denies it: then it must be
-    recreated.
+    recreated. `prepare` is awaited with JetStream's information about the consumer before that; its errors count as those
+    of the request itself.
     Source: JetStream's API CONSUMER.RESET, from nats-server 2.14 on.
     """
     until_s = time.monotonic() + ELECTION_S
@@ -208,6 +240,8 @@ async def redeliver(bus: Bus, stream: str, name: str, group: str) -> str:
             info = await bus.jetstream.ask(f"CONSUMER.INFO.{stream}.{name}", once_s=CONSUMER_TRY_S)
             if info.get("config", {}).get("priority_groups") != [group]:
                 return ""
+            if prepare is not None:
+                await prepare(info)
             leader, attempts = _leader(info), attempts + 1
             await bus.jetstream.ask(f"CONSUMER.RESET.{stream}.{name}", {}, CONSUMER_TRY_S)
             return leader

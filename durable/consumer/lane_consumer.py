@@ -31,7 +31,7 @@ from durable.consumer.runner import RequestRunner
 from durable.records.object_bodies import FetchedBody
 from durable.requests.fair_queue import FairQueue
 from durable.requests.headers import HeaderCache, check_id
-from durable.requests.ordering import AdmissionOrder, ParkedRequests, SequenceQueues
+from durable.requests.ordering import AdmissionOrder, DeliveryOrder, ParkedRequests, SequenceQueues
 from durable.requests.queue_limits import QueueLimiter
 from durable.requests.request import DurableRequest, Stage
 from runtime.containment import contained
@@ -91,6 +91,8 @@ class LaneConsumer:
         """A heap of deadlines and sequence numbers; those of requests that have ended stay in it."""
         self._started_sequence = 0
         self._is_owner = False
+        self._is_receiving = False
+        self._deliveries = DeliveryOrder()
         self._losses = 0  # of the connection, when it was acquired
         self._wake_due = False
         self._scanned_s = 0.0
@@ -117,15 +119,34 @@ class LaneConsumer:
         if not is_continued:
             self.drop()
             self._started_sequence = started_sequence
-        self._is_owner = True
-        self._losses = self._context.bus.losses
-        self.acks.begin()
+        self._deliveries.begin()
+        self._own()
         self.pull.start(inbox, group)
         self._wake()
 
+    def expect_redelivery(self) -> None:
+        """The consumer is about to deliver everything unacknowledged again, to the same inbox.
+
+        Until then messages from before may arrive, with gaps, and are ignored.
+        """
+        self._deliveries.begin()
+        self._is_receiving = True
+        self._losses = self._context.bus.losses
+
+    def resume(self) -> None:
+        """Continues after `expect_redelivery`, once the consumer is known to be this owner's still."""
+        self._own()
+        self.pull.start()
+        self._wake()
+
+    def _own(self) -> None:
+        self._is_owner = self._is_receiving = True
+        self._losses = self._context.bus.losses
+        self.acks.begin()
+
     def pause(self) -> None:
         """Another process may own the lane: starts nothing until `acquire`; requests that run go on."""
-        self._is_owner = False
+        self._is_owner = self._is_receiving = False
         self.pull.pause()
 
     def drop(self) -> None:
@@ -152,7 +173,7 @@ class LaneConsumer:
         After a loss of the connection messages are ignored until `acquire`: one that was lost would be purged together
         with later ones.
         """
-        if self._is_owner and self._losses == self._context.bus.losses:
+        if self._is_receiving and self._losses == self._context.bus.losses:
             self.pull.receive(message)
 
     def tick(self, now_s: float) -> None:
@@ -190,6 +211,11 @@ class LaneConsumer:
         if delivery is None:
             self._context.counters.malformed += 1
             self.pull.done(_size_bytes(message))
+            return
+        if not self._deliveries.follows(delivery.number):
+            # One before it was lost on the way, and would be purged together with it. All are to be delivered again.
+            self.pull.done(_size_bytes(message))
+            self.pull.consumer_lost = True
             return
         self.pending = delivery.pending
         known = self._held.get(delivery.sequence)

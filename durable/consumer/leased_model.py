@@ -18,8 +18,10 @@ from schemas.core.requests import Lane
 
 logger = logging.getLogger("weir.gateway")
 
-LEASE_GRACE_S = 5.0
-"""How long requests go on after the lease was lost: after a restart of the broker the same process gets it again."""
+LEASE_GRACE_S = 15.0
+"""How long requests go on after the lease was lost: after a restart of the broker, or an election of its cluster, the same
+process gets it again.
+"""
 
 _FENCED_GRACE_S = 1.2  # a process whose lease went to another one has noticed it by then
 
@@ -152,6 +154,8 @@ class LeasedModel:
 
     async def _acquire_lane(self, lane: str) -> None:
         consumer = self.lanes[lane]
+        if await self._continue_lane(lane, consumer):
+            return
         number = next(_numbers)
         mark = f"{self._context.consumer_id}:{number}"
         taken = await self._consumers.acquire(lane, self.model, mark, self.is_unknown)
@@ -167,3 +171,21 @@ class LeasedModel:
             inbox = f"{consumer.inbox}.{number}"
             self._unsubscribe[lane] = await self._context.bus.subscribe(inbox, consumer.receive)
             consumer.acquire(taken.started_sequence, is_continued, inbox, taken.group)
+
+    async def _continue_lane(self, lane: str, consumer: LaneConsumer) -> bool:
+        """Continues with the consumer that this process acquired last, unless another process has acquired it since.
+
+        Everything unacknowledged is delivered again. In a cluster a new consumer would have to elect a leader first.
+        """
+        mark = self._marks.get(lane)
+        is_ours = mark is not None and lane in self._unsubscribe and not self._is_dropped
+        if not is_ours or mark is None or consumer.is_unknown != self.is_unknown or not self._context.bus.is_clustered:
+            return False
+        consumer.expect_redelivery()
+        if not await self._consumers.redeliver(lane, self.model, mark):
+            return False
+        self._due.discard(lane)
+        if self.has_lease and not self.is_stopping:
+            self._fenced_since_s.pop(lane, None)
+            consumer.resume()
+        return True

@@ -45,6 +45,7 @@ logger = logging.getLogger("weir.gateway")
 _VERSION_LINE = b"NATS/1.0\r\n"
 _SPARE_BYTES = 1024  # for headers that are added later
 _RETRY_S = 1.0
+_LOOKUP_RETRY_S = 0.1  # requests behind it wait
 _CONFLICT_STATUS = 409
 _LOOKUPS_AT_A_TIME = 64
 _MAX_COUNT_DIGITS = 8
@@ -298,7 +299,7 @@ class Recorder:
                     earlier = [] if found is None else await self._earlier_responses(request, found)
                 break
             except (NatsError, OSError, TimeoutError):
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(_LOOKUP_RETRY_S)
         if request.stage is Stage.ENDED:
             return
         if found is None:

@@ -5,6 +5,8 @@ terminal record, so that a request is not overtaken while it is retried. After a
 an earlier owner, and the model may have counted it already. Such a sequence is lost: its requests are rejected until
 one starts it again. Sans-IO: an item is whatever the caller passes, and the caller starts those that are returned.
 
+`DeliveryOrder`: finds deliveries that were lost on the way, as with a server of a NATS cluster.
+
 `AdmissionOrder`: requests that were delivered after a takeover, while their records are looked up. Lookups finish in any
 order, and requests that no earlier owner can have started need none. All are admitted in the order of the stream, because
 one request of a sequence must not overtake another.
@@ -25,6 +27,31 @@ MAX_LOST = 10_000
 """Lost sequences that are remembered. Beyond it the oldest are forgotten; the scheduler rejects them as not started."""
 
 SequenceId = int | str
+
+
+class DeliveryOrder:
+    """Checks that no delivery of a consumer is missing. A consumer numbers its deliveries from 1 on.
+
+    It begins at 1 again where it was created again or delivers everything unacknowledged again.
+    """
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def begin(self) -> None:
+        """Expects the first delivery."""
+        self._next = 1
+
+    def follows(self, number: int) -> bool:
+        """Whether the delivery is the next one, or the first: all before it have arrived, or arrive again."""
+        if number not in (1, self._next):
+            return False
+        self._next = number + 1
+        return True
+
+
 T = TypeVar("T")
 
 

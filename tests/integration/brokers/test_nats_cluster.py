@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nats.errors import Error as NatsError
 
 from tests.support.clients.producers import Producer, int64_body, producer, value_of
 from tests.support.clients.request_ledger import Ledger
@@ -18,7 +19,7 @@ from tests.support.clients.stock import http_inputs
 from tests.support.models.zoo import write_identity, write_small_zoo
 from tests.support.servers.nats import ClusterNode, NatsCluster, replicas_of
 from tests.support.servers.roles import Start
-from tests.support.waiting import wait_until
+from tests.support.waiting import eventually, wait_until
 
 
 @pytest.fixture
@@ -47,6 +48,75 @@ def test_the_gateway_s_server_is_lost(start: Start, tmp_path: Path) -> None:
 
 def _serves(node: ClusterNode, role: str) -> bool:
     return any(name.startswith(role) for name in node.clients)
+
+
+NEEDED = {"API", "QUEUE", "RESULT", "LIVE", "KV_leases", "KV_queue-owners"}
+"""What durable requests need, streams with their consumers."""
+
+OURS_S = 2.0
+"""How long records may take beyond the elections of nats-server."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_records_continue_soon_after_the_election(start: Start, tmp_path: Path) -> None:
+    """The leader of the consumer of durable requests is killed, and then that of the records."""
+    write_identity(tmp_path / "models", "fast", "INT64", "dynamic_batching { }")
+    start("scheduler")
+    start.worker()
+    wait_until(start.gateway().is_ready)
+    cluster: NatsCluster = start.nats
+
+    def kill(what: str) -> tuple[float, float]:
+        """Kills the server that leads it; returns when (unix), and when the last that is needed had another leader."""
+        victim = wait_until(
+            lambda: next((node for node in cluster.nodes if any(name.startswith(what) for name in node.led)), None)
+        )
+        led = {name for name in victim.led if name.split(" ")[0] in NEEDED}
+        killed_s, killed_unix_s = time.monotonic(), time.time()
+        victim.kill()
+        elected = cluster.elections(victim, led, killed_s)
+        assert elected.keys() == led
+        return killed_unix_s, killed_unix_s + max(elected.values())
+
+    async def one(to: Producer, what: str, first: int) -> float:
+        """Seconds from the last election to the first record after it; everything that was sent has one record."""
+        stop, sent = asyncio.Event(), list[int]()
+        sending = [asyncio.create_task(_send(to, stop, sent, count(first + lane, 2))) for lane in range(2)]
+        await eventually(lambda: len(sent) > 20)
+        killed_s, elected_s = await asyncio.to_thread(kill, what)
+        while not (later := [at_s for at_s in await _recorded_s(to) if at_s > elected_s]):
+            assert time.time() < elected_s + 20.0
+        stop.set()
+        await asyncio.gather(*sending)
+        for node in cluster.nodes:
+            if node.process.poll() is not None:
+                node.start()
+        await asyncio.to_thread(wait_until, cluster.is_whole, 60.0)
+        print(
+            f"leader of {what}: elections {elected_s - killed_s:.2f} s, first record {min(later) - elected_s:.2f} s later"
+        )
+        return min(later) - elected_s
+
+    async def both() -> list[float]:
+        async with producer(cluster.url) as to:
+            found = [await one(to, what, 10_000 * turn) for turn, what in enumerate(("QUEUE event-fast", "RESULT"))]
+            records = await to.records("fast")
+            assert len({id for id, _ in records}) == len(records)
+            assert all(id == f"n{value_of(body)}" for id, (_, body) in records)
+            return found
+
+    assert max(asyncio.run(both())) < OURS_S
+
+
+async def _recorded_s(to: Producer) -> list[float]:
+    """When the last record was stored, in unix time; nothing while the stream has no leader."""
+    try:
+        state = (await to.jetstream.stream_info("RESULT")).state
+        found = await to.jetstream.get_msg("RESULT", state.last_seq)
+    except (NatsError, TimeoutError, OSError):
+        return []
+    return [found.time.timestamp()] if found.time is not None else []
 
 
 @pytest.mark.slow

@@ -240,6 +240,7 @@ class OneLane:
 
     def begin(self, started_sequence: int = 0, is_continued: bool = False) -> None:
         """The lane's owner is this gateway, from now on or again."""
+        self._deliveries = 0
         self.intake.acquire(started_sequence, is_continued, "inbox", "group")
 
     def deliver(self, body: bytes, subject: str = "event.m", sequence: int = 0, **headers: str) -> int:
@@ -252,9 +253,19 @@ class OneLane:
         if not sequence:
             self._sequence += 1
             sequence = self._sequence
-        reply = f"$JS.ACK.QUEUE.c.1.{sequence}.{sequence}.{time.time_ns()}.0"
+        self._deliveries += 1
+        reply = f"$JS.ACK.QUEUE.c.1.{sequence}.{self._deliveries}.{time.time_ns()}.0"
         self.intake.receive(Message(subject, reply, body, "", header_block))
         return sequence
+
+    def redeliver(self) -> None:
+        """The consumer is about to deliver everything unacknowledged again."""
+        self._deliveries = 0
+        self.intake.expect_redelivery()
+
+    def lose_delivery(self) -> None:
+        """The next message is delivered and does not arrive."""
+        self._deliveries += 1
 
     def outcome(self, id: str) -> str:
         """What is recorded of a request, "" for nothing."""

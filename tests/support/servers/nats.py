@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,8 @@ from bus.naming.permissions import USERS
 from bus.nats.embedded_server import find_binary
 from runtime.child_processes import dies_with_parent
 from tests.support.waiting import wait_until
+
+_POLL_S = 0.03
 
 
 class GivenNats:
@@ -158,6 +161,18 @@ class ClusterNode:
         """Whether it leads JetStream's API."""
         return bool(self.told("jsz").get("meta_cluster", {}).get("leader") == self.name)
 
+    @property
+    def led(self) -> set[str]:
+        """The streams ("QUEUE") and consumers ("QUEUE event-m") that it leads, and "API" if it leads JetStream's API."""
+        told = self.told("jsz?accounts=true&streams=true&consumers=true")
+        leaders = {"API": told.get("meta_cluster", {}).get("leader")}
+        for account in told.get("account_details", []):
+            for stream in account.get("stream_detail", []):
+                leaders[stream["name"]] = stream.get("cluster", {}).get("leader")
+                for consumer in stream.get("consumer_detail") or []:
+                    leaders[f"{stream['name']} {consumer['name']}"] = consumer.get("cluster", {}).get("leader")
+        return {name for name, leader in leaders.items() if leader == self.name}
+
     def leads(self, stream: str) -> bool:
         """Whether it leads this stream."""
         accounts = self.told("jsz?accounts=true&streams=true").get("account_details", [])
@@ -200,6 +215,17 @@ class NatsCluster:
         return wait_until(
             lambda: next((n for n in self.nodes if (n.leads(stream) if stream else n.is_meta_leader)), None), 30.0
         )
+
+    def elections(self, lost: ClusterNode, led: set[str], since_s: float, timeout_s: float = 30.0) -> dict[str, float]:
+        """When each of `led`, which the lost server led, had another leader: in seconds after `since_s` (monotonic)."""
+        others = [node for node in self.nodes if node is not lost]
+        elected: dict[str, float] = {}
+        while len(elected) < len(led) and time.monotonic() < since_s + timeout_s:
+            for node in others:
+                for name in node.led & led:
+                    elected.setdefault(name, time.monotonic() - since_s)
+            time.sleep(_POLL_S)
+        return elected
 
     def stop(self) -> None:
         """Ends all of them."""

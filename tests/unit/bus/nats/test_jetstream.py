@@ -69,6 +69,21 @@ async def test_a_request_to_a_cluster_without_a_leader_is_repeated(failure: byte
     assert bus.requests == [("$JS.API.STREAM.INFO.S", b'{"a":1}')] * 3
 
 
+async def test_a_response_to_an_earlier_copy_of_a_request_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jetstream, "TRY_S", 5.0)
+    monkeypatch.setattr(jetstream, "RESEND_S", 0.01)
+    api, bus = await client(None, None, b'{"seq": 7}')
+    assert await api.ask("STREAM.INFO.S") == {"seq": 7}  # within one try
+    assert len(bus.requests) == 3
+
+
+async def test_a_read_whose_server_was_lost_finds_another_one() -> None:
+    api, bus = await client(None, b"503", None, b"garbage")
+    with pytest.raises(ConnectionError, match="can't be read"):
+        await api.last("S", "s")
+    assert len(bus.requests) == 4
+
+
 async def test_a_request_to_a_single_server_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jetstream, "API_TIMEOUT_S", 0.01)
     api, bus = await client(None, b"503", is_clustered=False)
@@ -128,7 +143,7 @@ def test_other_subjects_are_no_acknowledgement_s(subject: str) -> None:
 
 def test_both_forms_of_acknowledgement_subjects_are_read() -> None:
     for prefix in ("$JS.ACK", "$JS.ACK._.account"):
-        assert parse_ack_subject(f"{prefix}.S.c.2.7.5.99.1") == (2, 7, 99, 1)
+        assert parse_ack_subject(f"{prefix}.S.c.2.7.5.99.1") == (2, 7, 99, 1, 5)
 
 
 # With nats-server

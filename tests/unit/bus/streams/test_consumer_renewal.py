@@ -114,3 +114,15 @@ async def test_a_consumer_that_can_not_redeliver_must_be_recreated() -> None:
     assert await again(ours, {"error": {"code": 400, "description": "bad request"}}) == ("", ["INFO", "RESET"])
     # An older server, or one that does not let us, says nothing.
     assert await again(ours, None, ours, None) == ("", ["INFO", "RESET"] * 2)
+
+
+async def test_a_redelivery_is_prepared_with_what_was_delivered() -> None:
+    ours = {**LED, "config": {"priority_groups": ["7"]}, "delivered": {"stream_seq": 5}}
+    api, prepared = Api(ours, {"reset_seq": 1}), list[Mapping[str, Any]]()
+
+    async def prepare(info: Mapping[str, Any]) -> None:
+        assert api.asked == ["INFO"]
+        prepared.append(info)
+
+    assert await redeliver(api, "S", "c", "7", prepare) == "n1"  # type: ignore[arg-type]
+    assert (prepared, api.asked) == ([ours], ["INFO", "RESET"])

@@ -206,6 +206,24 @@ async def test_a_lane_that_is_dropped_holds_nothing() -> None:
         assert (lane.ledger.total_bytes, lane.broker.held_objects) == (0, 0)
 
 
+async def test_a_request_behind_a_lost_delivery_waits_until_all_are_delivered_again() -> None:
+    async with one_lane() as lane:
+        first = lane.deliver(body_of(1), Weir_Id="first")
+        lane.lose_delivery()
+        last = lane.deliver(body_of(3), sequence=3, Weir_Id="last")
+        assert lane.intake.pull.consumer_lost
+        await lane.settled("first")
+        assert (lane.outcome("last"), len(lane.intake)) == ("", 0)
+        assert lane.broker.acked.isdisjoint({2, last})
+        lane.redeliver()
+        lane.deliver(body_of(2), sequence=2, Weir_Id="lost")
+        lane.deliver(body_of(3), sequence=last, Weir_Id="last")
+        lane.intake.resume()
+        assert not lane.intake.pull.consumer_lost
+        await lane.settled("first", "lost", "last")
+        assert lane.broker.acked >= {first, 2, last}
+
+
 async def test_nothing_is_asked_for_while_the_ledger_is_full() -> None:
     async with one_lane() as lane:
         others = [lane.ledger.account(name) for name in ("a", "b")]
