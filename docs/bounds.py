@@ -118,6 +118,8 @@ scheduler.batching.microbatcher:MAX_MICROBATCH_REQUESTS | requests of a microbat
 scheduler.batching.microbatcher:MAX_MICROBATCH_US | expected microseconds of all executions of a microbatch | the next batch takes the rest
 scheduler.batching.request_queue:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
 scheduler.sequences.scheduler:MAX_WAITING | waiting requests of sequences, of one lane of a version | 503
+worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that a worker reports to the next owner of its queue | rejected as not started when their scheduler is lost
+scheduler.service.former_sequences:REPORT_TIMEOUT_S | wait for these reports | any sequence counts as lost for as long as one may be idle
 scheduler.sequences.table:MAX_LOST | lost sequences that are remembered | rejected as not started
 scheduler.recording.event_log:MAX_LOG_FILE_BYTES | events in one file of an event log | the next file is started
 scheduler.recording.event_log:KEPT_LOG_FILES | event log files kept of each queue | the oldest is removed

@@ -99,6 +99,11 @@ def message_fields() -> str:
             "sender, model, versions to unload, or that may be unloaded, partition of the answer",
         ),
         (
+            "started sequences",
+            "scheduler → worker, and its answer",
+            "model, partition; the answer is worker, [(version, correlation id, age in us) …], whether these are all",
+        ),
+        (
             "fetch",
             "gateway, worker → the owner of a payload",
             "(segment, slot, generation, offset, size) of a piece, or nothing to ask for the owner's address",

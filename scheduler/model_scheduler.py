@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
+from typing import Any
 
 from scheduler.batching.batch import Batch
 from scheduler.batching.batcher import Batcher, DefaultBatcher
@@ -34,7 +35,8 @@ from scheduler.batching.version_scheduler import (
     VersionScheduler,
     concatenate,
 )
-from scheduler.sequences.scheduler import SequenceScheduler
+from scheduler.sequences.scheduler import NO_FORMER_SEQUENCES, FormerSequences, SequenceScheduler
+from scheduler.sequences.sequence import CorrelationId
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
 from schemas.wire.messages import BatchOutcome
@@ -48,7 +50,6 @@ AnyVersion = VersionScheduler | SequenceScheduler
 class ModelScheduler:
     """Schedules one model. Times are microseconds of one monotonic clock.
 
-    `is_successor` (0 or 1): another scheduler owned the queue before, with sequences that are unknown here.
     `max_queue_wait_us` limits the wait of live requests to models without a limit of their own (0: none).
     """
 
@@ -57,11 +58,10 @@ class ModelScheduler:
         name: str,
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
-        is_successor: int = 0,
         max_queue_wait_us: int = 0,
     ) -> None:
         self.name = name
-        self._is_successor = bool(is_successor)
+        self._former = NO_FORMER_SEQUENCES
         self._max_queue_wait_us = max_queue_wait_us  # default for models without a limit; 0: none
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
@@ -134,6 +134,16 @@ class ModelScheduler:
         if isinstance(configured, VersionScheduler):
             configured.limit_wait(config.max_queue_wait_us, self._max_queue_wait_us)
 
+    def take_over(self, now_us: int, sequences: Iterable[Sequence[Any]], is_complete: int) -> None:
+        """Sets the sequences that the former owner of the queue had. Call before `configure`.
+
+        Each is a `StartedSequence`, or its fields. `is_complete` (0 or 1): there were no others.
+        """
+        by_version: dict[int, dict[CorrelationId, int]] = {}
+        for version, id, age_us in sequences:
+            by_version.setdefault(version, {})[id] = age_us
+        self._former = FormerSequences(by_version, None if is_complete else now_us)
+
     def _replace(self, replaced: AnyVersion) -> None:
         """Retires a version's scheduler for one of the other kind; `_route` moves the waiting requests there."""
         replaced.is_withdrawn = True
@@ -145,7 +155,7 @@ class ModelScheduler:
     def _scheduler_for(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> AnyVersion:
         draw, timeout_us = self._next_batch_id, self._unavailable_timeout_us
         if config.sequence_batching is not None:
-            return SequenceScheduler(version, config, draw, timeout_us, self._is_successor)
+            return SequenceScheduler(version, config, draw, timeout_us, self._former)
         return VersionScheduler(version, batcher_for(config, strategy), draw, unavailable_timeout_us=timeout_us)
 
     def set_lifecycle(self, retiring: frozenset[int], given_up: frozenset[int], is_withdrawn: bool) -> None:

@@ -42,6 +42,7 @@ from worker.execution.remote_payloads import RemotePayloads
 from worker.execution.running_batch import RunningBatch
 from worker.lifecycle.loader import LoadResult
 from worker.lifecycle.served_version import AnyInstance, ServedVersion
+from worker.sequence_reports import SequenceRoll
 
 logger = logging.getLogger("weir.worker")
 
@@ -117,6 +118,7 @@ class BatchDispatcher:
         self._publisher = publisher
         self._remote = None if fetcher is None else RemotePayloads(fetcher)
         self._fence = OwnershipFence()
+        self.sequences = SequenceRoll()
         self._arenas: dict[str, AnyInstance] = {}
         # By (scheduler, batch id): added by the event loop, removed by the publishing threads.
         self._held: dict[tuple[str, int], RunningBatch | Microbatch] = {}
@@ -167,6 +169,7 @@ class BatchDispatcher:
     def uninstall(self, name: str) -> None:
         """Implements `ModelHost.uninstall`."""
         self.models.pop(name, None)
+        self.sequences.forget(name)
 
     def unload_version(self, served: ServedVersion) -> None:
         """Implements `ModelHost.unload_version`."""
@@ -223,7 +226,11 @@ class BatchDispatcher:
         completion = update.completion
         if completion is None or completion.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
             return
-        self._held.pop((update.scheduler, completion.batch_id), None)
+        key = update.scheduler, completion.batch_id
+        ended = self._held.get(key)
+        if isinstance(ended, RunningBatch) and ended.sequence_ids:
+            self.sequences.ended(ended)  # ahead of its removal, which reports wait for
+        self._held.pop(key, None)
         if self._is_draining and not self._held:
             self._loop.call_soon_threadsafe(self._idle.set)
 

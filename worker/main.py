@@ -62,6 +62,7 @@ from worker.lifecycle.placement import ModelPlacement
 from worker.lifecycle.reconciler import ModelReconciler, check_startup_models
 from worker.lifecycle.transitions import LifecycleContext
 from worker.queries import QueryService
+from worker.sequence_reports import SequenceReporter
 from worker.service import CounterSources, WorkerService
 from worker.settings import WorkerSettings
 
@@ -258,6 +259,9 @@ class _Worker:
                 threads=settings.model_load_thread_count,
             )
         )
+        self.sequence_reporter = SequenceReporter(
+            bus, worker_id, self.dispatcher.sequences, lambda: self.dispatcher.held
+        )
         self.queries = QueryService(bus, worker_id, self.dispatcher.models, repository, self.mirrors.problems)
 
     async def start(self, shutdown: AsyncExitStack, log: RoleLog) -> None:
@@ -285,6 +289,7 @@ class _Worker:
         await follow_log(bus, log)
         await self.drains.start()
         await self.queries.start(background)
+        await self.sequence_reporter.start(background)
         if self._settings.model_control_mode == "explicit":
             await self.desired.start()
             bus.on_reconnect(self.reconciler.restore_files)

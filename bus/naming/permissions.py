@@ -69,6 +69,8 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (anything(live.cancelled), (SCHEDULER,), (WORKER,)),
     (anything(live.drain), (WORKER,), (SCHEDULER,)),
     (anything(live.drained), (SCHEDULER,), (WORKER,)),
+    (anything(live.sequence_query), (SCHEDULER,), (WORKER,)),
+    (f"{anything(live.sequence_reports)}.*", (WORKER,), (SCHEDULER,)),
     (anything(live.release), (GATEWAY, WORKER), (GATEWAY, WORKER)),
     (anything(live.probe), (SCHEDULER,), (SCHEDULER, WORKER)),
     (live.HEARTBEATS, (WORKER,), ALL_USERS),

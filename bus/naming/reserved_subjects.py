@@ -47,6 +47,8 @@ RESERVED_TOKENS = frozenset(
         "presence",
         "probe",
         "readiness",
+        "sequence-reports",
+        "sequences",
         "ready",
         "release",
         "reply",

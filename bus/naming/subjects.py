@@ -142,6 +142,16 @@ def drained(worker: str) -> str:
     return f"drained.{worker}"
 
 
+def sequence_query(worker: str) -> str:
+    """Queries to `worker` for the sequences of a model that it has started; the replies come on `sequence_reports`."""
+    return f"sequences.{worker}"
+
+
+def sequence_reports(scheduler: str) -> str:
+    """Replies to `sequence_query` for one scheduler; the query's number follows."""
+    return f"sequence-reports.{scheduler}"
+
+
 def release(owner: str) -> str:
     """Payload slots of `owner` that a reader has released."""
     return f"release.{owner}"

@@ -268,9 +268,10 @@ class OwnershipController:
             return
         self._announce(queue, written)
         connections = self._bus.connections
+        former = await self._service.former_sequences(queue, had_owner=bool(record.epoch))
         acquired = await acquire_live_consumer(self._bus, queue, written.epoch)
         self._records[queue] = written
-        await self._service.serve(queue, acquired.consumer, written.epoch, is_successor=bool(record.epoch))
+        await self._service.serve(queue, acquired.consumer, written.epoch, former)
         owned = self._service.find(queue)
         if owned is not None:
             owned.set_consumer(acquired, connections)
@@ -415,7 +416,8 @@ class OwnershipController:
                         return
                     epoch, connections = self._records[queue].epoch, self._bus.connections
                     acquired = await acquire_live_consumer(self._bus, queue, epoch)
-                    owned = await self._service.serve(queue, acquired.consumer, epoch, is_successor=True)
+                    former = await self._service.former_sequences(queue, had_owner=True)
+                    owned = await self._service.serve(queue, acquired.consumer, epoch, former)
                     owned.set_consumer(acquired, connections)
             except _BROKER_ERRORS as error:
                 _log_failure("restart it", queue, error)

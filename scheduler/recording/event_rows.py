@@ -25,7 +25,7 @@ from schemas.config.model_config import ModelConfig
 from schemas.core.errors import WeirError
 
 FORMAT = "weir scheduler events"
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 QUERIES = (
     "waiting",

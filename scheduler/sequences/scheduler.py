@@ -2,9 +2,9 @@
 
 It replaces `VersionScheduler` if the configuration has `sequence_batching`. In addition to its promises:
 - the requests of a sequence run on one instance, one after another, in the order of arrival;
-- a sequence whose instance is lost ends: each of its requests gets an error that names it, and later ones are
-  rejected
-  as not started. It never continues with a foreign state;
+- a sequence whose instance is lost ends: each of its requests gets an error that names it, and so do later ones
+  until it is started again. It never continues with a foreign state;
+- a sequence of a former owner of the queue ends in the same way;
 - if states are checkpointed, the sequence continues elsewhere instead: from its last checkpoint, after the requests
   since then have run again without a response.
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from scheduler.batching.batch import Batch
 from scheduler.batching.request import QueuedRequest
@@ -31,7 +32,7 @@ from scheduler.batching.version_scheduler import (
     Failure,
     VersionState,
 )
-from scheduler.sequences.sequence import SlottedInstance, StatefulSequence
+from scheduler.sequences.sequence import CorrelationId, SlottedInstance, StatefulSequence
 from scheduler.sequences.table import SequenceTable
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
@@ -42,11 +43,30 @@ MAX_WAITING = 100_000
 """Requests of one lane that may wait for one version, of all sequences together."""
 
 
+TAKEOVER_US = 2_000_000
+"""How long a queue may have had no owner: a sequence that was idle for longer before has ended before its owner."""
+
+
+class FormerSequences(NamedTuple):
+    """The sequences that a former owner of the queue had when it died.
+
+    `ids` are their correlation ids by version, each with the age of the sequence's last request in us. `unknown_since_us`
+    is when the queue was taken over if it may have had others, None if it had not.
+    """
+
+    ids: dict[int, dict[CorrelationId, int]]
+    unknown_since_us: int | None
+
+
+NO_FORMER_SEQUENCES = FormerSequences({}, None)
+"""The queue had no former owner."""
+
+
 class SequenceScheduler(VersionState):
     """Schedules one version of a stateful model. `config` has `sequence_batching`.
 
-    `is_successor`: another scheduler owned the queue before, with sequences that are unknown here. The other
-    arguments are those of `VersionScheduler`.
+    `former` are the sequences of a former owner of the queue, which were lost with it. The other arguments are those of
+    `VersionScheduler`.
     """
 
     def __init__(
@@ -55,13 +75,16 @@ class SequenceScheduler(VersionState):
         config: ModelConfig,
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
-        is_successor: bool = False,
+        former: FormerSequences = NO_FORMER_SEQUENCES,
     ) -> None:
         super().__init__(version, unavailable_timeout_us)
-        self._is_successor = is_successor
         self._next_batch_id = next_batch_id or count(1).__next__
         self._table = SequenceTable(0, 0, next_run=self._next_batch_id)
         self.use_config(config)
+        longest_us = self._table.idle_us + TAKEOVER_US
+        former_ids = former.ids.get(version, {})
+        self._former = {id: None for id, age_us in former_ids.items() if age_us <= longest_us}
+        self._former_unknown_since_us = former.unknown_since_us
         self._own_ids = 0  # ids assigned to iterative sequences so far
         self.is_decoupled = config.is_decoupled
 
@@ -279,10 +302,26 @@ class SequenceScheduler(VersionState):
         elif self._table.has_run(request):
             return response_lost(request, self._model)
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
+            if self._former:
+                self._former.pop(request.correlation_id, None)
             return None
         if self._table.is_lost(request.correlation_id):
             return state_lost(request, self._model)
-        return not_started(request, self._model, self._is_successor)
+        if request.correlation_id in self._former or self._may_be_former(request):
+            return lost_with_scheduler(request, self._model)
+        return not_started(request, self._model)
+
+    def _may_be_former(self, request: QueuedRequest) -> bool:
+        """Whether the former owner may have had the request's sequence: not all that it had are known, and since the
+        takeover no more time has passed than a sequence may be idle.
+        """
+        since_us = self._former_unknown_since_us
+        if since_us is None:
+            return False
+        if request.enqueued_us - since_us <= self._table.idle_us:
+            return True
+        self._former_unknown_since_us = None
+        return False
 
     def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:
         """Queues a request that its model rescheduled; returns it as failed if its sequence ended meanwhile."""
@@ -297,7 +336,7 @@ class SequenceScheduler(VersionState):
         self._table.forget(sequence)
         rest = [request, *sequence.queue]
         sequence.queue.clear()
-        return [Failure(other, not_started(other, self._model, self._is_successor)) for other in rest]
+        return [Failure(other, not_started(other, self._model)) for other in rest]
 
     def _instance_lost(self, now_us: int, batch: SequenceBatch) -> Ended:
         """Handles the loss of the instance that ran the batch: its requests, and all sequences there."""
@@ -355,14 +394,20 @@ class SequenceScheduler(VersionState):
         return batch
 
 
-_MAY_BE_LOST = "; if it was started, its state was lost with the scheduler that had it: start the sequence again"
-
-
-def not_started(request: QueuedRequest, model: str, is_successor: bool) -> WeirError:
-    """The error if no sequence of this id has started; with `is_successor`, as far as this owner of the queue knows."""
+def not_started(request: QueuedRequest, model: str) -> WeirError:
+    """The error if no sequence of this id has started."""
     return invalid(
         f"inference request for sequence {_name(request)} to model '{model}' must specify the START "
-        "flag on the first request of the sequence" + (_MAY_BE_LOST if is_successor else "")
+        "flag on the first request of the sequence"
+    )
+
+
+def lost_with_scheduler(request: QueuedRequest, model: str) -> WeirError:
+    """The error if the sequence was lost with the former owner of the queue, which had its requests in order."""
+    return unavailable(
+        f"the state of sequence {_name(request)} of model '{model}' was lost with the scheduler that had it: start the "
+        "sequence again",
+        Reason.SEQUENCE_LOST,
     )
 
 

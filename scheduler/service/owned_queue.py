@@ -52,22 +52,15 @@ _POLL_S = 0.02
 
 
 class PolicyFactory(Protocol):
-    """Creates the policy of a queue. `next_batch_id` draws batch ids.
+    """Creates the policy of a queue. `next_batch_id` draws batch ids."""
 
-    `is_successor` (0 or 1): the queue had another owner before, whose sequences are lost.
-    """
-
-    def __call__(
-        self, queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_successor: int = 0
-    ) -> ModelScheduler:
+    def __call__(self, queue: LiveQueue, next_batch_id: Callable[[], int], /) -> ModelScheduler:
         """Returns a new policy."""
 
 
-def new_policy(
-    queue: LiveQueue, next_batch_id: Callable[[], int], /, *, is_successor: int = 0, **options: int
-) -> ModelScheduler:
+def new_policy(queue: LiveQueue, next_batch_id: Callable[[], int], /, **options: int) -> ModelScheduler:
     """Creates a policy that is not recorded, with these options of `ModelScheduler`."""
-    return ModelScheduler(queue.model, next_batch_id, is_successor=is_successor, **options)
+    return ModelScheduler(queue.model, next_batch_id, **options)
 
 
 class TotalBufferedFrames:

@@ -35,6 +35,7 @@ from scheduler.batching.request import QueuedRequest, by_frame, requests_of
 from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
 from scheduler.recording.event_log import RecordedModelScheduler
 from scheduler.service import clock
+from scheduler.service.former_sequences import SequenceReports, SequenceSurvey
 from scheduler.service.known_models import KnownModelStore
 from scheduler.service.lease_gate import LeaseGate
 from scheduler.service.messages import batch_message, cancellation_messages, error_responses
@@ -78,6 +79,9 @@ _UNDECODABLE = "the request could not be decoded"
 _NOT_SENT = "an unexpected error occurred while the request was sent to its worker; the scheduler's log has the details"
 
 _QUEUE_FAILED = "an unexpected error occurred in the model's queue; the scheduler's log has the details"
+
+RECENT_LOSS_S = 10.0
+"""Time after the loss of a worker within which a former owner may have died together with it."""
 
 RECONNECT_GRACE_S = 2.0
 """How long after a reconnection no process is considered dead: the others have to reconnect, too."""
@@ -134,6 +138,8 @@ class SchedulerService:
         self._expire_requests = self.lease_gate.guard(self._expire)
         self._reconciler = BatchReconciler(scheduler_id)
         self._stopped_workers = StoppedWorkers()
+        self._survey = SequenceSurvey(bus, scheduler_id, _limited)
+        self._worker_lost_s = -RECENT_LOSS_S
         self._no_deaths_before_s = 0.0
         self._ticker: asyncio.Task[None] | None = None
         self.malformed_messages = 0
@@ -155,9 +161,15 @@ class SchedulerService:
         await self._bus.subscribe(subjects.done(self._id), self.lease_gate.guard(self._on_done))
         await self._bus.subscribe(subjects.lost(self._id, "*"), self.lease_gate.guard(self._on_lost))
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
+        await self._survey.start()
 
-    async def serve(self, queue: LiveQueue, consumer: str, epoch: int = 0, is_successor: bool = False) -> OwnedQueue:
-        """Serves a queue with the frames that `consumer` delivers. `is_successor`: it had another owner before."""
+    async def serve(
+        self, queue: LiveQueue, consumer: str, epoch: int = 0, former: SequenceReports | None = None
+    ) -> OwnedQueue:
+        """Serves a queue with the frames that `consumer` delivers.
+
+        `former`: it had another owner before, whose sequences workers have reported.
+        """
         inbox = queue.inbox(self._id)
         on_frame = self.lease_gate.guard(self._on_frame)
         pull = StandingPull(
@@ -168,7 +180,9 @@ class SchedulerService:
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
         draw = self._batch_ids.__next__
-        policy = self._new_policy(queue, draw, is_successor=1) if is_successor else self._new_policy(queue, draw)
+        policy = self._new_policy(queue, draw)
+        if former is not None:
+            policy.take_over(clock.now_us(), former.sequences, int(former.is_complete))
         owned = OwnedQueue(queue, epoch, policy, Intake(pull, unsubscribe), self._context)
         owned.counters = self._retired.restore(queue)
         self._queues[queue] = owned
@@ -179,6 +193,20 @@ class SchedulerService:
         self._follow(owned)
         pull.start(inbox, live_pull_group(epoch))
         return owned
+
+    async def former_sequences(self, queue: LiveQueue, had_owner: bool) -> SequenceReports | None:
+        """Returns the sequences of the former owner of a queue that is about to be served; None if it had none.
+
+        `had_owner`: the queue is known to have had another owner. Without a record of it, the broker may have lost that.
+        """
+        views = {worker: view for worker, view in self.registry.workers.items() if queue.model in view.models}
+        configs = [view.models[queue.model].config or {} for view in views.values()]
+        if not any(config.get("sequence_batching") is not None for config in configs) and (views or not had_owner):
+            return None
+        reports = await self._survey.ask(queue, views)
+        # A worker that was lost together with the owner has had sequences that nobody reports.
+        is_complete = reports.is_complete and time.monotonic() - self._worker_lost_s > RECENT_LOSS_S
+        return reports._replace(is_complete=is_complete and bool(views))
 
     def _owns(self, model: str) -> bool:
         return LiveQueue(model) in self._queues
@@ -421,6 +449,7 @@ class SchedulerService:
 
     @contained()
     def _on_worker_lost(self, worker: str) -> None:
+        self._worker_lost_s = time.monotonic()
         now_us = clock.now_us()
         self._reconciler.forget(worker)
         for owned in list(self._queues.values()):

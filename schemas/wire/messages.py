@@ -383,6 +383,32 @@ class Cancellation(Message, frozen=True):
     rejected: Annotated[int, Meta(ge=0, le=MAX_REJECTED)] = 0
 
 
+class SequenceQuery(Message, frozen=True):
+    """A query for the sequences of a model that a worker has started, from the next owner of its queue `partition`."""
+
+    model: str
+    partition: _Epoch = 0
+
+
+class StartedSequence(NamedTuple):
+    """A sequence of a version that has started and not ended. Its last request ended `age_us` ago."""
+
+    version: int
+    id: int | str
+    age_us: NonNegative
+
+
+class SequenceReport(Message, frozen=True):
+    """The reply of `worker`: sequences that have started and not ended.
+
+    Others may run that are not among them unless it `is_complete`.
+    """
+
+    worker: str
+    sequences: list[StartedSequence]
+    is_complete: bool
+
+
 class SlotRelease(Message, frozen=True):
     """Payload slots that have been read: segment, slot and generation of each, as in `PayloadRef`."""
 

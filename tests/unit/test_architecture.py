@@ -81,6 +81,7 @@ ROOMS = {
         "cuda ensembles",
         "backends",
         "lifecycle",
+        "sequence_reports",
         "batch_dispatch queries",
         "service",
         "main",

@@ -111,6 +111,12 @@ class BatchRunner:
         batch = running.message
         execution = BatchExecution(running, self.streaming, self._reader)
         positions, requests, results = self._decode(running)
+        if self._has_padding and not self._is_iterative:
+            running.sequence_ids = {
+                position: request.correlation_id
+                for position, request in zip(positions, requests, strict=True)
+                if batch.entries[position].position is not None
+            }
         padding: Collection[int] = pad_rows(positions, requests) if self._keeps_rows else ()
         if self._controls is not None:
             ready = (not is_padding(batch.entries[position]) and position not in padding for position in positions)

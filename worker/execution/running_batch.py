@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from bus.payloads.fetch_plan import Outcome
 from schemas.core.tensors import PayloadRef
@@ -11,16 +12,29 @@ from schemas.wire.messages import BatchMessage, Timestamps
 from telemetry.tracing.trace import WORKER_RECEIVED
 from worker.backend_api.interface import Execution
 
+_NO_SEQUENCES: Mapping[int, int | str] = MappingProxyType({})
+
 
 class RunningBatch:
     """A batch message, the time of its arrival, and the entries that were cancelled since.
+
+    `sequence_ids` are the correlation ids of its sequences, by position, once its requests are decoded.
 
     The event loop creates and cancels it; any thread may read it. `has_deadlines` spares batches without deadlines, which
     most are, from looking at the clock. `fetched` has the payloads from other hosts, or the reasons why they were lost.
     `requeue` is set while an instance runs a microbatch from one message: it requeues the requests that have not started.
     """
 
-    __slots__ = ("cancelled", "fetched", "has_deadlines", "message", "on_cancel", "received_ns", "requeue")
+    __slots__ = (
+        "cancelled",
+        "fetched",
+        "has_deadlines",
+        "message",
+        "on_cancel",
+        "received_ns",
+        "requeue",
+        "sequence_ids",
+    )
 
     def __init__(self, message: BatchMessage) -> None:
         self.message = message
@@ -31,6 +45,7 @@ class RunningBatch:
                 self.has_deadlines = True
         self.cancelled: frozenset[int] = frozenset()
         """The positions of cancelled entries."""
+        self.sequence_ids: Mapping[int, int | str] = _NO_SEQUENCES
         self.fetched: Mapping[PayloadRef, Outcome] | None = None
         self.on_cancel: Callable[[], None] | None = None
         """Called in the event loop after `cancelled` has grown."""

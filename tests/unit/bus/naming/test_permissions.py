@@ -41,6 +41,7 @@ _BASES = {
     "counters",
     "peer_answers",
     "readiness_replies",
+    "sequence_reports",
     "cuda_opened",
     "cache_replies",
     "infer_flow",

@@ -15,6 +15,7 @@ from bus.nats.connection import Message
 from runtime.containment import SITES
 from scheduler.batching.custom_strategy import StrategyFiles
 from scheduler.service import service as service_module
+from scheduler.service.former_sequences import SequenceReports
 from scheduler.service.owned_queue import OwnedQueue
 from scheduler.service.service import SchedulerService
 from schemas.config.model_config import ModelConfig
@@ -47,9 +48,8 @@ class Cluster:
         self.service.on_policy_failed = self.failed.append
 
     async def own(self, model: str, is_successor: bool = False, config: dict[str, Any] = CONFIG) -> OwnedQueue:
-        owned = self.owned[model] = await self.service.serve(
-            LiveQueue(model), f"live-{model}", is_successor=is_successor
-        )
+        former = SequenceReports([], False) if is_successor else None
+        owned = self.owned[model] = await self.service.serve(LiveQueue(model), f"live-{model}", former=former)
         owned.scheduler.configure(1, ModelConfig.model_validate({"name": model, **config}))
         owned.scheduler.set_instances(f"worker-{model}", {1: 1})
         return owned
