@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -107,6 +107,20 @@ def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     # second thread that uses the type meanwhile reads null pointers. Threads of instances decode, so one builds at a time.
     with _building:
         return msgspec.msgpack.Decoder(kind)
+
+
+def build_decoders() -> None:
+    """Build the decoders of all messages and records that are defined, so that the first requests do not wait for them."""
+    for kind in _subclasses(Message):
+        _decoder(kind)
+    for kind in _subclasses(Record):
+        _decoder(_versioned(kind))
+
+
+def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 @cache

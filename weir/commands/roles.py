@@ -56,9 +56,13 @@ def run_role(role: str, values: Mapping[str, Any]) -> None:
 
 
 def import_role(role: str) -> Any:
-    """Import the role's `main` module. Modules are never freed, so the garbage collector need not scan them again."""
+    """Import the role's `main` module, and build its decoders of messages.
+
+    Modules are never freed, so the garbage collector need not scan them again.
+    """
     gc.disable()
     main = import_module(f"{role}.main")
+    import_module("schemas.wire.codec").build_decoders()
     gc.freeze()
     gc.enable()
     return main

@@ -31,10 +31,11 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def import_roles(roles: Sequence[str] = _ROLES) -> None:
-    """Import the code of `roles`. Later calls import only what is missing."""
+    """Import the code of `roles`, and build its decoders of messages. Later calls do only what is missing."""
     with importing():
         for role in roles:
             import_module(f"{role}.main")
+        import_module("schemas.wire.codec").build_decoders()
 
 
 @contextlib.contextmanager

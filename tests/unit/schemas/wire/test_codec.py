@@ -22,7 +22,9 @@ from schemas.wire.codec import (
     MalformedMessage,
     Message,
     Record,
+    _decoder,
     bin_header,
+    build_decoders,
     encode,
     reference,
 )
@@ -181,3 +183,11 @@ def test_threads_may_decode_the_first_messages_of_a_type_at_once() -> None:
     """msgspec crashes the process where two threads build decoders of one type, so a process of its own tries it."""
     ended = subprocess.run([sys.executable, "-c", _DECODE_IN_THREADS], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_decoders_that_are_built_ahead_are_those_that_messages_use() -> None:
+    build_decoders()
+    misses = _decoder.cache_info().misses
+    assert Point.unpack(Point(1, "a").pack()) == Point(1, "a")
+    assert Settings.unpack(Settings(2).pack()) == Settings(2)
+    assert _decoder.cache_info().misses == misses
