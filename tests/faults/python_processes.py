@@ -24,6 +24,7 @@ import tritonclient.http
 
 import weir
 from bus.naming.identity import SHARED_MEMORY_DIRECTORY
+from tests.support.models.processes import model_processes
 
 MODEL = """
 import os
@@ -141,7 +142,7 @@ def hurt_in_turn(clients: Clients, worker: psutil.Process, number: signal.Signal
     begun = len(clients.answered)
     hurt: list[int] = []
     for _ in range(faults):
-        alive = sorted(worker.children(), key=lambda child: child.create_time())
+        alive = sorted(model_processes(worker.pid), key=lambda child: child.create_time())
         if not alive:
             time.sleep(0.05)
             continue

@@ -3,12 +3,13 @@
     stub.py <channel fd> <parent watch fd> <inputs fd> <outputs fd> <response channel fd> <responses fd>
             <call channel fd> <call memory fd> <metrics fd> <tickets fd> <outcomes fd> <process group fd>
             <model folder> <version> <model file name>
+    stub.py fork-server <control socket fd>
 
 The process group's file is only kept open: through it the kernel kills what the model has started when the worker ends. The
 version is empty where the file lies in the folder itself, as the code of a backend that many models share does.
 
 A model finds its own modules before all others. Nothing that a model prints or raises disturbs the channels to the worker.
-The process never outlives the worker.
+The process never outlives the worker. The second form imports the same and forks a process for each request of the worker.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ import msgpack  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402  # beside this file, on the path only here
 from _weir_calls import Calls  # noqa: E402
 from _weir_channel import Channel, Kind, StartTickets  # noqa: E402
+from _weir_fork_server import ARGUMENT as FORK_SERVER  # noqa: E402
+from _weir_fork_server import ForkServer  # noqa: E402
 from _weir_logger import log_exception, log_exceptions_of_threads  # noqa: E402
 from _weir_memory import MemoryWriter  # noqa: E402
 from _weir_metrics import Metrics  # noqa: E402
@@ -407,9 +410,18 @@ def _close(requests: list[pb_utils.InferenceRequest]) -> None:
 
 
 def main() -> None:
-    """Serves one model until the worker finalizes it."""
+    """Serves one model until the worker finalizes it; as a fork server, in each process that it forks."""
     # As in an interpreter that is embedded in a server, a model sees no arguments.
     arguments, sys.argv = sys.argv[1:], [""]
+    if arguments[0] == FORK_SERVER:
+        forked = ForkServer(socket.socket(fileno=int(arguments[1]))).serve()
+        if forked is None:
+            return
+        arguments = forked
+    _serve(arguments)
+
+
+def _serve(arguments: list[str]) -> None:
     fds = [int(argument) for argument in arguments[:_FDS]]
     channel_fd, watch_fd, inputs_fd, outputs_fd, response_channel_fd, responses_fd, call_channel_fd, *memories = fds
     calls_fd, metrics_fd, tickets_fd, outcomes_fd, _ = memories

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.models.processes import model_processes
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.forked_commands import COMMAND, run_weir
 from tests.support.waiting import wait_until
@@ -121,7 +122,7 @@ class Server(Endpoints):
         if worker is None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [child.pid for child in psutil.Process(worker).children() if child.status() != psutil.STATUS_ZOMBIE]
+            return [process.pid for process in model_processes(worker)]
         return []
 
     def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:

@@ -13,14 +13,11 @@ import json
 import logging
 import mmap
 import os
-import select
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -37,6 +34,7 @@ from telemetry.tracing.context import exported_context
 from worker.backend_api.custom_metrics import LoadMetrics
 from worker.backend_api.interface import RESCHEDULED, CallConnection, Execution, ProcessCalls, Result
 from worker.backends.python.channel import ResponseReader, execution_error, unpack_response
+from worker.backends.python.children import start_stub
 from worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
 from worker.backends.python.microbatch import MicrobatchHost, OutcomeReader, ProcessMicrobatch
 from worker.devices.host_policy import HostPolicy
@@ -54,12 +52,8 @@ PROBE_TIMEOUT_S = 5.0
 
 AUTO_COMPLETE_TIMEOUT_S = 30.0
 
-_STUB = Path(__file__).parents[2] / "python_stub" / "stub.py"
 _EXTERNAL_KILLS = (signal.SIGKILL, signal.SIGTERM)
 """Signals that a process does not send to itself."""
-
-# The kernel's parent-death signal follows the thread that started the process, so one lasting thread starts them all.
-_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="python-model-spawner")
 
 
 class ProcessDied(Exception):
@@ -170,7 +164,9 @@ class PythonProcess:
                 *(command_fd, watch_fd, inputs_fd, outputs_fd, response_fd, self._sent_fd),
                 *(call_fd, self._calls_fd, metrics_fd, tickets_fd, outcomes_fd, group.fd),
             )
-            self._process = _spawner.submit(_spawn, spec, fds, HostPolicy.current()).result()
+            version = "" if spec.version is None else str(spec.version)
+            arguments = (str(spec.folder.resolve()), version, spec.filename)
+            self._process = start_stub(arguments, fds, spec.environment, HostPolicy.current())
             group.tie(self._process.pid)
             self._inputs = MemoryWriter(inputs_fd)
             ours.callback(self._inputs.close)
@@ -341,8 +337,7 @@ class PythonProcess:
             self._kill_reason = self._kill_reason or reason
             # A dead process keeps its id until it is waited for, so this can't hit another process group.
             if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                self._process.kill_group()
 
     def stop(self, timeout_s: float) -> None:
         """Runs the model's `finalize` and ends the process, which is killed after `timeout_s` (more than 0)."""
@@ -368,7 +363,7 @@ class PythonProcess:
         if self._responses is not None:
             self._responses.close()
         if self._process.returncode is None and timeout_s > 0:
-            self._wait_for_exit(timeout_s)
+            self._process.wait(timeout_s)
         self.kill()
         ending, _ = self._exit_reason()
         self._resources.close()
@@ -434,24 +429,14 @@ class PythonProcess:
         self.kill(f"it sent a malformed message: {error}")
         return ProcessDied(f"the model's process {self._exit_reason()[0]}")
 
-    def _wait_for_exit(self, timeout_s: float) -> None:
-        pidfd = os.pidfd_open(self.pid)
-        try:
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            poller.poll(timeout_s * 1000)
-        finally:
-            os.close(pidfd)
-
     def _exit_reason(self) -> tuple[str, bool]:
         """How the process ended, and whether a signal from outside ended it."""
         # A dead process keeps its id until it is waited for. Dying may take long, so this waits without the lock that
         # `kill` needs, and frees the id with the lock held.
         if self._process.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # another thread has waited for it
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            self._process.wait()
         with self._lock:
-            status = self._process.wait()
+            status = self._process.release()
         if status >= 0:
             return f"ended with status {status}", False
         if self._kill_reason:
@@ -559,18 +544,3 @@ def auto_complete(
             process.close()
 
     return load_with_retries(complete, spec.instance)
-
-
-def _spawn(spec: ProcessSpec, fds: tuple[int, ...], policy: HostPolicy) -> subprocess.Popen[bytes]:
-    policy.bind()  # a process starts on the CPUs of the thread that starts it
-    version = "" if spec.version is None else str(spec.version)
-    return subprocess.Popen(
-        [
-            *(spec.environment.interpreter, str(_STUB), *map(str, fds)),
-            *(str(spec.folder.resolve()), version, spec.filename),
-        ],
-        stdin=subprocess.DEVNULL,
-        pass_fds=fds,
-        env=spec.environment.variables(),
-        start_new_session=True,
-    )

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from bus.payloads.arena import PayloadReader
 from repository.completion import DescribedModel
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, WeirError
+from tests.support.models.processes import model_processes
 from tests.support.models.torch_files import config, request, run
 from worker.backend_api.interface import (
     Availability,
@@ -141,19 +141,19 @@ def x(*values: float, rows: int = 1, columns: int = 4) -> np.ndarray:
 
 
 def test_a_batch_is_assembled_and_split_in_the_process(backend: Backend, tmp_path: Path) -> None:
-    before = set(psutil.Process().children())
+    before = set(model_processes())
     with instance(backend, model(tmp_path)) as made:
         first, second = run(made, request(x=x(1)), request(x=x(2, rows=3), outputs=("y",)))
         assert first["y"].tolist() == [[2] * 4]
         assert second["y"].tolist() == [[4] * 4] * 3
         assert list(second) == ["y"]
-        (child,) = set(psutil.Process().children()) - before
+        (child,) = set(model_processes()) - before
         assert first["facts"].tolist() == [[child.pid, 1]]
         for size in (100_000, 1_000_000):  # in shared memory, and not the same as the batch before
             large, small = run(made, request(x=x(3, columns=size)), request(x=x(4, columns=size)))
             assert (large["y"] == 6).all()
             assert (small["y"] == 8).all()
-    assert set(psutil.Process().children()) == before
+    assert set(model_processes()) == before
 
 
 def test_errors_are_as_in_the_worker_itself(backend: Backend, tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.tensors import DATATYPES, PayloadRef, Tensor
+from tests.support.models.processes import model_processes
 from tests.support.models.python_scripts import IDENTITY, Models, error_of, execute_body, numbers, only, python_request
 from worker.backends.python.backend import may_auto_complete
 from worker.backends.python.process import ProcessSpec, auto_complete
@@ -246,14 +246,14 @@ class TestAutoComplete:
                 def execute(self, requests):
                     pass
         """)
-        children_before = psutil.Process().children()
+        children_before = model_processes()
         assert auto_complete(ProcessSpec(folder, 1), {"name": "m"}) == {
             "name": "m",
             "max_batch_size": 8,
             "dynamic_batching": {},
             "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [3]}],
         }
-        assert psutil.Process().children() == children_before
+        assert model_processes() == children_before
 
     def test_leaves_a_configuration_alone_without_the_function(self, models: Models) -> None:
         assert auto_complete(ProcessSpec(models.write(IDENTITY), 1), {"name": "m"}) == {"name": "m"}

@@ -16,6 +16,7 @@ import pytest
 
 from schemas.core.errors import ErrorCode, WeirError
 from telemetry.log_settings import LogSettings
+from tests.support.models.processes import model_processes
 from tests.support.models.python_scripts import IDENTITY, Models, error_of, execute_body, numbers, only, python_request
 from tests.support.waiting import wait_until
 from worker.backends.python import process as python_process
@@ -256,7 +257,7 @@ class TestDeath:
         """)
         models.process(source).close()
         files_before = len(os.listdir("/proc/self/fd"))
-        children_before = psutil.Process().children()
+        children_before = model_processes()
         for _ in range(15):
             with models.running(source) as process:
                 outcome: list[BaseException] = []
@@ -276,7 +277,7 @@ class TestDeath:
                 assert "SIGKILL" in str(outcome[0])
                 assert process.is_closed
         assert len(os.listdir("/proc/self/fd")) == files_before
-        assert psutil.Process().children() == children_before
+        assert model_processes() == children_before
 
     def test_a_process_that_exits_runs_nothing_any_more(self, models: Models) -> None:
         with models.running(

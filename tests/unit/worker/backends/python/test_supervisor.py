@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from runtime.child_processes import RestartPolicy
 from schemas.config.model_config import ModelConfig, ModelParameter
 from schemas.core.errors import WeirError
+from tests.support.models.processes import model_processes
 from tests.support.models.python_scripts import (
     IDENTITY,
     Collected,
@@ -133,7 +133,7 @@ def test_a_start_that_raises_an_unexpected_error_is_repeated(models: Models, mon
 
 
 def test_many_deaths_leave_no_files_threads_or_processes(models: Models) -> None:
-    others = {child.pid for child in psutil.Process().children()}
+    others = {process.pid for process in model_processes()}
     with supervised(models, IDENTITY) as made:
         pid = made.run()
         files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -142,7 +142,7 @@ def test_many_deaths_leave_no_files_threads_or_processes(models: Models) -> None
             wait_until(lambda starts=deaths + 1: len(made.started) == starts and not made.health.problem)
             pid = made.run()
         wait_until(lambda: len(os.listdir("/proc/self/fd")) == files and threading.active_count() <= threads)
-        assert {child.pid for child in psutil.Process().children()} - others == {pid}
+        assert {process.pid for process in model_processes()} - others == {pid}
 
 
 def test_a_batch_is_requeued_while_no_process_runs(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,9 @@ def test_a_replacement_that_fails_to_start_leaves_the_process_running(models: Mo
 
 
 def test_a_limit_that_is_too_small_for_any_process_does_not_cause_a_restart_storm(models: Models) -> None:
-    tiny, slow = ProcessLimits(memory_limit_bytes=22 << 20), RestartPolicy(first_delay_s=600.0, longest_delay_s=600.0)
+    with models.running(IDENTITY) as process:
+        tiny = ProcessLimits(memory_limit_bytes=process.resident_bytes() * 3 // 4)
+    slow = RestartPolicy(first_delay_s=600.0, longest_delay_s=600.0)
     with supervised(models, IDENTITY, tiny, replace(slow, is_first_at_once=True, budget=None)) as made:
         pid = made.run()
         wait_until(lambda: made.run() != pid)
