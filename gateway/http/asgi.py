@@ -47,6 +47,12 @@ class HttpExchange(Protocol):
     def receive(self, data: bytes) -> None:
         """Takes the next piece of the body."""
 
+    def body_space(self) -> memoryview | None:
+        """Memory in which the rest of the body, of known size, may be received; None where pieces go to `receive`."""
+
+    def filled(self, size: int) -> None:
+        """The first `size` bytes of `body_space` have arrived."""
+
     def complete(self) -> None:
         """The body is complete."""
 
@@ -156,6 +162,13 @@ class AsgiExchange:
         task = self._connection.loop.create_task(self._run())
         _tasks.add(task)
         task.add_done_callback(_tasks.discard)
+
+    def body_space(self) -> memoryview | None:
+        """None: the application reads the body in pieces."""
+        return None
+
+    def filled(self, size: int) -> None:
+        """Never called."""
 
     def receive(self, data: bytes) -> None:
         """Keeps `data` for the application, or rejects the request: for its size, or where memory has no room."""

@@ -17,8 +17,9 @@ import httptools
 
 from gateway.connection_memory import ConnectionMemory, no_memory
 from gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
+from gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
 from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
-from runtime.containment import report
+from runtime.containment import contained, report
 from runtime.memory_ledger import MemoryLedger
 from schemas.core.errors import WeirError, internal, invalid
 
@@ -68,6 +69,13 @@ class _RejectedRequest:
     def receive(self, data: bytes) -> None:
         """Drops `data`."""
 
+    def body_space(self) -> memoryview | None:
+        """None: the body is dropped."""
+        return None
+
+    def filled(self, size: int) -> None:
+        """Never called."""
+
     def complete(self) -> None:
         """Does nothing: the request is rejected in any case."""
 
@@ -103,9 +111,7 @@ class HttpConnection(asyncio.Protocol):
         self.app = app
         self.loop = asyncio.get_running_loop()
         self.max_body_bytes = limits.max_body_bytes
-        self.parser: Any = httptools.HttpRequestParser(self)
-        # A client may pipeline requests behind one with `Connection: close`: they are read, and never answered.
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser: Any = self._new_parser()
         self._connections = connections
         self._limits = limits
         self._unanswered: deque[HttpExchange] = deque()  # oldest first; only the first one is started
@@ -134,6 +140,12 @@ class HttpConnection(asyncio.Protocol):
         self._unsent_bytes = 0
         self._idle_since_s = 0.0
         self._keep_alive_timer: asyncio.TimerHandle | None = None
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        # A client may pipeline requests behind one with `Connection: close`: they are read, and never answered.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     # Parser callbacks
 
@@ -273,6 +285,8 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self._is_in_head:
                 self._charge_head(len(data))
+            elif self._latest is not None and self._latest.more_body:
+                self._read_body_directly(self._latest)
 
     def _feed(self, data: bytes) -> None:
         """Passes all of `data` to the parser. Raises HttpParserError.
@@ -287,6 +301,26 @@ class HttpConnection(asyncio.Protocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 rest = memoryview(rest)[upgrade.args[0] :]
+
+    def _read_body_directly(self, exchange: HttpExchange) -> None:
+        """Receives the rest of the body in the memory that the exchange has for it, if it has some and much is to come."""
+        space = exchange.body_space()
+        if space is None or len(space) < DIRECT_FROM_BYTES or self._is_rejecting or self.transport.is_closing():
+            return
+        reader = BodyReader(self, exchange, len(space), self._end_direct_body)
+        exchange_protocol(self.transport, reader, self._is_read_paused)
+
+    @contained(on_error="_direct_body_failed")
+    def _end_direct_body(self) -> None:
+        """The body that a `BodyReader` has received is complete: what follows is the head of the next request."""
+        # The parser has not seen the end of the body, so the next request gets another one.
+        self.parser = self._new_parser()
+        exchange_protocol(self.transport, self, self._is_read_paused)
+        self._idle_since_s = self.loop.time()
+        self.on_message_complete()
+
+    def _direct_body_failed(self, _error: Exception) -> None:
+        self.transport.abort()
 
     def _charge_head(self, size: int) -> None:
         """Charges what has arrived of a head that is not complete. `size` is that of the last piece.

@@ -268,6 +268,16 @@ class InferExchange:
         if self._received != self._announced or self._received > INLINE_LIMIT_BYTES:
             self._charge_body()
 
+    def body_space(self) -> memoryview | None:
+        """The memory of the payload slot for the rest of the body, of which the size was announced; None without one."""
+        if self._slot is None or not self.more_body or self._received >= self._announced:
+            return None
+        return self._slot.view[self._padding + self._received : self._padding + self._announced]
+
+    def filled(self, size: int) -> None:
+        """The first `size` bytes of `body_space` have arrived."""
+        self._received += size
+
     @property
     def received_bytes(self) -> int:
         """How much of the body has arrived."""

@@ -1,0 +1,138 @@
+"""The rest of a large body is received in its payload slot, and what follows it is the next request."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvloop
+
+from bus.naming.identity import new_id
+from bus.payloads.arena import PayloadArena, PayloadBudget
+from client.payload_store import PayloadStore
+from gateway.http.exchange import SLOT_AFTER_BYTES, InferExchange
+from gateway.stall_detection import STALL_PERIOD_S
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import internal
+from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
+from tests.support.waiting import eventually
+
+SIZE = 900_000
+CONTENT = bytes(range(256)) * (SIZE // 256)
+
+
+def request(content: bytes, *lines: str) -> bytes:
+    tensor = len(content).to_bytes(4, "little") + content
+    header = b'{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":%d}}]}' % len(
+        tensor
+    )
+    lines = ("POST /v2/models/m/infer HTTP/1.1", "Host: x", *lines, f"Inference-Header-Content-Length: {len(header)}")
+    length = f"Content-Length: {len(header) + len(tensor)}"
+    return "\r\n".join((*lines, length, "", "")).encode() + header + tensor
+
+
+@pytest.fixture(autouse=True)
+def single_response_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {**CONFIG.model_dump(), "model_transaction_policy": {"decoupled": False}}
+    monkeypatch.setattr("tests.support.gateway.http_frontend.CONFIG", ModelConfig.model_validate(config))
+
+
+@pytest.fixture
+def payloads() -> Iterator[PayloadStore]:
+    arena = PayloadArena(new_id("gateway"), 1 << 24, PayloadBudget(1 << 24))
+    yield PayloadStore(arena, lambda _model: True)
+    arena.close()
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the pieces that exchanges got from the parser."""
+    sizes: list[int] = []
+    receive = InferExchange.receive
+
+    def spy(exchange: InferExchange, data: bytes) -> None:
+        sizes.append(len(data))
+        receive(exchange, data)
+
+    monkeypatch.setattr(InferExchange, "receive", spy)
+    return sizes
+
+
+async def answer(frontend: HttpFrontend, reader: asyncio.StreamReader, content: bytes) -> None:
+    asked, respond = await frontend.next_request()
+    assert bytes(asked.inputs[0].data)[4:] == content  # type: ignore[arg-type]
+    respond(internal("it came"), True)
+    status, headers = await head(reader)
+    assert status == 500
+    await reader.readexactly(int(headers["content-length"]))
+
+
+@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+def test_pipelined_requests_after_a_large_body_are_read(
+    runner: Callable[..., Any], payloads: PayloadStore, in_pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.gateway.http_frontend.asyncio.run", runner)
+    bodies = [CONTENT, b"small", CONTENT[::-1], CONTENT[5:], b"last"]
+
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await frontend.open()
+        writer.write(b"".join(map(request, bodies)))
+        for body in bodies:
+            await answer(frontend, reader, body)
+        writer.write(request(CONTENT))
+        await answer(frontend, reader, CONTENT)
+        writer.close()
+        await eventually(lambda: not frontend.arriving_slots.total_bytes and not frontend.ledger.total_bytes)
+
+    run(scenario, payloads=payloads)
+    assert sum(in_pieces) < 3 * SIZE, "less than a part of each of the four large bodies went through the parser"
+
+
+def test_a_client_that_disconnects_in_the_middle_leaves_nothing(payloads: PayloadStore) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        _, writer = await frontend.open()
+        writer.write(request(CONTENT)[: 4 * SLOT_AFTER_BYTES])
+        await eventually(lambda: payloads.slots_in_use == 1)
+        writer.close()
+        await eventually(lambda: payloads.slots_in_use == 0)
+        assert not frontend.listeners.connections("HTTP")
+        assert not frontend.arriving_slots.total_bytes
+
+    run(scenario, payloads=payloads)
+
+
+def test_what_arrives_of_a_rejected_body_is_not_written_into_its_slot(payloads: PayloadStore) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await frontend.open()
+        message = request(CONTENT)
+        writer.write(message[: 4 * SLOT_AFTER_BYTES])
+        (connection,) = frontend.listeners.connections("HTTP")
+        await eventually(lambda: payloads.slots_in_use == 1)
+        exchange: Any = connection._latest
+        await eventually(lambda: exchange.received_bytes > 3 * SLOT_AFTER_BYTES)
+        slot = exchange._slot
+        frontend.check_progress(1000.0)
+        frontend.check_progress(1000.0 + STALL_PERIOD_S)
+        status, _ = await head(reader)
+        assert status == 408
+        assert payloads.slots_in_use == 0
+        slot.view[:] = b"x" * len(slot.view)  # the slot may be another request's now
+        writer.write(message[4 * SLOT_AFTER_BYTES :])
+        assert await reader.read() is not None
+        await eventually(lambda: not frontend.listeners.connections("HTTP"))
+        assert bytes(slot.view) == b"x" * len(slot.view)
+        writer.close()
+
+    run(scenario, payloads=payloads)
+
+
+def test_a_body_without_a_slot_goes_through_the_parser(in_pieces: list[int]) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await frontend.open()
+        writer.write(request(CONTENT))
+        await answer(frontend, reader, CONTENT)
+        writer.close()
+
+    run(scenario, payloads=SimpleNamespace(slot_for_body=lambda _size: None))
+    assert sum(in_pieces) > len(CONTENT)
