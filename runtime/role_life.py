@@ -12,6 +12,7 @@ from typing import Any
 import uvloop
 
 from runtime import loop_lag
+from runtime.process_memory import keep_freed_memory
 
 logger = logging.getLogger("weir.runtime")
 
@@ -26,6 +27,7 @@ def run_role(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any, A
     model's library may, the stacks of all threads are written to stderr.
     """
     faulthandler.enable()
+    keep_freed_memory()
     return uvloop.run(_run(role))
 
 
