@@ -103,12 +103,13 @@ class PayloadStore:
         slot = self._arena.allocate(total)
         if slot is None:
             return None
-        slot.view[:] = b"".join(bodies)
         refs: list[bytes] = []
         offset = 0
         for body in bodies:
+            end = offset + len(body)
+            slot.view[offset:end] = body
             refs.append(pack_body_ref(slot.ref(offset, len(body))))
-            offset += len(body)
+            offset = end
         return refs, SharedSlot(slot, len(bodies))
 
     def close(self) -> None:

@@ -58,11 +58,12 @@ class RequestTemplate:
     def pack(self, body: bytes | bytearray) -> bytes:
         """The packed form (`schemas.wire.request_body.pack_body`) of the request with this HTTP body."""
         pieces = self._pieces
+        content = memoryview(body)
         if len(pieces) == 2:
-            return pieces[0] + body[self._starts[0] :] + pieces[1]
-        parts: list[bytes | bytearray] = []
+            return b"".join((pieces[0], content[self._starts[0] :], pieces[1]))
+        parts: list[bytes | memoryview] = []
         for piece, start, end in zip(pieces, self._starts, self._ends, strict=False):
-            parts += (piece, body[start:end])
+            parts += (piece, content[start:end])
         parts.append(pieces[-1])
         return b"".join(parts)
 
