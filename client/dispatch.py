@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from bus.naming import subjects
 from bus.naming.durable_subjects import lost_attempts
+from bus.naming.identity import host
 from bus.nats.connection import Bus, Message
 from bus.payloads.arena import Slot
 from bus.payloads.fetcher import PayloadFetcher
@@ -247,17 +248,24 @@ class RequestDispatcher:
         """Whether responses of the model may come from a cache, so that its requests cannot use templates."""
         return model.caches and self._cache is not None
 
-    def submit_template(
-        self, model: ServedModel, template: RequestTemplate, body: bytes, on_response: OnResponse, deadline_ms: int = 0
+    def submit_template(  # noqa: PLR0913 - as `_accept`
+        self,
+        model: ServedModel,
+        template: RequestTemplate,
+        body: bytes,
+        on_response: OnResponse,
+        deadline_ms: int = 0,
+        body_slot: Slot | None = None,
     ) -> PendingRequest:
         """As `submit`, for a request of a template: `body` is packed, and small enough for a message.
 
-        `deadline_ms` is the request's own, since requests share the template.
+        `deadline_ms` is the request's own, since requests share the template. `body` refers to content in `body_slot`.
         """
         self._in_flight.check_room()
         if self.backpressure.active:
             self.backpressure.check(time.monotonic(), model.queue, template.request)
-        return self._accept(model, template.request, body, on_response, deadline_ms)
+        attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
+        return self._accept(model, template.request, body, on_response, deadline_ms, attachments)
 
     def _accept(  # noqa: PLR0913 - runs for every request: an object for its arguments would cost as much
         self,

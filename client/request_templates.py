@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from bus.payloads.arena import INLINE_LIMIT_BYTES
+from bus.payloads.arena import INLINE_LIMIT_BYTES, Slot
 from schemas.core.requests import InferRequest
-from schemas.wire.request_body import body_template
+from schemas.core.tensors import PayloadRef
+from schemas.wire.request_body import body_template, pack_ref
 
 MAX_HEADERS = 256
 """Templates for one model over HTTP, and for all models over gRPC."""
@@ -35,9 +36,12 @@ _NO_CONTENT = memoryview(bytes(INLINE_LIMIT_BYTES))
 
 
 class RequestTemplate:
-    """A checked request without its tensors' content; all requests with this header share `request`."""
+    """A checked request without its tensors' content; all requests with this header share `request`.
 
-    __slots__ = ("_ends", "_pieces", "_starts", "body_length", "is_used", "request", "size_bytes")
+    `refers`: its bodies lie in payload slots, and the packed form refers to the large tensors there.
+    """
+
+    __slots__ = ("_ends", "_pieces", "_starts", "body_length", "is_used", "refers", "request", "size_bytes")
 
     def __init__(self, request: InferRequest, header_length: int) -> None:
         self.request = request
@@ -50,6 +54,7 @@ class RequestTemplate:
             position += tensor.size_bytes
             self._ends.append(position)
         self.body_length = position
+        self.refers = any(isinstance(tensor.data, PayloadRef) for tensor in request.inputs)
         self.is_used = False
         """Whether it was used since `TemplateCache` last considered replacing it."""
         # The header, its packed form, and the parsed request, whose objects are larger than the text.
@@ -67,6 +72,19 @@ class RequestTemplate:
         parts.append(pieces[-1])
         return b"".join(parts)
 
+    def pack_in_slot(self, slot: Slot, offset: int) -> bytes:
+        """As `pack`, for a body that begins at `offset` of a payload slot. Only for a template that `refers`."""
+        parts: list[bytes | memoryview] = []
+        for tensor, piece, start, end in zip(self.request.inputs, self._pieces, self._starts, self._ends, strict=False):
+            if isinstance(tensor.data, PayloadRef):
+                parts += (piece, pack_ref(slot.ref(offset + start, end - start)))
+            else:
+                parts += (piece, slot.view[offset + start : offset + end])
+        parts.append(self._pieces[-1])
+        return b"".join(parts)
+
+
+Body = bytes | bytearray | memoryview
 
 Key = TypeVar("Key", bound=Hashable)
 Template = TypeVar("Template", bound=RequestTemplate)
@@ -148,31 +166,42 @@ class RequestTemplates:
     def __init__(self) -> None:
         self._templates: TemplateCache[tuple[str, bytes], RequestTemplate] = TemplateCache()
 
-    def find(self, version: str, body: bytes | bytearray, header_length: int) -> RequestTemplate | None:
+    def find(self, version: str, body: Body, header_length: int) -> RequestTemplate | None:
         """The template for the header of this body, if the body has the length that the header implies."""
         if header_length > MAX_HEADER_BYTES:
             return None
         template = self._templates.find((version, bytes(body[:header_length])))
         return template if template is not None and template.body_length == len(body) else None
 
-    def keep(self, request: InferRequest, body: bytes | bytearray, header_length: int) -> None:
-        """Makes a template of a request that was parsed from this body and is valid, if it can have one."""
+    def keep(self, request: InferRequest, body: Body, header_length: int) -> None:
+        """Makes a template of a request that was parsed from this body and is valid, if it can have one.
+
+        Tensors of a `body` that is a view of a payload slot may be references to the slot; other references must not be.
+        """
         if (
             request.id
             or request.regions  # regions may be registered again under the same names
             or header_length > MAX_HEADER_BYTES
-            or len(body) > INLINE_LIMIT_BYTES
             or not request.inputs
-            or any(t.datatype == "BYTES" or not isinstance(t.data, memoryview) for t in request.inputs)
+            or any(t.datatype == "BYTES" or not isinstance(t.data, (memoryview, PayloadRef)) for t in request.inputs)
+            or any(not isinstance(t.data, PayloadRef) and t.size_bytes > INLINE_LIMIT_BYTES for t in request.inputs)
         ):
             return
         key = request.model_version, bytes(body[:header_length])
         if self._templates.takes(key):
-            self._templates.keep(key, RequestTemplate(without_content(request), header_length))
+            template = RequestTemplate(without_content(request), header_length)
+            if template.body_length == len(body):
+                self._templates.keep(key, template)
 
 
 def without_content(request: InferRequest) -> InferRequest:
-    """Replaces the content of the request's tensors by zeros of the same sizes, so that the body is freed."""
+    """Replaces the content of the request's tensors by zeros of the same sizes, so that the body is freed.
+
+    References to payload slots become references to none.
+    """
     for tensor in request.inputs:
-        tensor.data = _NO_CONTENT[: tensor.size_bytes]
+        if isinstance(tensor.data, PayloadRef):
+            tensor.data = PayloadRef("", 0, 0, 0, tensor.size_bytes)
+        else:
+            tensor.data = _NO_CONTENT[: tensor.size_bytes]
     return request

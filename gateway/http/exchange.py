@@ -17,6 +17,7 @@ from bus.payloads.arena import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
 from client.catalog import ServedModel
 from client.in_flight import PendingRequest
 from client.request_headers import DEADLINE_HEADER, read_deadline_ms
+from client.request_templates import RequestTemplate
 from gateway.access import add_parameters
 from gateway.connection_memory import no_memory
 from gateway.context import GatewayContext
@@ -325,13 +326,9 @@ class InferExchange:
             is_traced = tracing.is_on and tracing.samples(served.name, self.traceparent)
             length = 0 if is_traced else self._template_header_length()
             if length:
-                prepared = served.templates.find(self._version, self.body, length)
-            if prepared is not None:
-                body = prepared.pack(self.body)
-                deadline_ms = 0 if self.deadline is None else read_deadline_ms(self.deadline)
-                self._pending = self._context.inference.submit_template(
-                    served, prepared, body, self._on_response, deadline_ms
-                )
+                prepared = served.templates.find(self._version, self._content(), length)
+            if prepared is not None and prepared.refers is (self._slot is not None):
+                self._submit_template(served, prepared)
                 return
             if served.config.is_decoupled:
                 raise WeirError(
@@ -340,11 +337,27 @@ class InferExchange:
             if self.encoding and is_compressed(self.encoding):
                 self._decompress(served, is_traced)
                 return
+            content = self._content()
             request = self._parse_and_submit(served, is_traced)
             if length and request is not None and not self._context.inference.caches(served):
-                served.templates.keep(request, self.body, length)
+                served.templates.keep(request, content, length)
         except WeirError as error:
             self.respond_error(error)
+
+    def _submit_template(self, served: ServedModel, template: RequestTemplate) -> None:
+        slot = self._slot
+        body = template.pack(self.body) if slot is None else template.pack_in_slot(slot, self._padding)
+        deadline_ms = 0 if self.deadline is None else read_deadline_ms(self.deadline)
+        self._pending = self._context.inference.submit_template(
+            served, template, body, self._on_response, deadline_ms, slot
+        )
+        self._slot = None
+
+    def _content(self) -> bytes | bytearray | memoryview:
+        """The whole body where it was received."""
+        if self._slot is None:
+            return self.body  # type: ignore[no-any-return]
+        return self._slot.view[self._padding : self._padding + self._received]
 
     def _decompress(self, served: ServedModel, is_traced: bool) -> None:
         inflation = BodyInflation(self.body, self._context.limits.input_size)
@@ -374,7 +387,7 @@ class InferExchange:
     def _parse_and_submit(self, served: ServedModel, is_traced: bool) -> InferRequest | None:
         """Parses and submits the request. Returns None if a helper process parses it: then it is submitted later."""
         limits = self._context.limits
-        body = self.body if self._slot is None else self._slot.view[self._padding : self._padding + self._received]
+        body = self._content()
         header_length = None if self.header_length is None else parse_header_length(self.header_length)
         if header_length == 0 or (header_length is None and not body):
             return self._submit_parsed(
@@ -442,7 +455,7 @@ class InferExchange:
     def _template_header_length(self) -> int:
         """The length of the JSON header if the request can use a request template; else 0."""
         header = self.header_length
-        if header is None or self._slot is not None or self.encoding or not is_header_length(header):
+        if header is None or self.encoding or not is_header_length(header):
             return 0
         if self._raw_headers is not None:
             return 0

@@ -49,7 +49,8 @@ def pack_body(request: InferRequest) -> bytes:
 def body_template(request: InferRequest) -> list[bytes]:
     """The pieces of the body of `request` before, between and after the content of its tensors.
 
-    Joined with the content of other tensors of the same sizes, they are the body of the request that has those tensors.
+    Joined with the content of other tensors of the same sizes, they are the body of the request that has those tensors. For
+    a tensor in a payload slot, its reference (`pack_ref`) takes the place of content.
     """
     pieces: list[bytes] = []
     ending = _ending(request)
@@ -57,12 +58,17 @@ def body_template(request: InferRequest) -> list[bytes]:
     piece += _array_header(len(request.inputs))
     for tensor in request.inputs:
         piece += _array_header(4) + encode(tensor.name) + encode(tensor.datatype) + encode(tensor.shape)
-        pieces.append(piece + bin_header(tensor.size_bytes))
+        pieces.append(piece if isinstance(tensor.data, PayloadRef) else piece + bin_header(tensor.size_bytes))
         piece = b""
     piece += encode([_output_row(output) for output in request.outputs])
     piece += encode(request.correlation_id) + encode(request.sequence_flags) + encode(request.timeout_us)
     pieces.append(piece + b"".join(map(encode, ending)))
     return pieces
+
+
+def pack_ref(ref: PayloadRef) -> bytes:
+    """A reference as the content of a tensor in a body."""
+    return encode(ref)
 
 
 def pack_body_ref(ref: PayloadRef) -> bytes:

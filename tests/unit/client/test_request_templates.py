@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from bus.naming.identity import new_id
+from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena, PayloadBudget, Slot
 from client import request_templates as prepared
 from client.request_templates import MAX_HEADER_BYTES, MAX_HEADERS, MAX_KEPT_BYTES, RequestTemplates
 from schemas.core.requests import InferRequest
@@ -91,3 +93,35 @@ def test_a_template_does_not_keep_content() -> None:
     contents = [each.request.inputs[0].data for each in requests._templates._templates.values()]
     assert all(isinstance(each, memoryview) and len(each) == 60_000 for each in contents)
     assert contents[0].obj is contents[1].obj  # type: ignore[union-attr]
+
+
+def test_a_body_in_a_payload_slot_is_referred_to() -> None:
+    requests = RequestTemplates()
+    arena = PayloadArena(new_id("gateway"), 1 << 22, PayloadBudget(1 << 22))
+    header, large, small, offset = b"{header}", bytes(INLINE_LIMIT_BYTES + 1), b"1234", 56
+    body = header + large + small
+    slots = [arena.allocate(offset + len(body)) for _ in range(2)]
+
+    def placed(slot: Slot | None) -> tuple[InferRequest, Slot, memoryview]:
+        assert slot is not None
+        slot.view[offset : offset + len(body)] = body
+        content = slot.view[offset : offset + len(body)]
+        start = len(header) + len(large)
+        inputs = [
+            Tensor("LARGE", "UINT8", [1, len(large)], slot.ref(offset + len(header), len(large))),
+            Tensor("SMALL", "UINT8", [1, len(small)], content[start:]),
+        ]
+        return InferRequest("model", inputs=inputs), slot, content
+
+    try:
+        first, _, content = placed(slots[0])
+        assert requests.find("", content, len(header)) is None
+        requests.keep(first, content, len(header))
+        second, slot, content = placed(slots[1])
+        found = requests.find("", content, len(header))
+        assert found is not None
+        assert found.refers
+        assert found.pack_in_slot(slot, offset) == pack_body(second)
+        assert requests.find("", content[:-1], len(header)) is None
+    finally:
+        arena.close()
