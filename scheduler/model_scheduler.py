@@ -284,6 +284,21 @@ class ModelScheduler:
             found += [(batch, of) for batch, of in batches if batch is not None]
         return found
 
+    def may_run_directly(self, batch: Batch) -> bool:
+        """Whether the worker of `batch` may run further requests of its own for this version on its idle instances."""
+        version = self._versions.get(batch.version)
+        return (
+            isinstance(version, VersionScheduler)
+            and batch.version not in self._retiring
+            and version.may_run_directly(batch)
+        )
+
+    def record_direct_runs(self, now_us: int, version: int, requests: int, busy_us: int) -> None:
+        """Counts requests for a version that a worker has run without this scheduler."""
+        current = self._versions.get(version)
+        if isinstance(current, VersionScheduler):
+            current.record_direct_runs(now_us, requests, busy_us)
+
     def failures(self) -> dict[int, dict[str, int]]:
         """Returns, by version, the requests that failed without a response of a worker, by Triton's reasons."""
         return {number: dict(version.failures) for number, version in self._versions.items()}

@@ -29,10 +29,10 @@ class SizeHistogram:
         self._counts = [0] * (_SIZES + 1)
         self._sum = 0
 
-    def add(self, size: int) -> None:
-        """Counts one size."""
-        self._counts[min((size - 1).bit_length() if size > 0 else 0, _SIZES)] += 1
-        self._sum += size
+    def add(self, size: int, times: int = 1) -> None:
+        """Counts one size, `times` times."""
+        self._counts[min((size - 1).bit_length() if size > 0 else 0, _SIZES)] += times
+        self._sum += size * times
 
     def snapshot(self) -> dict[str, Any]:
         """Returns the form of `schemas.wire.statistics.HistogramCounters`, without empty buckets above the largest size."""

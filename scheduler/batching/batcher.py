@@ -54,6 +54,11 @@ class Batcher(ABC):
         empty.
         """
 
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether the first requests of the queue start as soon as an instance is free, in the order of arrival."""
+        return self.rules.is_plain and self.rules.may_stage and not self.has_steps
+
     @abstractmethod
     def another(self) -> Batcher:
         """Returns an empty batcher with the same rules."""

@@ -50,6 +50,13 @@ class Dispatch:
             idle = self._placement.idle
             self._budget.record_live(requests[0].enqueued_us, live, len(self._placement) - idle, idle)
 
+    @property
+    def is_live_only(self) -> bool:
+        """Whether no request of another lane waits or runs."""
+        lanes = self._lanes
+        is_running = self._budget is not None and self._budget.is_running
+        return lanes.is_live_only or not (lanes.event or lanes.batch or is_running)
+
     def forget_cost(self) -> None:
         """Discards the measured cost of batches, which are formed by other rules from now on."""
         if self._budget is not None:

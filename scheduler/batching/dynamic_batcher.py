@@ -71,6 +71,11 @@ class DynamicBatcher(Batcher):
         """The largest number of requests in a batch."""
         return self._max_batch_size
 
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether requests wait for nothing but an instance: no delay, no preferred size and no custom strategy."""
+        return super().starts_at_once and not (self._delay_us or self._has_preferred or self._strategy)
+
     def take_joinable(self, batch: list[QueuedRequest], most_rows: int) -> list[QueuedRequest]:
         """Takes out requests that can join `batch`, in queue order, up to the first that can not.
 

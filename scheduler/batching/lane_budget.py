@@ -114,6 +114,11 @@ class BatchLaneBudget:
         slack_us = BATCH_LANE_RUN_US - cost.expected_us(1)
         return min(cost.rows_within(slack_us), max(1, 2 * cost.most_rows)) if slack_us > 0 else 0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a batch-lane batch runs."""
+        return self._running > 0
+
     def run_started(self) -> None:
         """Records that a batch-lane batch was sent."""
         self._running += 1

@@ -18,7 +18,7 @@ from scheduler.batching.batcher import Batcher
 from scheduler.batching.dispatch import Dispatch
 from scheduler.batching.lanes import LIVE, LaneQueues
 from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import QueuedRequest
+from scheduler.batching.request import QueuedRequest, total_rows
 from scheduler.batching.retry import RetryPolicy, UnservedTimeout
 from scheduler.placement.instances import Instance, Placement
 from schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
@@ -26,6 +26,9 @@ from schemas.core.requests import SEQUENCE_START
 from schemas.wire.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
+
+MAX_DIRECT_US = 2_000
+"""The longest batch of a model whose requests a worker may start without the scheduler: a batch may wait behind one."""
 
 TIMEOUT_EXPIRED = "Request timeout expired"
 
@@ -177,6 +180,24 @@ class VersionScheduler(VersionState):
     def busy_instances(self) -> int:
         """Instances that hold a batch."""
         return len(self._placement) - self._placement.idle
+
+    def may_run_directly(self, batch: Batch) -> bool:
+        """Whether the worker of `batch` may run further requests of its own on its idle instances for a while.
+
+        They are then ahead of requests that wait here, so they must be fast, and no other lane may have requests.
+        """
+        return (
+            not self.is_decoupled
+            and self._lanes.live.starts_at_once
+            and 0 < self._placement.us_per_row * total_rows(batch.requests) <= MAX_DIRECT_US
+            and self._dispatch.is_live_only
+        )
+
+    def record_direct_runs(self, now_us: int, requests: int, busy_us: int) -> None:
+        """Counts requests that a worker has run without this scheduler."""
+        self.served += requests
+        self.busy_us += busy_us
+        self._lanes.live_us = now_us
 
     def limit_wait(self, own_us: int | None, default_us: int) -> None:
         """Rejects live requests on arrival that would wait longer (0: none). `own_us` is the model's own limit, if set."""

@@ -12,6 +12,9 @@ from scheduler.batching.version_scheduler import Failure
 from scheduler.service.owned_queue import OwnedQueue
 from schemas.wire.messages import NO_REPLY, BatchMessage, CancelledRequests, RunningCancellation, pack_error
 
+GRANT_MS = 200
+"""For how long a worker may run requests of its own itself after a batch with one of them."""
+
 
 def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) -> bytes:
     """Returns the message that sends a batch to its worker, which acknowledges the frames it completes; counts the
@@ -21,6 +24,9 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
     acks = [ack for frame, number in by_frame(requests) if (ack := frame.delegate(batch.id, number))]
     for executed in (1,) * len(requests) if batch.is_microbatch else (len(requests),):
         owned.counters.batch_requests.add(executed)
+    # The first request is from the worker itself: it runs the step of an ensemble, or a call of a model.
+    is_own = requests[0].gateway == batch.instance.worker
+    grant_ms = GRANT_MS if is_own and owned.scheduler.may_run_directly(batch) else 0
     return BatchMessage(
         scheduler,
         batch.id,
@@ -32,6 +38,7 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
         batch.is_microbatch,
         owned.epoch,
         owned.queue.partition,
+        grant_ms,
     ).pack()
 
 

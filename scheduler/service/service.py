@@ -31,6 +31,7 @@ from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
 from scheduler.batching.batch import Batch, BatchReconciler
 from scheduler.batching.custom_strategy import StrategyFiles
+from scheduler.batching.lanes import LIVE
 from scheduler.batching.request import QueuedRequest, by_frame, requests_of
 from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
 from scheduler.recording.event_log import RecordedModelScheduler
@@ -58,6 +59,7 @@ from schemas.wire.codec import MalformedMessage
 from schemas.wire.messages import (
     BatchOutcome,
     Cancellation,
+    DirectRuns,
     pack_error,
     pack_responses,
     unpack_completions,
@@ -311,7 +313,7 @@ class SchedulerService:
 
     def _on_done(self, message: Message) -> None:
         try:
-            completions = unpack_completions(message.data, self._log_malformed_end)
+            completions, direct_runs = unpack_completions(message.data, self._log_malformed_end)
         except MalformedMessage as error:
             self._log_malformed("", error)
             return
@@ -320,6 +322,19 @@ class SchedulerService:
             owned = self._batches.get(completion[0])
             if owned is not None:
                 self._end_batch(owned, now_us, completion)
+        for runs in direct_runs:
+            owned = self._queues.get(LiveQueue(runs.model))
+            if owned is not None:
+                self._count_direct_runs(owned, now_us, runs)
+
+    @contained(on_error="_queue_failed")
+    def _count_direct_runs(self, owned: OwnedQueue, now_us: int, runs: DirectRuns) -> None:
+        requests = 0
+        for size, batches in runs.sizes:
+            owned.counters.batch_requests.add(size, batches)
+            requests += size * batches
+        owned.signals.add_arrivals(LIVE, requests)
+        owned.scheduler.record_direct_runs(now_us, runs.version, requests, runs.busy_us)
 
     @contained(on_error="_queue_failed")
     def _end_batch(self, owned: OwnedQueue, now_us: int, completion: Sequence[Any]) -> None:

@@ -32,6 +32,9 @@ MAX_REASON_LENGTH = 200
 MAX_EPOCH = 10**15
 """Milliseconds of 30,000 years. nats-server accepts 16 characters as the name of a group, and an epoch is such a name."""
 
+MAX_GRANT_MS = 10_000
+"""For how long a scheduler may let a worker run its own requests itself."""
+
 SubjectToken = Annotated[str, Meta(pattern=r"^[!-)+-=?-~]+\Z")]
 """Text that may be part of a subject: printable ASCII without `*` and `>`."""
 
@@ -144,6 +147,7 @@ class BatchMessage(Message, frozen=True):
     `acks` are the acknowledgement subjects of frames that end with this batch: the worker publishes to them with its
     responses. In a microbatch series (`is_series`) the requests run one after another, each alone, whatever the model's
     configuration says. The requests come from queue `partition` of the model, which the scheduler owns since `epoch`.
+    For `grant_ms` the worker may run further requests of its own for this version itself, on instances that run nothing.
     """
 
     scheduler: SubjectToken
@@ -156,6 +160,7 @@ class BatchMessage(Message, frozen=True):
     is_series: bool = False
     epoch: _Epoch = 0
     partition: _Epoch = 0
+    grant_ms: Annotated[int, Meta(ge=0, le=MAX_GRANT_MS)] = 0
 
 
 class BatchOutcome(IntEnum):
@@ -188,6 +193,18 @@ class BatchCompletion(NamedTuple):
     rescheduled: Sequence[int] = ()
 
 
+class DirectRuns(NamedTuple):
+    """Batches of its own requests that a worker has run itself, by the grant of the scheduler that owns the model's queue.
+
+    `sizes` are (requests in a batch, number of such batches). They kept instances busy for `busy_us`.
+    """
+
+    model: str
+    version: int
+    sizes: list[tuple[Annotated[int, Meta(ge=1, le=MAX_REJECTED)], Annotated[int, Meta(ge=1, le=MAX_REJECTED)]]]
+    busy_us: _QueuedUs
+
+
 class _RawCompletions(Message, frozen=True):
     worker: str
     batches: list[msgspec.Raw]
@@ -200,18 +217,27 @@ class Completions(Message, frozen=True):
     batches: list[BatchCompletion]
 
 
-def unpack_completions(data: bytes, on_malformed: OnMalformed | None = None) -> list[BatchCompletion]:
-    """The completions in a message. Raises MalformedMessage.
+class DirectRunReport(Completions, frozen=True):
+    """Completions with a report of batches that the worker has run without the scheduler, on the same subject."""
+
+    direct_runs: Sequence[DirectRuns] = ()
+
+
+def unpack_completions(
+    data: bytes, on_malformed: OnMalformed | None = None
+) -> tuple[list[BatchCompletion], Sequence[DirectRuns]]:
+    """The completions and the direct runs in a message. Raises MalformedMessage.
 
     With `on_malformed`, a completion that cannot be decoded is passed to it and left out, since the message reports batches
     of many models; without it, it raises.
     """
     try:
-        return Completions.unpack(data).batches
+        message = DirectRunReport.unpack(data)
+        return message.batches, message.direct_runs
     except MalformedMessage:
         if on_malformed is None:
             raise
-    return _decodable(_RawCompletions.unpack(data).batches, BatchCompletion, on_malformed)
+    return _decodable(_RawCompletions.unpack(data).batches, BatchCompletion, on_malformed), ()
 
 
 ResponseRun = tuple[str, int]

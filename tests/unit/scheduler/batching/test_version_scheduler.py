@@ -1,9 +1,15 @@
 from __future__ import annotations
 
-from scheduler.batching.batcher import DefaultBatcher
+import pytest
+
+from scheduler.batching.batch import Batch
+from scheduler.batching.batcher import Batcher, DefaultBatcher
 from scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
+from scheduler.batching.lanes import BATCH, EVENT
+from scheduler.batching.microbatcher import Microbatcher
 from scheduler.batching.request import Terms
-from scheduler.batching.version_scheduler import LOST_STEPS, LOST_STREAM, VersionScheduler
+from scheduler.batching.request_queue import LevelRules, QueueRules
+from scheduler.batching.version_scheduler import LOST_STEPS, LOST_STREAM, MAX_DIRECT_US, VersionScheduler
 from scheduler.placement.instances import STAGING_LEAD_US
 from schemas.core.errors import ErrorCode
 from schemas.wire.messages import BatchOutcome
@@ -236,3 +242,66 @@ def test_a_payload_on_a_host_goes_to_an_idle_instance_there_and_never_waits():
     asked.payload_host = "00000002"
     version.enqueue([asked])
     assert sent(version) == [(here, [2])], "rather than to wait"
+
+
+# Leave for a worker to run its own requests itself
+
+
+def first_batch(version: VersionScheduler, busy_us: int = 300, lane: int = 0) -> Batch:
+    """A batch of the version after one that kept its instance busy for `busy_us`."""
+    version.set_instances("a", 1)
+    version.enqueue([request(key=1)])
+    (known,), _ = version.dispatch(1_000)
+    version.complete(1_000 + busy_us, known.id, ANSWERED, busy_us)
+    version.enqueue([request(key=2), request(key=3)])
+    if lane:
+        version.enqueue([request(key=key, lane=lane) for key in range(4, 40)])
+    return version.dispatch(10_000)[0][0]
+
+
+@pytest.mark.parametrize("batcher", [DynamicBatcher(4), DefaultBatcher(), Microbatcher()])
+def test_a_worker_may_run_requests_of_a_fast_model_that_wait_for_nothing_but_an_instance(batcher: Batcher):
+    version = VersionScheduler(1, batcher)
+    assert version.may_run_directly(first_batch(version))
+
+
+@pytest.mark.parametrize(
+    "batcher",
+    [
+        DynamicBatcher(4, max_queue_delay_us=100),
+        DynamicBatcher(4, preferred_batch_sizes=[2]),
+        DynamicBatcher(4, rules=QueueRules(levels=2)),
+        DynamicBatcher(4, rules=QueueRules(LevelRules(timeout_us=5))),
+        DynamicBatcher(4, rules=QueueRules(may_stage=False)),
+        EnsembleBatcher(),
+    ],
+)
+def test_a_worker_may_not_run_requests_that_have_rules_of_their_own(batcher: Batcher):
+    version = VersionScheduler(1, batcher)
+    assert not version.may_run_directly(first_batch(version))
+
+
+def test_a_worker_may_not_run_requests_of_a_slow_or_unknown_model():
+    version = version_with("a")
+    assert not version.may_run_directly(first_batch(version, MAX_DIRECT_US))
+    unknown = version_with("a")
+    unknown.enqueue([request()])
+    assert not unknown.may_run_directly(unknown.dispatch(0)[0][0])
+
+
+def test_a_worker_may_not_run_requests_of_a_decoupled_model():
+    version = version_with("a")
+    version.is_decoupled = True
+    assert not version.may_run_directly(first_batch(version))
+
+
+@pytest.mark.parametrize("lane", [EVENT, BATCH])
+def test_a_worker_may_not_run_requests_while_those_of_other_lanes_wait(lane: int):
+    version = version_with("a")
+    assert not version.may_run_directly(first_batch(version, lane=lane))
+
+
+def test_requests_that_a_worker_ran_itself_count_as_served():
+    version = version_with("a")
+    version.record_direct_runs(70, 3, 900)
+    assert (version.served, version.busy_us) == (3, 900)

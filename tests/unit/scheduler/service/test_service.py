@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bus.kv.registry import WorkerView
 from bus.naming.live_queues import LiveQueue
+from scheduler.service.messages import GRANT_MS
 from scheduler.service.owned_queue import OwnedQueue
 from scheduler.service.service import SchedulerService
 from schemas.config.model_config import ModelConfig
@@ -26,6 +27,8 @@ from schemas.wire.messages import (
     Cancellation,
     CancelledRequests,
     Completions,
+    DirectRunReport,
+    DirectRuns,
     Frame,
     RunningCancellation,
     unpack_responses,
@@ -41,6 +44,8 @@ CONFIG = {
     "max_batch_size": 4,
     "dynamic_batching": {"default_queue_policy": {"max_queue_size": 6}},
 }
+
+PLAIN = {"name": "model", "max_batch_size": 4, "dynamic_batching": {}}
 
 
 class Served:
@@ -386,3 +391,46 @@ async def test_requests_with_little_time_go_ahead(served: Served):
     assert [entry.key for entry in second.entries] == [4]
     served.done(second.batch_id)
     assert served.service.unanswered == 0
+
+
+# Requests that a worker runs itself
+
+
+def send_own(served: Served, *keys: int) -> BatchMessage:
+    """The batch of requests that the worker itself sends, once the cost of the model is known."""
+    served.frame(900)
+    (first,) = served.batches()
+    served.done(first.batch_id)
+    served.bus.deliver(INBOX, Frame("worker", [part(key) for key in keys]).pack(), "$JS.ACK.2")
+    (batch,) = served.batches()
+    return batch
+
+
+async def test_a_worker_with_a_request_of_its_own_may_run_more_of_them():
+    served = await serve(PLAIN)
+    own = send_own(served, 1, 2)
+    assert own.grant_ms == GRANT_MS
+    served.done(own.batch_id)
+    served.frame(3)
+    assert [batch.grant_ms for batch in served.batches()] == [0], "the request of a gateway grants nothing"
+
+
+async def test_a_model_with_a_queue_policy_grants_nothing(served: Served):
+    assert send_own(served, 1).grant_ms == 0
+
+
+async def test_a_version_that_is_unloaded_grants_nothing():
+    served = await serve(PLAIN)
+    served.owned.scheduler.set_lifecycle(frozenset({1}), frozenset(), False)
+    assert send_own(served, 1).grant_ms == 0
+
+
+async def test_requests_that_a_worker_ran_itself_are_counted():
+    served = await serve(PLAIN)
+    before = served.owned.counters.batch_requests.snapshot()
+    runs = [DirectRuns("model", 1, [(2, 3), (1, 1)], 70), DirectRuns("unknown", 1, [(1, 1)], 5)]
+    served.bus.deliver(DONE, DirectRunReport("worker", [], runs).pack())
+    assert served.owned.counters.batch_requests.snapshot()["sum"] - before["sum"] == 7
+    assert served.owned.signals.arrived == 7
+    version = served.owned.scheduler.versions()[1]
+    assert (version.served, version.busy_us) == (7, 70)

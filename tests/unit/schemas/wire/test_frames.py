@@ -13,6 +13,8 @@ from schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
 from schemas.wire.messages import (
     BatchCompletion,
     Completions,
+    DirectRunReport,
+    DirectRuns,
     Frame,
     RequestEnvelope,
     unpack_completions,
@@ -75,7 +77,9 @@ def test_anything_else_is_a_malformed_request(row: Any):
 
 def test_completions_are_decoded_as_they_were_sent():
     dones = [BatchCompletion(1, 0, 250, []), BatchCompletion(2, 1, 0, [3])]
-    assert unpack_completions(Completions("worker", dones).pack()) == dones
+    assert unpack_completions(Completions("worker", dones).pack()) == (dones, ())
+    runs = [DirectRuns("m", 1, [(2, 3)], 500)]
+    assert unpack_completions(DirectRunReport("worker", dones, runs).pack()) == (dones, runs)
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ PACKED: dict[str, Callable[[], bytes]] = {
     "cached_response": lambda: CACHED.pack(),
 }
 
-ONE_MORE_FIELD = {"drain"}
+ONE_MORE_FIELD = {"batch", "batch_rows", "drain", "series"}
 """Messages that now end with a field that was left out where it had its default, which every reader has always accepted."""
 
 ADDED_TO_RECORDS = {name: {"pid_namespace": 0, "started_ticks": 0} for name in ("worker_record", "new_worker_record")}
@@ -276,7 +276,7 @@ UNPACKED: dict[str, tuple[Callable[[bytes], Any], Any]] = {
     "frame": (unpack_frame, ("gateway-1", ENVELOPES)),
     "batch": (BatchMessage.unpack, BATCH),
     "series": (BatchMessage.unpack, SERIES),
-    "completions": (unpack_completions, COMPLETIONS),
+    "completions": (unpack_completions, (COMPLETIONS, ())),
     "cancel": (Cancellation.unpack, Cancellation("gateway", [1, 1 << 40], 3)),
     "release": (SlotRelease.unpack, SlotRelease([("weir-a_1", 64, 3)])),
     "cancelled_requests": (RunningCancellation.unpack, RunningCancellation("scheduler", CANCELLED)),
