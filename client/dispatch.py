@@ -29,7 +29,7 @@ from bus.payloads.arena import Slot
 from bus.payloads.fetcher import PayloadFetcher
 from client.cache.response_cache import CacheLookup, ResponseCache
 from client.catalog import Catalog, ServedModel
-from client.in_flight import InFlight, OnResponse, PendingRequest, ResponseSequence, SequenceCheck
+from client.in_flight import DirectExecutor, InFlight, OnResponse, PendingRequest, ResponseSequence, SequenceCheck
 from client.outbox import LiveStreamWatch, Outbox
 from client.payload_store import Freeable, PayloadStore, RegionRegistry, free_all, host_of_payloads, is_large
 from client.queues import BackpressureCache, Destination, PartitionedQueue, queue_of_sequence
@@ -74,6 +74,7 @@ class DispatchOptions:
 
     Without `regions`, requests cannot use shared memory of clients. Without a `cache`, every request is run. With
     `keeps_references`, large outputs stay references until `release`. A `fetcher` fetches outputs from other hosts.
+    `direct` may run requests in this process.
     """
 
     regions: RegionRegistry | None = None
@@ -81,6 +82,7 @@ class DispatchOptions:
     cache: ResponseCache | None = None
     fetcher: PayloadFetcher | None = None
     keeps_references: bool = False
+    direct: DirectExecutor | None = None
 
 
 class _Attachments(NamedTuple):
@@ -120,6 +122,9 @@ class RequestDispatcher:
         self.release = self._outputs.release
         self._remote = RemoteOutputFetcher(options.fetcher, self._complete_fetched, self._lost, self._outputs)
         self._delivery = ResponseDispatcher(self.tracing, self._in_flight, self._remove, self._outputs.discard)
+        self._direct = options.direct
+        if self._direct is not None:
+            self._direct.attach(self._in_flight.find, self._on_response_data, self._requeue)
         self._watch: asyncio.Task[None] | None = None
         self._disconnected_s: float | None = None
         self.duplicate_responses = 0
@@ -300,10 +305,12 @@ class RequestDispatcher:
         if model.preserves_ordering:
             self._delivery.enqueue_ordered(pending)
         self._in_flight.add(pending)
-        if lookup is None:
-            self._outbox.add(queue, envelope)
-        else:
+        if lookup is not None:
             self._look_up(pending, lookup)
+        elif self._direct is not None:
+            self._queue(pending)
+        else:
+            self._outbox.add(queue, envelope)
         return pending
 
     def _look_up(self, pending: PendingRequest, lookup: CacheLookup) -> None:
@@ -334,8 +341,24 @@ class RequestDispatcher:
         self._end(pending, internal(UNEXPECTED))
 
     def _queue(self, pending: PendingRequest) -> None:
+        if self._direct is not None and self._direct.take(pending):
+            pending.is_queued = False
+            return
         pending.is_queued = True
         self._outbox.add(pending.queue, pending.envelope)
+
+    def _requeue(self, pending: PendingRequest) -> None:
+        """Sends a pending request to its queue that `direct` has not run."""
+        if self._in_flight.find(pending.key) is pending:
+            pending.is_queued = True
+            self._outbox.add(pending.queue, pending.envelope)
+
+    def _withdraw(self, pending: PendingRequest) -> None:
+        """Reports an ended request to where it may run."""
+        if pending.is_queued:
+            self._outbox.cancel(pending.queue, pending.key)
+        elif self._direct is not None:
+            self._direct.cancel(pending)
 
     def cancel(self, pending: PendingRequest) -> None:
         """Cancels a request: `on_response` is not called again, and the request leaves its queue if it has not run."""
@@ -351,13 +374,15 @@ class RequestDispatcher:
         if self._in_flight.remove(pending.key) is None:
             return False
         pending.free_slots()
-        if pending.is_queued:
-            self._outbox.cancel(pending.queue, pending.key)
+        self._withdraw(pending)
         return True
 
     def _on_responses(self, message: Message) -> None:
+        self._on_response_data(message.data)
+
+    def _on_response_data(self, data: bytes) -> None:
         try:
-            version, responses = unpack_responses(message.data, self._on_malformed_response)
+            version, responses = unpack_responses(data, self._on_malformed_response)
         except MalformedMessage as error:
             self._on_malformed_response(None, error)
             return
@@ -402,8 +427,8 @@ class RequestDispatcher:
         if self._in_flight.remove(pending.key) is None and pending.has_ended:
             return
         pending.free_slots()
-        if is_running and pending.is_queued:
-            self._outbox.cancel(pending.queue, pending.key)
+        if is_running:
+            self._withdraw(pending)
         self._delivery.deliver(pending, error, True)
 
     def _complete(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
+from typing import Protocol
 
 import msgspec
 
@@ -71,7 +72,8 @@ class PendingRequest(msgspec.Struct, eq=False):
     """A request that was submitted and has not had its last response.
 
     With an `order_key`, its responses wait for those of earlier requests with that key. While the response cache looks
-    it up (`lookup`), it is not `is_queued`. `queue` is its destination. With `reads_content`, the caller reads the
+    it up (`lookup`), or a `DirectExecutor` runs it, it is not `is_queued`. `queue` is its destination. With
+    `reads_content`, the caller reads the
     outputs even though it otherwise passes references on. `reruns` counts how often the request or its response was
     lost between hosts. Once `has_ended`, `on_response` is not called again. `timestamps` are those of the response that
     `on_response` is called with, where the request wants them.
@@ -98,6 +100,24 @@ class PendingRequest(msgspec.Struct, eq=False):
         """Frees what the request holds (`slots`). Called when the request has ended; further calls have no effect."""
         slots, self.slots = self.slots, ()
         free_all(slots)
+
+
+class DirectExecutor(Protocol):
+    """Runs requests of its process without the broker, where it may."""
+
+    def attach(
+        self,
+        find: Callable[[int], PendingRequest | None],
+        on_responses: Callable[[bytes], None],
+        on_requeue: Callable[[PendingRequest], None],
+    ) -> None:
+        """Sets how pending requests are found by key, and where responses messages and requests for the scheduler go."""
+
+    def take(self, pending: PendingRequest) -> bool:
+        """Whether it runs the request."""
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Cancels a request if it runs it."""
 
 
 class InFlight:

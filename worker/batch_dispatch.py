@@ -34,6 +34,7 @@ from schemas.wire.messages import (
     pack_error,
     pack_responses,
 )
+from worker.direct_dispatch import DirectDispatcher
 from worker.ensembles.instance import EnsembleInstance
 from worker.execution.batch_execution import MAX_HELD_S, MAX_STUCK_S, BatchUpdate
 from worker.execution.instance import ModelInstance
@@ -109,7 +110,12 @@ class BatchDispatcher:
     """
 
     def __init__(
-        self, bus: Bus, publisher: ThreadPublisher, worker_id: str, fetcher: PayloadFetcher | None = None
+        self,
+        bus: Bus,
+        publisher: ThreadPublisher,
+        worker_id: str,
+        fetcher: PayloadFetcher | None = None,
+        direct: DirectDispatcher | None = None,
     ) -> None:
         self.models: dict[str, LoadResult] = {}
         self._bus = bus
@@ -119,6 +125,8 @@ class BatchDispatcher:
         self._remote = None if fetcher is None else RemotePayloads(fetcher)
         self._fence = OwnershipFence()
         self.sequences = SequenceRoll()
+        self._direct = direct or DirectDispatcher(bus, worker_id)
+        self._direct.serve(self.models)
         self._arenas: dict[str, AnyInstance] = {}
         # By (scheduler, batch id): added by the event loop, removed by the publishing threads.
         self._held: dict[tuple[str, int], RunningBatch | Microbatch] = {}
@@ -162,6 +170,7 @@ class BatchDispatcher:
     def install(self, result: LoadResult) -> None:
         """Implements `ModelHost.install`."""
         self.models[result.name] = result
+        self._direct.forget(result.name)
         for served in result.served.values():
             for instance in served.instances:
                 self._arenas[instance.arena_name] = instance
@@ -170,6 +179,7 @@ class BatchDispatcher:
         """Implements `ModelHost.uninstall`."""
         self.models.pop(name, None)
         self.sequences.forget(name)
+        self._direct.forget(name)
 
     def unload_version(self, served: ServedVersion) -> None:
         """Implements `ModelHost.unload_version`."""
@@ -189,6 +199,9 @@ class BatchDispatcher:
     @contained(on_error="_publishing_failed")
     def _publish(self, update: BatchUpdate) -> None:
         completion = update.completion
+        if update.scheduler == self._worker_id:
+            self._direct.update(update)
+            return
         if completion is not None and completion.batch_id < 0:
             is_released = completion.outcome == BatchOutcome.RELEASED
             parts, part = self._microbatches, completion.batch_id
@@ -202,13 +215,34 @@ class BatchDispatcher:
         """
         messages = [*update.first]
         messages += [(subjects.reply(gateway), data) for gateway, data in update.responses if gateway != NO_REPLY]
+        if update.others:
+            return messages + self._messages_of_several(update)
         if update.completion is not None:
             messages.append((subjects.done(update.scheduler), Completions(self._worker_id, [update.completion]).pack()))
             messages += [(ack, _ACK) for ack in update.acks]
         return messages
 
+    def _messages_of_several(self, update: BatchUpdate) -> list[Outgoing]:
+        """All messages of the other updates, and the completions of all batches, one message for each scheduler."""
+        messages: list[Outgoing] = []
+        acks: list[str] = []
+        completions: dict[str, list[BatchCompletion]] = defaultdict(list)
+        for other in update.others:
+            messages += other.first
+            messages += [(subjects.reply(gateway), data) for gateway, data in other.responses if gateway != NO_REPLY]
+        for each in (update, *update.others):
+            if each.completion is not None:
+                completions[each.scheduler].append(each.completion)
+                acks += each.acks
+        messages += [(subjects.done(id), Completions(self._worker_id, of).pack()) for id, of in completions.items()]
+        return messages + [(ack, _ACK) for ack in acks]
+
     def _publishing_failed(self, _error: Exception, update: BatchUpdate) -> None:
         """Reports the batch as lost, so that the scheduler runs it again. An update of an open batch is tried once more."""
+        if update.others:
+            for each in (update._replace(others=()), *update.others):
+                self._publish(each)
+            return
         completion = update.completion
         if completion is None or completion.outcome == BatchOutcome.RELEASED:
             self._publisher.publish(self._messages(update), partial(self._on_sent, update))
@@ -223,6 +257,8 @@ class BatchDispatcher:
             self._publisher.publish([message], partial(self._on_sent, update))
 
     def _on_sent(self, update: BatchUpdate) -> None:
+        for other in update.others:
+            self._on_sent(other)
         completion = update.completion
         if completion is None or completion.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
             return
@@ -267,6 +303,8 @@ class BatchDispatcher:
         if newer_epoch:
             self._complete(batch, BatchOutcome.REFUSED, newer_epoch)
             return
+        if batch.grant_ms:
+            self._direct.granted(batch)
         # The scheduler's view of the registry may be older than this worker's state.
         result = self.models.get(batch.model)
         served = None if result is None else result.served.get(batch.version)

@@ -47,6 +47,7 @@ from worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryServi
 from worker.devices.gpus import GpuMemory, WorkerDevices, find_gpus, gpu_limits
 from worker.devices.host_policy import HostPolicies
 from worker.devices.metrics import DevicePoller, find_nvml
+from worker.direct_dispatch import DirectDispatcher
 from worker.ensembles.backend import EnsembleBackend
 from worker.ensembles.dependencies import DependencyWatcher
 from worker.execution.batch_execution import BatchUpdate
@@ -178,12 +179,16 @@ class _Worker:
         self.shared_memory = SharedMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
         self.fetcher = PayloadFetcher(bus, worker_id)
         self.payload_server = PayloadServer(bus, worker_id, context.listener)
+        direct = DirectDispatcher(bus, worker_id)
         options = ClientOptions(
-            cache=context.cache_config, summary_latencies=context.metrics.summary_latencies, fetcher=self.fetcher
+            cache=context.cache_config,
+            summary_latencies=context.metrics.summary_latencies,
+            fetcher=self.fetcher,
+            direct=direct,
         )
         self.client = InferenceClient(bus, worker_id, context.background, options)
         self.custom_metrics = ModelMetrics()
-        self.dispatcher = BatchDispatcher(bus, self.publisher, worker_id, self.fetcher)
+        self.dispatcher = BatchDispatcher(bus, self.publisher, worker_id, self.fetcher, direct)
         process = own_identity()
         capacity = ResourceAmounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
         self.service = WorkerService(

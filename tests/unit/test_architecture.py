@@ -81,7 +81,7 @@ ROOMS = {
         "cuda ensembles",
         "backends",
         "lifecycle",
-        "sequence_reports",
+        "direct_dispatch sequence_reports",
         "batch_dispatch queries",
         "service",
         "main",

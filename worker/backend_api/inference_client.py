@@ -27,11 +27,12 @@ from bus.payloads.arena import PayloadArena
 from bus.payloads.fetcher import PayloadFetcher
 from client.cache.config import CacheConfig
 from client.cache.response_cache import ResponseCache
-from client.catalog import Catalog
+from client.catalog import Catalog, ServedModel
 from client.dispatch import DispatchOptions, RequestDispatcher
-from client.in_flight import OnResponse, PendingRequest
+from client.in_flight import DirectExecutor, OnResponse, PendingRequest
 from client.payload_store import PayloadStore
 from client.readiness import Readiness
+from client.request_templates import RequestTemplate
 from client.tracing import PassedTraces
 from runtime.containment import contained
 from schemas.core.errors import Reason, WeirError, overloaded
@@ -52,12 +53,13 @@ class ClientOptions:
     """What an `InferenceClient` does beyond sending requests.
 
     `cache` is the response cache for its requests; with `summary_latencies` the cache's counters include latency sketches.
-    `fetcher` fetches payloads from other hosts.
+    `fetcher` fetches payloads from other hosts. `direct` runs requests on instances of this worker.
     """
 
     cache: CacheConfig | None = None
     summary_latencies: bool = False
     fetcher: PayloadFetcher | None = None
+    direct: DirectExecutor | None = None
 
 
 class InferenceClient:
@@ -120,6 +122,16 @@ class InferenceClient:
         """
         return self._dispatcher.submit(request, on_response)
 
+    def submit_template(
+        self, model: ServedModel, template: RequestTemplate, body: bytes, on_response: OnResponse, deadline_ms: int = 0
+    ) -> PendingRequest:
+        """As `submit`, for a request of a template: `body` is packed, and small enough for a message."""
+        return self._dispatcher.submit_template(model, template, body, on_response, deadline_ms)
+
+    def caches(self, model: ServedModel) -> bool:
+        """Whether responses of the model may come from a cache, so that its requests cannot use templates."""
+        return self._dispatcher.caches(model)
+
     def cancel(self, pending: PendingRequest) -> None:
         """Cancels a request: `on_response` is not called any more, and the references in late responses are released."""
         self._dispatcher.cancel(pending)
@@ -159,7 +171,11 @@ class InferenceClient:
             self.catalog,
             self._payloads,
             DispatchOptions(
-                tracing=PassedTraces(), cache=self._cache, fetcher=self._options.fetcher, keeps_references=True
+                tracing=PassedTraces(),
+                cache=self._cache,
+                fetcher=self._options.fetcher,
+                keeps_references=True,
+                direct=self._options.direct,
             ),
         )
         await _retry(partial(inference.start, self._background))

@@ -286,7 +286,7 @@ class LoadedModel(Protocol):
     """One loaded model version.
 
     With an attribute `starts_in_parallel` that is true, several threads may create instances of it at the same time.
-    Without it they are created one after another.
+    Without it they are created one after another. `is_isolated`: its instances run in processes of their own.
     """
 
     def create_instance(self, device: InstanceDevice) -> Instance:

@@ -52,7 +52,7 @@ class BatchUpdate(NamedTuple):
     """What an instance publishes of a batch: responses, the completion for the scheduler, and acknowledgements.
 
     `responses` are (gateway, responses message) each. `completion` is None while the batch goes on. `first` are messages
-    that are sent before the responses.
+    that are sent before the responses. `others` are updates of other batches, which are published together with this one.
     """
 
     scheduler: str
@@ -60,6 +60,7 @@ class BatchUpdate(NamedTuple):
     responses: Sequence[tuple[str, bytes]] = ()
     acks: Sequence[str] = ()
     first: Sequence[Outgoing] = ()
+    others: Sequence[BatchUpdate] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

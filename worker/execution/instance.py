@@ -134,6 +134,15 @@ class ModelInstance:
         # A permit is valid for one batch, and the next state of a sequence follows from its last request.
         self._may_overlap = spec.permit is None and self._context.states is None
         self._device_lost = environment.device_lost if device.kind == "KIND_GPU" else None
+        self.runs_directly = (
+            spec.permit is None
+            and model.config.sequence_batching is None
+            and not model.config.is_decoupled
+            and not getattr(loaded, "is_isolated", False)
+        )
+        """Whether its worker may run requests of its own on it without the scheduler."""
+        self._submitted = 0  # changed by the event loop
+        self._left = 0  # changed by the thread
         self._waits_for_readers = False
         self._microbatches: MicrobatchInstance | None = None
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
@@ -157,6 +166,7 @@ class ModelInstance:
 
     def submit(self, batch: RunningBatch) -> None:
         """Runs the batch after those submitted before."""
+        self._submitted += 1
         with self._inbox_lock:
             self._inbox.put(batch)
 
@@ -164,6 +174,11 @@ class ModelInstance:
     def runs_microbatches(self) -> bool:
         """Whether a microbatch is submitted as one batch, whose requests the instance runs one after another."""
         return self._microbatches is not None
+
+    @property
+    def held(self) -> int:
+        """The batches that were submitted and have not left the instance. For the event loop."""
+        return self._submitted - self._left
 
     def withdraw(self, batches: Iterable[RunningBatch]) -> list[RunningBatch]:
         """Removes those of these batches that have not started; returns them."""
@@ -176,6 +191,7 @@ class ModelInstance:
                 (withdrawn if is_wanted else others).append(batch)
             for batch in others:
                 self._inbox.put(batch)
+        self._submitted -= len(withdrawn)
         return withdrawn
 
     def release(self, segment: str, slot: int, generation: int) -> None:
@@ -232,22 +248,23 @@ class ModelInstance:
                 started: StartedBatch | BatchUpdate | None = None
                 if batch is not None and batch is not _STOP:
                     if batch.message.is_series and self._microbatches is not None:
-                        self._publish(self._run_microbatch(self._microbatches, batch))
+                        self._leave(self._run_microbatch(self._microbatches, batch))
                         continue
                     if not self._may_overlap:
-                        self._publish(self._run_with_permit(instance, batch))
+                        self._leave(self._run_with_permit(instance, batch))
                         continue
                     started = self._start(instance, batch)
                 # Responses leave in the order of the batches, even if the later batch ends at once.
                 if on_device is not None:
-                    self._publish(self._finish(instance, on_device))
+                    self._leave(self._finish(instance, on_device))
                     on_device = None
                 if isinstance(started, StartedBatch):
                     if started.is_on_device:
                         on_device = started
                         continue
                     started = self._finish(instance, started)
-                self._publish(started)
+                if batch is not None and batch is not _STOP:
+                    self._leave(started)
         finally:
             self._leave_rate_limiter()
 
@@ -257,6 +274,11 @@ class ModelInstance:
             return self._inbox.get(block=not is_busy)
         except queue.Empty:
             return None
+
+    def _leave(self, update: BatchUpdate | None) -> None:
+        """Publishes the end of a batch; the instance does not hold it any more then."""
+        self._left += 1
+        self._publish(update)
 
     @contained(on_error="_publishing_failed")
     def _publish(self, update: BatchUpdate | None) -> None:

@@ -80,6 +80,7 @@ class IsolatedBackend:
 
 class _IsolatedModel:
     starts_in_parallel = True
+    is_isolated = True
 
     def __init__(self, python: PythonBackend, inner: Backend, model: ModelVersion) -> None:
         self._python = python

@@ -69,6 +69,7 @@ class PythonBackend:
 
 class _PythonModel:
     starts_in_parallel = True
+    is_isolated = True
     """Each instance is a process of its own."""
 
     def __init__(self, model: ModelVersion, code: Path | None) -> None:
