@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from bus.payloads.arena import PayloadReader, StalePayload
@@ -72,6 +73,7 @@ class EnsembleInstance:
         self._on_update = environment.on_update
         self._open: set[_OpenBatch] = set()
         self._unreleased: _OpenBatch | None = None
+        self._due: dict[_OpenBatch, None] = {}  # with an update for the end of this turn of the event loop
 
     @property
     def slots_held(self) -> int:
@@ -110,6 +112,35 @@ class EnsembleInstance:
         """Publishes an update of a batch."""
         self._on_update(batch)
 
+    def publish_soon(self, opened: _OpenBatch) -> None:
+        """Publishes the update of a batch at the end of this turn of the event loop, with those of other batches."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._publish_due)
+        self._due[opened] = None
+
+    def _publish_due(self) -> None:
+        due, self._due = self._due, {}
+        self._publish_together(due)
+
+    @contained(on_error="_publishing_failed")
+    def _publish_together(self, due: Iterable[_OpenBatch]) -> None:
+        rows: dict[str, list[tuple[Any, ...]]] = {}
+        updates: list[BatchUpdate] = []
+        for opened in due:
+            update = opened.take_update(rows)
+            if update is not None:
+                updates.append(update)
+        if not updates:
+            return
+        first, *others = updates
+        responses = [(gateway, pack_rows(self.model.version, of)) for gateway, of in rows.items()]
+        self.publish(first._replace(responses=responses, others=others))
+
+    def _publishing_failed(self, _error: Exception, due: Iterable[_OpenBatch]) -> None:
+        """Reports the batches as lost, so that their schedulers run them again."""
+        for opened in due:
+            opened.lose()
+
     def closed(self, opened: _OpenBatch) -> None:
         """Forgets a batch that has ended."""
         self._open.discard(opened)
@@ -126,8 +157,8 @@ class _OpenBatch:
         self.run = f"{running.message.scheduler}.{running.message.batch_id}" if instance.plan.is_decoupled else ""
         self._requests: dict[int, _OpenRequest] = {}
         self._rows: dict[str, list[tuple[Any, ...]]] = {}
-        self._is_publish_scheduled = False
         self._is_closed = False
+        self._is_release_due = False
 
     def begin(self) -> None:
         message = self.running.message
@@ -137,19 +168,15 @@ class _OpenBatch:
             opened.begin()
 
     def release(self) -> None:
-        message = self.running.message
-        busy_us = (time.monotonic_ns() - self.running.received_ns) // 1000
-        completion = BatchCompletion(message.batch_id, BatchOutcome.RELEASED, busy_us)
-        self.instance.publish(BatchUpdate(message.scheduler, completion))
+        self._is_release_due = True
+        self.instance.publish_soon(self)
 
     def respond(self, position: int, gateway: str, row: tuple[Any, ...], is_final: bool) -> None:
         """Adds a response to the request at this position."""
         self._rows.setdefault(gateway, []).append(row)
         if is_final:
             del self._requests[position]
-        if not self._is_publish_scheduled:
-            self._is_publish_scheduled = True
-            asyncio.get_running_loop().call_soon(self._publish)
+        self.instance.publish_soon(self)
 
     def is_open(self, position: int) -> bool:
         """Whether the request at this position has no last response yet."""
@@ -165,24 +192,38 @@ class _OpenBatch:
         self._requests.clear()
         self._close()
         completion = BatchCompletion(self.running.message.batch_id, BatchOutcome.UNANSWERED, 0)
-        self.instance.publish(BatchUpdate(self.running.message.scheduler, completion, self._take_responses()))
+        version, rows = self.instance.model.version, self._rows
+        responses = [(gateway, pack_rows(version, of)) for gateway, of in rows.items()]
+        self.instance.publish(BatchUpdate(self.running.message.scheduler, completion, responses))
 
-    def _publish(self) -> None:
-        self._is_publish_scheduled = False
-        if self._is_closed:
-            return
-        message = self.running.message
-        if self._requests:
-            self.instance.publish(BatchUpdate(message.scheduler, None, self._take_responses()))
-            return
+    def lose(self) -> None:
+        """Ends the batch without its responses."""
+        for opened in self._requests.values():
+            opened.cancel()
+        self._requests.clear()
         self._close()
-        completion = BatchCompletion(message.batch_id, BatchOutcome.ANSWERED, 0)
-        self.instance.publish(BatchUpdate(message.scheduler, completion, self._take_responses(), message.acks))
+        message = self.running.message
+        completion = BatchCompletion(message.batch_id, BatchOutcome.UNANSWERED, 0)
+        self.instance.publish(BatchUpdate(message.scheduler, completion))
 
-    def _take_responses(self) -> list[tuple[str, bytes]]:
-        by_gateway, self._rows = self._rows, {}
-        version = self.instance.model.version
-        return [(gateway, pack_rows(version, rows)) for gateway, rows in by_gateway.items()]
+    def take_update(self, rows: dict[str, list[tuple[Any, ...]]]) -> BatchUpdate | None:
+        """Adds the responses so far to `rows`, by gateway, and returns the rest of the update; None if it has ended."""
+        if self._is_closed:
+            return None
+        message = self.running.message
+        for gateway, of_gateway in self._rows.items():
+            rows.setdefault(gateway, []).extend(of_gateway)
+        self._rows.clear()
+        if not self._requests:
+            self._close()
+            return BatchUpdate(
+                message.scheduler, BatchCompletion(message.batch_id, BatchOutcome.ANSWERED, 0), acks=message.acks
+            )
+        if not self._is_release_due:
+            return BatchUpdate(message.scheduler, None)
+        self._is_release_due = False
+        busy_us = (time.monotonic_ns() - self.running.received_ns) // 1000
+        return BatchUpdate(message.scheduler, BatchCompletion(message.batch_id, BatchOutcome.RELEASED, busy_us))
 
     def _cancel(self) -> None:
         for position in self.running.cancelled:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
 from bus.naming.identity import lies_elsewhere
 from bus.payloads.arena import PayloadReader, StalePayload
+from client.catalog import ServedModel
 from client.in_flight import PendingRequest
-from runtime.containment import report
+from runtime.containment import contained
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
 from schemas.core.request_limits import is_cancelled_error
@@ -30,6 +30,7 @@ from schemas.core.tensors import PayloadRef, Tensor
 from schemas.wire.messages import Timestamps
 from worker.backend_api.inference_client import InferenceClient
 from worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
+from worker.ensembles.step_templates import StepTemplates, signature_of
 
 logger = logging.getLogger("weir.worker")
 
@@ -75,6 +76,7 @@ class EnsembleContext:
     limiter: StepLimiter
     client: InferenceClient
     reader: PayloadReader
+    templates: StepTemplates = field(default_factory=StepTemplates)
 
 
 class EnsembleRequest:
@@ -87,6 +89,7 @@ class EnsembleRequest:
         self._limiter = ensemble.limiter
         self._client = ensemble.client
         self._reader = ensemble.reader
+        self._templates = ensemble.templates if _may_use_templates(request) else None
         self._request = request
         self._caller = caller
         self._own = SequenceIdentity(request.correlation_id, request.sequence_flags)
@@ -100,12 +103,12 @@ class EnsembleRequest:
         self.phases_ns = [0, 0, 0]
         """The sums of the durations (compute input, infer, output) of its steps so far."""
 
+    @contained(on_error="_failed_unexpectedly")
     def begin(self) -> None:
         """Starts the steps that need only tensors of the request."""
         self._runs += 1
         given = {tensor.name: TensorValue(tensor) for tensor in self._request.inputs}
-        with self._guarded():
-            self._do(self._run.begin(given, self._plan.inputs - given.keys()))
+        self._do(self._run.begin(given, self._plan.inputs - given.keys()))
 
     def cancel(self) -> None:
         """Cancels all steps; the caller is not called any more."""
@@ -123,7 +126,10 @@ class EnsembleRequest:
         for call in actions.start:
             if run is not self._run or run.has_ended:
                 return  # a step could not be started, and the request has ended
-            self._limiter.enter(call.step.number, call, partial(self._start, call))
+            if self._limiter.is_unlimited:
+                self._submit(call)
+            else:
+                self._limiter.enter(call.step.number, call, partial(self._start, call))
         if actions.ended:
             self._end(actions.is_deadlock)
 
@@ -146,24 +152,43 @@ class EnsembleRequest:
 
     # Steps
 
+    @contained(on_error="_failed_unexpectedly")
     def _start(self, call: StepCall[TensorValue]) -> None:
         # Another request that leaves the limiter may call this: it must not get the exceptions of this one.
-        with self._guarded():
-            self._submit(call)
+        self._submit(call)
 
     def _submit(self, call: StepCall[TensorValue]) -> None:
         if self._run.has_ended:
             return
         try:
-            pending = call.handle = self._client.submit(self._request_of(call), partial(self._on_response, call))
+            pending = call.handle = self._send(call)
             # Outputs for memory that the client shares are written there by this worker.
             pending.reads_content = self._writes_to_clients
         except WeirError as error:
             self._fail(call, error)
 
-    def _request_of(self, call: StepCall[TensorValue]) -> InferRequest:
-        step, own = call.step, self._request
+    def _send(self, call: StepCall[TensorValue]) -> PendingRequest:
+        """Sends the request of a step, by a template if one fits. Raises WeirError."""
+        step, on_response = call.step, partial(self._on_response, call)
         model = self._client.catalog.resolve(step.model, step.version)
+        templates = self._templates
+        if templates is None or self._client.caches(model):
+            return self._client.submit(self._request_of(call, model), on_response)
+        values = [call.inputs.get(tensor) for _, tensor in step.inputs]
+        signature = signature_of(step.number, [None if value is None else value.tensor for value in values])
+        if signature is None or any(value is not None and value.sequence not in (None, self._own) for value in values):
+            return self._client.submit(self._request_of(call, model), on_response)
+        template = templates.find(model, signature)
+        if template is None:
+            request = self._request_of(call, model)
+            model.normalizer.normalize(request)
+            template = templates.add(model, signature, request)
+        contents = [cast(bytes, value.tensor.data) for value in values if value is not None]
+        body = template.pack(contents[0] if len(contents) == 1 else b"".join(contents))
+        return self._client.submit_template(model, template, body, on_response, self._request.deadline_ms)
+
+    def _request_of(self, call: StepCall[TensorValue], model: ServedModel) -> InferRequest:
+        step, own = call.step, self._request
         request = InferRequest(step.model, step.version, own.id, parameters=own.parameters)
         sequence = self._own
         for name, tensor in step.inputs:
@@ -180,13 +205,8 @@ class EnsembleRequest:
         request.wants_timestamps = True
         return request
 
+    @contained(on_error="_failed_unexpectedly")
     def _on_response(
-        self, call: StepCall[TensorValue], outcome: InferResponse | WeirError | None, is_final: bool
-    ) -> None:
-        with self._guarded():
-            self._handle_response(call, outcome, is_final)
-
-    def _handle_response(
         self, call: StepCall[TensorValue], outcome: InferResponse | WeirError | None, is_final: bool
     ) -> None:
         if is_final:
@@ -260,15 +280,10 @@ class EnsembleRequest:
 
     # Responses
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Ends the request with an error if Weir's own code raises: it would never get a response otherwise."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - reported
-            report("worker.ensembles.request: running a request", error)
-            self.cancel()
-            self._ended(self._named(internal("internal server error")))
+    def _failed_unexpectedly(self, _error: Exception, *_: object) -> None:
+        """Ends the request with an error, because Weir's own code has raised: it would never get a response otherwise."""
+        self.cancel()
+        self._ended(self._named(internal("internal server error")))
 
     def _ended(self, error: WeirError | None) -> None:
         if not self._is_over:
@@ -322,6 +337,19 @@ class EnsembleRequest:
     def _named(self, error: WeirError) -> WeirError:
         message = f"in ensemble '{self._config.name}', {error.message}"
         return WeirError(error.code, message, error.retry_after_s, reason=error.reason)
+
+
+def _may_use_templates(request: InferRequest) -> bool:
+    """Whether the requests of its steps have nothing of their own but the content of their tensors."""
+    return not (
+        request.id
+        or request.parameters
+        or request.priority
+        or request.timeout_us
+        or request.correlation_id
+        or request.sequence_flags
+        or request.lane
+    )
 
 
 def _fit_shape(shape: list[int], name: str, config: ModelConfig) -> list[int]:
@@ -387,6 +415,7 @@ class StepLimiter:
 
     def __init__(self, steps: int, limit: int, timeout_s: float = STEP_TIMEOUT_S) -> None:
         self._limit = limit
+        self.is_unlimited = not limit
         self._timeout_s = timeout_s
         self._running: list[set[Hashable]] = [set() for _ in range(steps)]
         self._waiting: list[deque[_Waiting]] = [deque() for _ in range(steps)]

@@ -91,6 +91,7 @@ async def test_an_output_in_client_memory_is_rejected_if_that_is_not_allowed(coo
 async def test_a_batch_without_a_response_is_requeued(coordinator: Coordinator) -> None:
     coordinator.submit(1)
     coordinator.submit(2)
+    await asyncio.sleep(0)  # updates are published at the end of the turn of the event loop
     assert coordinator.outcomes == [BatchOutcome.RELEASED]
     coordinator.calls.answer(b"1234")
     coordinator.instance.requeue()
