@@ -117,6 +117,8 @@ scheduler.placement.desired_workers:MAX_DESIRED | workers a queue asks for | no 
 scheduler.batching.dynamic_batcher:MAX_BATCH_BYTES | bodies of one batch | the next batch takes the rest
 scheduler.batching.microbatcher:MAX_MICROBATCH_REQUESTS | requests of a microbatch | the next batch takes the rest
 scheduler.batching.microbatcher:MAX_MICROBATCH_US | expected microseconds of all executions of a microbatch | the next batch takes the rest
+scheduler.batching.version_scheduler:MAX_DIRECT_US | expected microseconds of a batch of a model whose requests a worker may start itself | it may not
+scheduler.service.messages:GRANT_MS | milliseconds for which it may | a request goes to the scheduler
 scheduler.batching.request_queue:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
 scheduler.sequences.scheduler:MAX_WAITING | waiting requests of sequences, of one lane of a version | 503
 worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that a worker reports to the next owner of its queue | rejected as not started when their scheduler is lost
@@ -132,6 +134,8 @@ scheduler.service.owned_queue:DRAIN_BATCHES_S | wait of a handover for running b
 # Worker
 worker.ensembles.request:MAX_RUNS | runs of a request to an ensemble whose tensors are lost | 503
 worker.ensembles.request:STEP_TIMEOUT_S | wait for a step with `max_inflight_requests` | it exceeds the limit
+worker.direct_dispatch:MAX_AHEAD_US | expected microseconds of requests started without the scheduler, by instance | the next ones go to the scheduler
+worker.ensembles.step_templates:MAX_TEMPLATES | templates of an ensemble's steps | all are made again
 worker.execution.batch_execution:MAX_HELD_S | wait of responses for those behind them in a microbatch | they are sent
 worker.execution.batch_execution:MAX_STUCK_S | wait of a microbatch behind a request that does not end | back to the queue
 worker.execution.batch_execution:MAX_RESCHEDULED | rescheduled requests of an instance whose responses are numbered on | the stream of the oldest ends with an error

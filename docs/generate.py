@@ -19,7 +19,14 @@ from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import status_example, status_fields
-from schemas.wire.messages import BatchCompletion, BatchEntry, BatchMessage, CancelledRequests, RequestEnvelope
+from schemas.wire.messages import (
+    BatchCompletion,
+    BatchEntry,
+    BatchMessage,
+    CancelledRequests,
+    DirectRuns,
+    RequestEnvelope,
+)
 from weir.options import SERVE, Option, options_of
 
 DOCS = Path(__file__).parent
@@ -69,7 +76,7 @@ def _default(option: Option) -> str:
 
 def message_fields() -> str:
     """The messages between roles, with their fields."""
-    envelope, entry, batch, completion, cancelled = (
+    envelope, entry, batch, completion, cancelled, runs = (
         ", ".join(fields)
         for fields in (
             RequestEnvelope._fields,
@@ -77,6 +84,7 @@ def message_fields() -> str:
             BatchMessage.__struct_fields__,
             BatchCompletion._fields,
             CancelledRequests._fields,
+            DirectRuns._fields,
         )
     )
     rows = [
@@ -88,7 +96,12 @@ def message_fields() -> str:
             "version, [response …] with response = (key, outputs, parameters) or (key, code, text), followed by is_final, "
             "timestamps, run and number if there are several responses or a trace",
         ),
-        ("completions", "worker → scheduler", f"worker, [completion …] with completion = ({completion})"),
+        (
+            "completions",
+            "worker → scheduler",
+            f"worker, [completion …], [direct runs …] with completion = ({completion}) and direct runs = ({runs}), which "
+            "few messages have",
+        ),
         ("cancel", "gateway → scheduler", "gateway, keys"),
         ("cancelled requests", "scheduler → worker", f"scheduler, [({cancelled}) …]"),
         ("lost attempts", "scheduler → gateway", "keys of durable requests that run again, reason"),
