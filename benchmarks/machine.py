@@ -1,9 +1,9 @@
 """The whole machine: `python -m benchmarks.machine` prints requests/s, CPU and latency by the number of processes.
 
-Each shape is one `weir serve`, with so many gateways, schedulers and workers (`2x1x2`), all with the model `identity_fp32`
-(64 bytes in and out), which has as many partitions as there are schedulers. All are up at once, and take turns under the
-same load; a ratio is taken within a round, to the first shape. The check of the responses, the load generators and the
-accounting of CPU are those of `benchmarks.compare`.
+Each shape is one `weir serve`, with so many gateways, schedulers and workers (`2x1x2`), and processors for workers alone if it
+names them (`2x1x2/4`). All have the model `identity_fp32` (64 bytes in and out), with as many partitions as schedulers. All
+are up at once, and take turns under the same load; a ratio is taken within a round, to the first shape. The check of the
+responses, the load generators and the accounting of CPU are those of `benchmarks.compare`.
 
 The target is 100 000 requests/s where 16 processors are at hand, four of them for the clients.
 """
@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.cluster.clients import table
 from benchmarks.compare.measurement import Measurement, check_answers, measure
@@ -32,18 +33,33 @@ NETWORK = NETWORKS["identity_fp32"]
 ROLES = ("gateway", "scheduler", "worker", "nats-server")
 
 
-def options_of(shape: str) -> list[str]:
-    """The options of `weir serve` for a shape: `2x1x2`, or `auto`. Raises ValueError for another text."""
-    counts = ["auto"] * 3 if shape == "auto" else shape.split("x")
-    if len(counts) != 3 or not all(count == "auto" or count.isdecimal() for count in counts):
-        raise ValueError(f"{shape!r} is no shape: it is auto, or gateways x schedulers x workers as in 2x1x2")
-    names = ("--gateways", "--schedulers", "--workers")
-    return [f"{name}={count}" for name, count in zip(names, counts, strict=True)]
+class Shape(NamedTuple):
+    """So many processes of each role, numbers or "auto", and so many processors for workers alone, as options say them."""
 
+    gateways: str
+    schedulers: str
+    workers: str
+    reserved: str = "0"
 
-def partitions_of(shape: str) -> int:
-    """The partitions of the model: one for each scheduler of the shape, as far as it says how many."""
-    return 1 if shape == "auto" else int(shape.split("x")[1])
+    @classmethod
+    def of(cls, text: str) -> Shape:
+        """`auto`, or `2x1x2`, or with reserved processors `2x1x2/4`. Raises ValueError for another text."""
+        counts, slash, reserved = text.partition("/")
+        found = cls(*(["auto"] * 3 if counts == "auto" else counts.split("x", 2)), *([reserved] if slash else []))
+        if len(found) < len(cls._fields) or not all(word == "auto" or word.isdecimal() for word in found):
+            raise ValueError(text)
+        return found
+
+    @property
+    def options(self) -> list[str]:
+        """The options of `weir serve`."""
+        names = ("--gateways", "--schedulers", "--workers", "--worker-processors")
+        return [f"{name}={value}" for name, value in zip(names, self, strict=True)]
+
+    @property
+    def partitions(self) -> int:
+        """Those of the model: one for each scheduler, as far as the shape says how many."""
+        return int(self.schedulers) if self.schedulers.isdecimal() else 1
 
 
 @contextlib.contextmanager
@@ -51,11 +67,16 @@ def served(shape: str, folder: Path, further: Sequence[str]) -> Iterator[Server]
     """A server of this shape, from when it is ready until it is stopped."""
     repository = folder / "repository"
     config = NETWORK.write(repository, "onnxruntime").parent / "config.pbtxt"
-    partitions = f'parameters {{ key: "weir_partitions" value {{ string_value: "{partitions_of(shape)}" }} }}\n'
+    partitions = f'parameters {{ key: "weir_partitions" value {{ string_value: "{Shape.of(shape).partitions}" }} }}\n'
     config.write_text(config.read_text() + partitions)
     ports = free_ports()
     command = [sys.executable, "-P", "-m", "weir", "serve", f"--model-repository={repository}"]
-    command += [f"--data-dir={folder / 'data'}", "--exit-timeout-secs=5", *port_options(ports), *options_of(shape)]
+    command += [
+        f"--data-dir={folder / 'data'}",
+        "--exit-timeout-secs=5",
+        *port_options(ports),
+        *Shape.of(shape).options,
+    ]
     with running(shape, [*command, *further], folder, ports, None) as server:
         yield server
 
@@ -93,7 +114,7 @@ def main() -> None:
     """Measure and print the tables."""
     processors = processor_count()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="1x1x1,2x1x2" if processors < 8 else "1x1x1,2x1x2,4x1x4,4x2x4,auto")
+    parser.add_argument("--shapes", default="1x1x1,2x1x2" if processors < 8 else "1x1x1,2x1x2,4x1x4,4x2x4,4x2x4/auto")
     parser.add_argument("--in-flight", default="8,64,256", help="how many requests, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=2, help="of a turn")
@@ -109,8 +130,9 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="machine-")))
         servers = []
         for shape in shapes:
-            (folder / shape).mkdir()
-            servers.append(stack.enter_context(served(shape, folder / shape, options.further)))
+            own = folder / shape.replace("/", "-")
+            own.mkdir()
+            servers.append(stack.enter_context(served(shape, own, options.further)))
         workloads = [
             Workload(NETWORK.name, int(text), Protocol(options.protocol)) for text in options.in_flight.split(",")
         ]
