@@ -1,9 +1,9 @@
 """The whole machine: `python -m benchmarks.machine` prints requests/s, CPU and latency by the number of processes.
 
-Each shape is one `weir serve`, with so many gateways, schedulers and workers (`2x1x2`), and processors for workers alone if it
-names them (`2x1x2/4`). All have the model `identity_fp32` (64 bytes in and out), with as many partitions as schedulers. All
-are up at once, and take turns under the same load; a ratio is taken within a round, to the first shape. The check of the
-responses, the load generators and the accounting of CPU are those of `benchmarks.compare`.
+Each shape is one `weir serve`, with so many gateways, schedulers and workers (`2x1x2`), and processors for workers alone
+if it names them (`2x1x2/4`). All have the model `identity_fp32` (64 bytes in and out), with as many partitions as there
+are schedulers. All are up at once, and take turns under the same load; a ratio is taken within a round, to the first
+shape. The check of the responses, the load generators and the accounting of CPU are those of `benchmarks.compare`.
 
 The target is 100 000 requests/s where 16 processors are at hand, four of them for the clients.
 """

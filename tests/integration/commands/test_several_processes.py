@@ -6,15 +6,16 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
 from tests.support.clients.stock import Answer, RawConnection, grpc_inputs, infer_body, post
-from tests.support.models.zoo import write_small_zoo
+from tests.support.models.zoo import write_identity, write_small_zoo
 from tests.support.servers.several_gateways import connect, gateway_of, listeners, processes_of
-from tests.support.servers.weir_server import Server
+from tests.support.servers.weir_server import Serve, Server
 from tests.support.waiting import wait_until
 
 GATEWAYS = WORKERS = SCHEDULERS = 2
@@ -195,3 +196,22 @@ def test_connections_are_spread(several: Server) -> None:
     finally:
         for connection in connections:
             connection.close()
+
+
+PROCESSORS = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(PROCESSORS < 2, reason="one processor can't be divided")
+def test_workers_have_processors_that_others_do_not_use(serve: Serve, tmp_path: Path) -> None:
+    write_identity(tmp_path / "models", "identity", "FP32")
+    everywhere = os.sched_getaffinity(0)
+    server = serve(tmp_path / "models", f"--worker-processors={PROCESSORS // 2}")
+    pids = server.pids()
+    of_worker = os.sched_getaffinity(pids.pop("worker"))
+    assert len(of_worker) == PROCESSORS // 2
+    for role, pid in pids.items():
+        assert os.sched_getaffinity(pid) == everywhere - of_worker, role
+    killed = server.kill("worker")
+    (restarted_pid,) = wait_until(lambda: [pid for pid in processes_of(server, "worker") if pid != killed])
+    wait_until(lambda: os.sched_getaffinity(restarted_pid) == of_worker)
+    server.wait_ready("identity")
