@@ -87,8 +87,12 @@ class Statistics:
         registry.on_worker_lost(self._on_worker_lost)
 
     async def start(self) -> None:
-        """Subscribes to counters, and queries once to discover the schedulers."""
-        await self._bus.subscribe(f"{self._subject}.*", self._on_counters)
+        """Subscribes to counters, and queries once to discover the schedulers.
+
+        Replies to other gateways are taken too. So all gateways know the same of a process that dies, and a client gets the
+        same statistics from each.
+        """
+        await self._bus.subscribe(f"{subjects.counters('*')}.*", self._on_counters)
         await self._bus.subscribe(subjects.LAST_COUNTERS, self._on_counters)
         self._bus.publish(subjects.STATISTICS_QUERY, b"", f"{self._subject}.0")
 

@@ -101,9 +101,7 @@ def test_each_gateway_reports_the_statistics_of_all(several: Server) -> None:
     for pid in processes_of(several, "gateway"):
         with connect(several, pid) as connection:
             assert infer(connection).status == 200
-            answer = connection.ask(b"GET /v2/models/identity_FP32/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert answer is not None
-            counts.append(answer.document["model_stats"][0]["inference_count"])
+            counts.append(count_at(connection))
     assert counts == [counts[0], counts[0] + 1]
 
 
@@ -162,6 +160,28 @@ def test_a_killed_process_leaves_the_work_to_the_others(several: Server, role: s
             assert infer(connection).status == 200
     restarted(several, role, killed, 2)
     several.wait_ready()
+
+
+def count_at(connection: RawConnection) -> int:
+    """The inferences of the model by the statistics of the connection's gateway."""
+    answer = connection.ask(b"GET /v2/models/identity_FP32/stats HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer is not None
+    return int(answer.document["model_stats"][0]["inference_count"])
+
+
+def test_each_gateway_knows_what_killed_workers_counted(several: Server) -> None:
+    first, second = processes_of(several, "gateway")
+    with connect(several, first) as asking, connect(several, second) as other:
+        for _ in range(5):
+            assert infer(asking).status == 200
+        count = count_at(asking)
+        workers = processes_of(several, "worker")
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: len(pids := processes_of(several, "worker")) == WORKERS and not set(pids) & set(workers))
+        several.wait_ready()
+        wait_until(lambda: count_at(asking) == count)
+        assert count_at(other) == count
 
 
 def test_each_gateway_writes_its_own_trace_file(several: Server) -> None:

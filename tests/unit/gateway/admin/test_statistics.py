@@ -55,7 +55,7 @@ class Cluster:
                 asyncio.get_running_loop().call_soon(self.deliver, reply, pack_counters(counters))
 
     def deliver(self, subject: str, data: bytes) -> None:
-        pattern = "statistics.answer.gateway.*" if subject.startswith("statistics.answer") else subject
+        pattern = "statistics.answer.*.*" if subject.startswith("statistics.answer") else subject
         self._callbacks[pattern](Message(subject, "", data, ""))
 
     def register(self, worker: str, **states: ModelState) -> None:
@@ -170,6 +170,15 @@ async def test_what_a_worker_counted_stays_when_it_dies(cluster: Cluster) -> Non
     cluster.register("b", v1=ModelState.READY)
     cluster.workers["b"] = counters("b", 10, born_ns=2)
     assert await cluster.successes() == 16
+
+
+async def test_what_another_gateway_was_told_stays_when_a_worker_dies(cluster: Cluster) -> None:
+    cluster.register("a", v1=ModelState.READY)
+    cluster.register("b", v1=ModelState.READY)
+    cluster.workers = {"b": counters("b", 1)}
+    cluster.deliver("statistics.answer.another.7", pack_counters(counters("a", 5)))
+    cluster.registry.drop("a")
+    assert await cluster.successes() == 6
 
 
 async def test_the_final_counters_of_a_worker_count(cluster: Cluster) -> None:
