@@ -42,7 +42,7 @@ from weir import Server
 
 WARM_UP = 2000
 ATOMIC = 100
-ROLES = ("producers", "gateway", "scheduler", "worker", "owner", "nats-server")
+ROLES = ("producers", "gateway", "durable", "scheduler", "worker", "owner", "nats-server")
 _POLL_S = 0.05
 _PATIENCE_S = 300.0
 _CEILING, _CEILING_RESULT = "CEILING", "CEILING_RESULT"

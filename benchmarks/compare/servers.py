@@ -172,6 +172,7 @@ def port_options(ports: tuple[int, int, int]) -> list[str]:
 _ROLES = {
     "serve": "supervisor",
     "gateway": "gateway",
+    "durable": "durable",
     "scheduler": "scheduler",
     "worker": "worker",
     "nats-server": "nats-server",
