@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
+import msgspec
 import orjson
 from nats.aio.client import ServerVersion
 from nats.errors import NoRespondersError
@@ -86,7 +87,7 @@ class StreamState(NamedTuple):
     last_sequence: int
 
 
-class DeliveryInfo(NamedTuple):
+class DeliveryInfo(msgspec.Struct, frozen=True, gc=False):
     """How often a message was delivered, its sequence, when it was stored, and how many messages are still to come.
 
     `number` counts the deliveries of the consumer, from 1 on: a gap in it is a delivery that was lost.

@@ -15,7 +15,9 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from bus.nats.access import BrokerRefused, is_refusal
 from runtime.containment import report
@@ -36,7 +38,7 @@ class _FramingLost(Exception):
     """It can't be determined where in the received bytes the next message begins."""
 
 
-class Message(NamedTuple):
+class Message(msgspec.Struct, frozen=True, gc=False):
     """A received message. `status` is set in a response of nats-server itself ("503": no subscriber).
 
     `header_block` holds the encoded headers, b"" without any; `bus.nats.headers` decodes them. Bytes of `subject` and

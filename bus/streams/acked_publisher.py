@@ -13,8 +13,8 @@ import re
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import NamedTuple
 
+import msgspec
 import orjson
 
 from bus.naming import durable_subjects as subjects
@@ -33,7 +33,7 @@ _ACK_TIMEOUT_S = 5.0
 _CLUSTER_ACK_TIMEOUT_S = 2.0  # the server that stored it may be lost with the acknowledgement
 
 
-class StoreAck(NamedTuple):
+class StoreAck(msgspec.Struct, frozen=True, gc=False):
     """The result of a publish: the message's `sequence` in the stream, or an error (`error_code` is not 0)."""
 
     sequence: int = 0
@@ -65,15 +65,12 @@ class StoreAck(NamedTuple):
 OnStored = Callable[[StoreAck], None]
 
 
-class _Unacked:
-    __slots__ = ("data", "header_block", "on_stored", "sent_s", "subject")
-
-    def __init__(self, subject: str, data: bytes, header_block: bytes, on_stored: OnStored) -> None:
-        self.subject = subject
-        self.data = data
-        self.header_block = header_block
-        self.on_stored = on_stored
-        self.sent_s = 0.0
+class _Unacked(msgspec.Struct, eq=False):
+    subject: str
+    data: bytes
+    header_block: bytes
+    on_stored: OnStored
+    sent_s: float = 0.0
 
 
 class AckedPublisher:

@@ -37,7 +37,7 @@ from durable.requests.request import DurableRequest, Stage
 from runtime.containment import contained
 from runtime.offload import OFF_LOOP_BYTES
 from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import queue_bounds
+from schemas.config.parameters import QueueBounds, queue_bounds
 from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, unavailable
 from schemas.core.requests import SEQUENCE_START, Lane
 from schemas.wire.terminal import Outcome
@@ -95,6 +95,10 @@ class LaneConsumer:
         self._deliveries = DeliveryOrder()
         self._losses = 0  # of the connection, when it was acquired
         self._wake_due = False
+        self._account_due = False
+        self._charged_bytes = 0
+        self._bounds: QueueBounds | None = None
+        self._bounds_of: ServedModel | None = None
         self._scanned_s = 0.0
         self.pending = 0
         """Messages that were not delivered yet, when the latest one was."""
@@ -155,7 +159,7 @@ class LaneConsumer:
         for request in self._held.values():
             if request.stage is not Stage.ENDING:
                 self.runner.discard(request)
-            self._release(request)
+            self.runner.release_object(request)
         self._held.clear()
         self._named.clear()
         self.acks.clear()
@@ -166,6 +170,7 @@ class LaneConsumer:
         self._admissions.clear()
         self._queue = FairQueue(self._context.weights)
         self.pull.clear()
+        self._settle_account()
 
     def receive(self, message: Message) -> None:
         """Handles a message of the inbox.
@@ -227,10 +232,9 @@ class LaneConsumer:
             return
         self.acks.opened(message.subject, delivery.sequence)
         version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
-        request = DurableRequest(message, delivery, self.lane, self.model, version, self._on_ended)
+        request = DurableRequest.of(message, delivery, self.lane, (self.model, version), self._on_ended)
         self._held[delivery.sequence] = request
-        # Without room it is held all the same, because the pull had requested it; the pull requests no more meanwhile.
-        request.is_charged = self._context.account.charge(KIND, request.size_bytes)
+        self._account()
         self._receive_new(request)
 
     @contained(on_error="_on_unexpected_error")
@@ -253,7 +257,7 @@ class LaneConsumer:
         elif len(self._admissions):
             self._admissions.add(request, needs_lookup=False)
         else:
-            self._admit(request)
+            self._admit_now(request)
 
     def _settle(self, request: DurableRequest) -> None:
         """Looks up the record of a request that an earlier owner may have started."""
@@ -320,8 +324,10 @@ class LaneConsumer:
     @contained(on_error="_on_unexpected_error")
     def _admit(self, request: DurableRequest) -> None:
         """Admits a request that has no record yet."""
-        if request.stage is not Stage.WAITING or request.delivery.sequence not in self._held:
-            return
+        if request.stage is Stage.WAITING and request.delivery.sequence in self._held:
+            self._admit_now(request)
+
+    def _admit_now(self, request: DurableRequest) -> None:
         if request.headers.id and not request.is_named:
             request.name("")
         if request.is_named and not self._register_id(request):
@@ -331,7 +337,7 @@ class LaneConsumer:
         if self._parked.has(request.version) or not self._is_owner:
             self._parked.add(request)
         else:
-            self._resolve_model(request)
+            self._resolve_now(request)
 
     def _note_deadline(self, request: DurableRequest) -> None:
         if len(self._deadlines) > 2 * len(self._held) + _SPARE_DEADLINES:
@@ -342,8 +348,10 @@ class LaneConsumer:
     @contained(on_error="_on_unexpected_error")
     def _resolve_model(self, request: DurableRequest) -> None:
         """Finds the request's model; parks the request while the model is unavailable."""
-        if request.stage is not Stage.WAITING:
-            return
+        if request.stage is Stage.WAITING:
+            self._resolve_now(request)
+
+    def _resolve_now(self, request: DurableRequest) -> None:
         try:
             served = self._context.catalog.resolve(self.model, request.version)
         except WeirError as error:
@@ -354,11 +362,14 @@ class LaneConsumer:
         if request.headers.object_name and not request.has_object:
             self._context.objects.fetch(request.headers.object_name, partial(self._on_object, request))
         elif self._may_run_now(request, served):
-            self._enqueue(request)
+            self._enqueue_now(request)
 
     def _count(self, request: DurableRequest, served: ServedModel) -> bool:
         """Whether the queue has room. Requests of an earlier owner, and those that a frontend has checked, always have."""
-        bounds = queue_bounds(served.config, self._context.bounds)
+        bounds = self._bounds
+        if bounds is None or served is not self._bounds_of:
+            bounds = self._bounds = queue_bounds(served.config, self._context.bounds)
+            self._bounds_of = served
         request.attempt_history.max_age_ms = bounds.max_age_ms
         headers = request.headers
         if not request.maybe_started:
@@ -401,6 +412,9 @@ class LaneConsumer:
 
     @contained(on_error="_on_unexpected_error")
     def _enqueue(self, request: DurableRequest) -> None:
+        self._enqueue_now(request)
+
+    def _enqueue_now(self, request: DurableRequest) -> None:
         self._queue.add(request.headers.tenant, request, 1 + len(request.body) // ROW_BYTES)
         self._wake()
 
@@ -421,12 +435,12 @@ class LaneConsumer:
         self._wake_due = False
         if not self._is_owner or self.runner.is_stopping:
             return
+        now_ms = time.time_ns() // 1_000_000
         while self.runner.has_room and (request := self._queue.pop()) is not None:
-            self._begin(request)
+            self._begin(request, now_ms)
 
     @contained(on_error="_on_unexpected_error")
-    def _begin(self, request: DurableRequest) -> None:
-        now_ms = time.time_ns() // 1_000_000
+    def _begin(self, request: DurableRequest, now_ms: int) -> None:
         if request.attempt_history.is_expired(now_ms):
             self._expire(request, now_ms)
             return
@@ -445,7 +459,7 @@ class LaneConsumer:
                     request, Outcome.FAILED, unavailable(SEQUENCE_LOST.format(request.sequence), Reason.SEQUENCE_LOST)
                 )
                 return
-        self.runner.begin(request, served)
+        self.runner.begin(request, served, now_ms)
 
     def _on_unresolved(self, request: DurableRequest, error: WeirError) -> None:
         """Handles a request whose model or version no worker serves."""
@@ -523,17 +537,27 @@ class LaneConsumer:
         if self._held.get(sequence) is not request:
             return False
         del self._held[sequence]
-        self._release(request)
+        self.runner.release_object(request)
         self.acks.ended(request.message.subject, sequence, request.ack_subject)
         self.pull.done(request.size_bytes)
+        self._account()
         return True
 
-    def _release(self, request: DurableRequest) -> None:
-        """Releases the memory of a request."""
-        if request.is_charged:
-            request.is_charged = False
-            self._context.account.release(KIND, request.size_bytes)
-        self.runner.release_object(request)
+    def _account(self) -> None:
+        """Has the memory ledger follow the held messages at the end of this turn of the event loop."""
+        if not self._account_due:
+            self._account_due = True
+            self._context.bus.defer(self._settle_account)
+
+    def _settle_account(self) -> None:
+        # Without room messages are held all the same, because the pull had requested them; it requests no more meanwhile.
+        self._account_due = False
+        more_bytes = self.pull.held_bytes - self._charged_bytes
+        if more_bytes > 0 and self._context.account.charge(KIND, more_bytes):
+            self._charged_bytes += more_bytes
+        elif more_bytes < 0:
+            self._context.account.release(KIND, -more_bytes)
+            self._charged_bytes += more_bytes
 
 
 def _size_bytes(message: Message) -> int:

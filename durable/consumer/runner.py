@@ -18,7 +18,6 @@ from functools import partial
 
 from client.catalog import ServedModel
 from client.message_bodies import (
-    HEADER_LENGTH,
     BodyFormat,
     encode_response,
     format_of,
@@ -26,7 +25,8 @@ from client.message_bodies import (
     parse_body,
     parse_offloaded_body,
 )
-from client.request_templates import RequestTemplate, RequestTemplates
+from client.request_templates import MAX_HEADERS, RequestTemplate, RequestTemplates
+from client.responses.templates import ResponseTemplates
 from durable.consumer.context import ConsumerContext
 from durable.requests.headers import check_id
 from durable.requests.request import DurableRequest, Stage
@@ -68,6 +68,7 @@ class RequestRunner:
         self._window = ConcurrencyLimiter()
         self._served: ServedModel | None = None
         self._templates = RequestTemplates()
+        self._response_templates: dict[RequestTemplate, ResponseTemplates] = {}
         self.is_stopping = False
 
     def __len__(self) -> int:
@@ -130,16 +131,16 @@ class RequestRunner:
         self._context.counters.malformed += 1
         self._context.recorder.dead_letter(request, error)
 
-    def begin(self, request: DurableRequest, served: ServedModel) -> None:
+    def begin(self, request: DurableRequest, served: ServedModel, now_ms: int) -> None:
         """Submits a request whose turn has come."""
         request.served = served
         try:
             template = self._find_template(request, served)
             if template is not None:
                 if request.is_named or self._name(request, ""):
-                    self._submit_template(request, served, template)
+                    self._submit_template(request, served, template, now_ms)
             elif self.read(request, served):
-                self._submit(request, served)
+                self._submit(request, served, now_ms)
         except WeirError as error:
             self.failed(request, error)
             return
@@ -147,13 +148,13 @@ class RequestRunner:
             request.stage = Stage.RUNNING
             self._running[request.pending.key] = request
 
-    def _submit(self, request: DurableRequest, served: ServedModel) -> None:
+    def _submit(self, request: DurableRequest, served: ServedModel, now_ms: int) -> None:
         asked = request.request
         assert asked is not None  # noqa: S101 - it was read
         inference = self._context.inference
-        asked.deadline_ms = self._deadline_ms(request)
+        asked.deadline_ms = _deadline_ms(request, now_ms)
         request.pending = inference.submit(asked, partial(self._on_response, request))
-        length = self._template_header_length(request)
+        length = request.headers.template_length
         if length and not inference.caches(served):
             self._templates.keep(asked, request.body, length)
 
@@ -161,42 +162,36 @@ class RequestRunner:
         """The template of an earlier request with the same JSON header, if there was one."""
         if served is not self._served:
             self._served, self._templates = served, RequestTemplates()
-        length = self._template_header_length(request)
+            self._response_templates.clear()
+        length = request.headers.template_length
         if not length or request.request is not None or self._context.inference.tracing.is_on:
             return None
         return self._templates.find(request.version, request.body, length)
 
-    def _submit_template(self, request: DurableRequest, served: ServedModel, template: RequestTemplate) -> None:
+    def _submit_template(
+        self, request: DurableRequest, served: ServedModel, template: RequestTemplate, now_ms: int
+    ) -> None:
         asked = template.request
         request.format = BodyFormat.BINARY
         request.request = asked
+        request.response_templates = self._response_templates_of(template)
         request.attempt_history.has_timeout = asked.timeout_us > 0
         body = template.pack(request.body)
         request.pending = self._context.inference.submit_template(
-            served, template, body, partial(self._on_response, request), self._deadline_ms(request)
+            served, template, body, partial(self._on_response, request), _deadline_ms(request, now_ms)
         )
 
-    def _deadline_ms(self, request: DurableRequest) -> int:
-        """The deadline for the scheduler: the request's own one, or the end of its age where that is near."""
-        ends_ms = request.attempt_history.expires_ms
-        is_near = ends_ms < time.time_ns() // 1_000_000 + _NEAR_MS
-        return ends_ms if is_near else request.attempt_history.deadline_ms
+    def _response_templates_of(self, template: RequestTemplate) -> ResponseTemplates:
+        found = self._response_templates.get(template)
+        if found is None:
+            if len(self._response_templates) >= MAX_HEADERS:
+                self._response_templates.clear()  # some of them belong to templates that were replaced
+            found = self._response_templates[template] = ResponseTemplates(template.request)
+        return found
 
     def _name(self, request: DurableRequest, kserve_id: str) -> bool:
         request.name(kserve_id)
         return self._register_id(request)
-
-    def _template_header_length(self, request: DurableRequest) -> int:
-        headers = request.headers
-        text = headers.content_headers.get(HEADER_LENGTH, "")
-        said = headers.common
-        if not text.isdigit() or not text.isascii() or request.has_object or len(text) > 9:
-            return 0
-        if said.priority is not None or said.correlation_id is not None or said.traceparent:
-            return 0
-        if said.sequence_start is not None or said.sequence_end is not None:
-            return 0
-        return int(text)
 
     @contained(on_error="_fail_unexpected")
     def _on_response(self, request: DurableRequest, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
@@ -279,7 +274,10 @@ class RequestRunner:
         assert served is not None  # noqa: S101
         encoded = None
         if response is not None:
-            encoded = encode_response(asked, response, served, request.format, written)
+            if request.response_templates is not None:
+                encoded = request.response_templates.encode(response, served)
+            else:
+                encoded = encode_response(asked, response, served, request.format, written)
             request.response_version = response.model_version
             self._send_held(request)
         if not is_final:
@@ -309,7 +307,7 @@ class RequestRunner:
         if decision.outcome is None:
             request.stage = Stage.BACKING_OFF
             request.pending = None
-            request.request = None  # its tensors have been released
+            request.request = request.response_templates = None  # its tensors have been released
             self.release_object(request)  # it may wait for days; the next attempt fetches it again
             request.responses, request.held_response = 0, None
             self._context.counters.retry(request.model)
@@ -354,6 +352,12 @@ class RequestRunner:
             self._running.pop(request.pending.key, None)
             request.pending = None
             self._on_room()
+
+
+def _deadline_ms(request: DurableRequest, now_ms: int) -> int:
+    """The deadline for the scheduler: the request's own one, or the end of its age where that is near."""
+    ends_ms = request.attempt_history.expires_ms
+    return ends_ms if ends_ms < now_ms + _NEAR_MS else request.attempt_history.deadline_ms
 
 
 MAX_RUNNING_REQUESTS = 1024

@@ -25,7 +25,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from bus.naming.reserved_subjects import subject_problem
 from bus.nats.headers import parse_headers
@@ -49,9 +51,10 @@ MAX_OBJECT_NAME_LENGTH = 256
 
 MAX_RESULT_TTL_S = 10 * 365 * 86400
 
+_MAX_LENGTH_DIGITS = 9
 
-@dataclass(slots=True)
-class DurableHeaders:
+
+class DurableHeaders(msgspec.Struct, frozen=True):
     """The parsed headers. `common` are those of any NATS request; "" and 0 stand for missing headers."""
 
     id: str = ""
@@ -59,9 +62,11 @@ class DurableHeaders:
     reply_to: str = ""
     result_ttl_s: int = 0
     object_name: str = ""
-    common: RequestHeaders = field(default_factory=RequestHeaders)
-    content_headers: dict[str, str] = field(default_factory=dict)
+    common: RequestHeaders = msgspec.field(default_factory=RequestHeaders)
+    content_headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Headers that describe the format of the body, for `client.message_bodies.parse_body`."""
+    template_length: int = 0
+    """Bytes of the JSON header of a body that a request template may pack; 0 where none may."""
 
     @property
     def deadline_ms(self) -> int:
@@ -71,7 +76,14 @@ class DurableHeaders:
     def with_id(self, id: str) -> DurableHeaders:
         """The headers of another request that differs in the id alone."""
         return DurableHeaders(
-            id, self.tenant, self.reply_to, self.result_ttl_s, self.object_name, self.common, self.content_headers
+            id,
+            self.tenant,
+            self.reply_to,
+            self.result_ttl_s,
+            self.object_name,
+            self.common,
+            self.content_headers,
+            self.template_length,
         )
 
 
@@ -80,31 +92,43 @@ def read_durable_headers(headers: Mapping[str, str], limits: RequestLimits = DEF
 
     Raises WeirError (INVALID_ARG) for an invalid value; `read_valid_headers` returns the valid ones nevertheless.
     """
+    common, object_name = read_headers(headers, limits), _named_header(headers, OBJECT, MAX_OBJECT_NAME_LENGTH)
     return DurableHeaders(
         id=check_id(_id_in(headers)),
         tenant=_named_header(headers, TENANT, MAX_NAME_LENGTH),
         reply_to=_reply_to(headers),
         result_ttl_s=_result_ttl_s(headers),
-        object_name=_named_header(headers, OBJECT, MAX_OBJECT_NAME_LENGTH),
-        common=read_headers(headers, limits),
+        object_name=object_name,
+        common=common,
         content_headers=_content_headers(headers),
+        template_length=0 if object_name else _template_length(headers.get(HEADER_LENGTH, ""), common),
     )
+
+
+def _template_length(text: str, common: RequestHeaders) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > _MAX_LENGTH_DIGITS:
+        return 0
+    if common.priority is not None or common.correlation_id is not None or common.traceparent:
+        return 0
+    if common.sequence_start is not None or common.sequence_end is not None:
+        return 0
+    return int(text)
 
 
 def read_valid_headers(headers: Mapping[str, str]) -> DurableHeaders:
     """The valid ones of the headers that are needed to reply to a request with invalid headers. Never raises."""
-    terms = DurableHeaders(content_headers=_content_headers(headers))
+    terms: dict[str, Any] = {"content_headers": _content_headers(headers)}
     with suppress(WeirError):
-        terms.id = check_id(_id_in(headers))
+        terms["id"] = check_id(_id_in(headers))
     with suppress(WeirError):
-        terms.tenant = _named_header(headers, TENANT, MAX_NAME_LENGTH)
+        terms["tenant"] = _named_header(headers, TENANT, MAX_NAME_LENGTH)
     with suppress(WeirError):
-        terms.reply_to = _reply_to(headers)
+        terms["reply_to"] = _reply_to(headers)
     with suppress(WeirError):
-        terms.result_ttl_s = _result_ttl_s(headers)
+        terms["result_ttl_s"] = _result_ttl_s(headers)
     with suppress(WeirError):
-        terms.object_name = _named_header(headers, OBJECT, MAX_OBJECT_NAME_LENGTH)
-    return terms
+        terms["object_name"] = _named_header(headers, OBJECT, MAX_OBJECT_NAME_LENGTH)
+    return DurableHeaders(**terms)
 
 
 def _id_in(headers: Mapping[str, str]) -> str:
@@ -167,6 +191,7 @@ MAX_BLOCKS = 256
 
 MAX_BLOCK_BYTES = 1024
 
+_ID_LINE = b"\r\nNats-Msg-Id: "
 _without_broker_lines = re.compile(rb"\r\nNats-[A-Za-z-]+: ?[!-~]*(?=\r\n)").sub
 _find_ids = re.compile(rb"\r\nNats-Msg-Id: ?([!-~]*)(?=\r\n)").findall
 
@@ -180,6 +205,10 @@ class HeaderCache:
 
     def read(self, block: bytes) -> tuple[DurableHeaders, WeirError | None]:
         """The headers in a message's block; with an error (INVALID_ARG) the valid ones."""
+        id, rest = _split_id(block)
+        known = self._terms.get(rest) if id else None
+        if known is not None:
+            return known.with_id(id), None
         rest = _without_broker_lines(b"", block)
         known = self._terms.get(rest)
         headers: dict[str, str] = {}
@@ -204,3 +233,18 @@ class HeaderCache:
         if len(self._terms) >= MAX_BLOCKS:
             self._terms.clear()  # most blocks in it were seen once
         self._terms[rest] = terms
+
+
+def _split_id(block: bytes) -> tuple[str, bytes]:
+    """The id in a header block as most clients write it, and the other lines; "" for an id that needs a closer look.
+
+    The other lines are only ever found in the cache if they name no other id and none of JetStream's headers.
+    """
+    start = block.find(_ID_LINE)
+    end = block.find(b"\r\n", start + len(_ID_LINE))
+    if start < 0 or end < 0 or end - start > len(_ID_LINE) + MAX_NAME_LENGTH:
+        return "", b""
+    id = block[start + len(_ID_LINE) : end]
+    if not id.isascii() or b" " in id or not (text := id.decode()).isprintable():
+        return "", b""
+    return text, block[:start] + block[end:]

@@ -6,16 +6,22 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
+import msgspec
+
 from bus.nats.connection import Message
 from bus.nats.jetstream import DeliveryInfo
 from client.catalog import ServedModel
 from client.in_flight import PendingRequest
 from client.message_bodies import BodyFormat, OffloadedBody, digest_of
+from client.responses.templates import ResponseTemplates
 from durable.requests.headers import DurableHeaders
 from durable.requests.retry_policy import AttemptHistory
 from schemas.core.errors import WeirError
 from schemas.core.requests import InferRequest, InferResponse, Lane
 from schemas.wire.terminal import Outcome, TerminalRecord
+
+NO_HEADERS = DurableHeaders()
+"""Those of messages without headers."""
 
 
 class Stage(Enum):
@@ -32,96 +38,76 @@ class Stage(Enum):
     ENDED = "ended"
 
 
-class DurableRequest:
-    """One request. `id` is final once `is_named`: it may come from the body, if the message itself has none."""
+OnEnded = Callable[["DurableRequest"], None]
 
-    __slots__ = (
-        "ack_subject",
-        "attempt_history",
-        "body",
-        "delivery",
-        "digest",
-        "format",
-        "has_object",
-        "headers",
-        "held_response",
-        "id",
-        "is_charged",
-        "is_counted",
-        "is_named",
-        "lane",
-        "losses",
-        "maybe_started",
-        "message",
-        "model",
-        "on_ended",
-        "outline",
-        "pending",
-        "queued_responses",
-        "request",
-        "response_version",
-        "responses",
-        "sequence",
-        "served",
-        "stage",
-        "version",
-    )
 
-    def __init__(  # noqa: PLR0913 - fixed by its delivery
-        self,
-        message: Message,
-        delivery: DeliveryInfo,
-        lane: Lane,
-        model: str,
-        version: str,
-        on_ended: Callable[[DurableRequest], None],
-    ) -> None:
-        self.message = message
-        self.delivery = delivery
-        self.ack_subject = message.reply
-        self.lane = lane
-        self.model = model
-        self.version = version
-        self.on_ended = on_ended
-        """Called when the record is stored and the message is to be acknowledged."""
-        self.headers: DurableHeaders = DurableHeaders()
-        self.id = f"{delivery.stored_ns:x}-{delivery.sequence}"
-        self.is_named = False
-        self.attempt_history = AttemptHistory(self.id, delivery.stored_ns // 1_000_000)
-        self.body = message.data
-        """The body of the request: that of the message, or of the object that the message names."""
-        self.has_object = False
-        """Whether `body` came from object store `requests`."""
-        self.outline: OffloadedBody | None = None
-        """A long `body`, once a helper process has parsed it."""
-        self.queued_responses: deque[tuple[InferResponse | WeirError | None, bool]] | None = None
-        """Responses that arrived while a helper process encodes an earlier one; None while it encodes none."""
-        self.digest = ""
-        self.format = BodyFormat.JSON
-        self.request: InferRequest | None = None
-        self.served: ServedModel | None = None
-        self.sequence: int | str = 0
-        """The sequence in whose queue it is, 0 for none."""
-        self.maybe_started = False
-        """Whether an earlier owner may have started it."""
-        self.response_version = ""
-        """The version of the model that responded."""
-        self.pending: PendingRequest | None = None
-        self.stage = Stage.WAITING
-        self.is_charged = False
-        """Whether its message is charged to the memory ledger."""
-        self.is_counted = False
-        """Whether it counts among the waiting requests of its queue."""
-        self.losses = 0
-        self.responses = 0
-        """Responses before the last one that were published in the current attempt."""
-        self.held_response: tuple[list[tuple[str, str]], bytes] | None = None
-        """The latest response, encoded, while it is unknown whether it is the last one."""
+class DurableRequest(msgspec.Struct, eq=False):
+    """One request; `of` makes it. `id` is final once `is_named`: it may come from the body, if the message itself has
+    none.
+    """
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the message, as the pull counts them."""
-        return len(self.message.data) + len(self.message.header_block)
+    message: Message
+    delivery: DeliveryInfo
+    lane: Lane
+    model: str
+    version: str
+    on_ended: OnEnded
+    """Called when the record is stored and the message is to be acknowledged."""
+    ack_subject: str
+    id: str
+    attempt_history: AttemptHistory
+    body: bytes
+    """The body of the request: that of the message, or of the object that the message names."""
+    size_bytes: int
+    """Bytes of the message, as the pull counts them."""
+    headers: DurableHeaders = NO_HEADERS
+    is_named: bool = False
+    has_object: bool = False
+    """Whether `body` came from object store `requests`."""
+    outline: OffloadedBody | None = None
+    """A long `body`, once a helper process has parsed it."""
+    queued_responses: deque[tuple[InferResponse | WeirError | None, bool]] | None = None
+    """Responses that arrived while a helper process encodes an earlier one; None while it encodes none."""
+    digest: str = ""
+    format: BodyFormat = BodyFormat.JSON
+    request: InferRequest | None = None
+    response_templates: ResponseTemplates | None = None
+    """Those of the request template that `request` belongs to, if it belongs to one."""
+    served: ServedModel | None = None
+    sequence: int | str = 0
+    """The sequence in whose queue it is, 0 for none."""
+    maybe_started: bool = False
+    """Whether an earlier owner may have started it."""
+    response_version: str = ""
+    """The version of the model that responded."""
+    pending: PendingRequest | None = None
+    stage: Stage = Stage.WAITING
+    is_counted: bool = False
+    """Whether it counts among the waiting requests of its queue."""
+    losses: int = 0
+    responses: int = 0
+    """Responses before the last one that were published in the current attempt."""
+    held_response: tuple[list[tuple[str, str]], bytes] | None = None
+    """The latest response, encoded, while it is unknown whether it is the last one."""
+
+    @classmethod
+    def of(
+        cls, message: Message, delivery: DeliveryInfo, lane: Lane, queue: tuple[str, str], on_ended: OnEnded
+    ) -> DurableRequest:
+        """The request in a delivered message. `queue` is the model and the version that its subject names."""
+        id = f"{delivery.stored_ns:x}-{delivery.sequence}"
+        return cls(
+            message,
+            delivery,
+            lane,
+            *queue,
+            on_ended,
+            message.reply,
+            id,
+            AttemptHistory(id, delivery.stored_ns // 1_000_000),
+            message.data,
+            len(message.data) + len(message.header_block),
+        )
 
     @property
     def accepted_ms(self) -> int:

@@ -23,8 +23,9 @@ replayed.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from client.error_classes import ErrorClass, classify_error
 from schemas.core.errors import WeirError
@@ -45,8 +46,7 @@ _JITTER = 0.25  # of the delay, to either side
 _RETRIED = (ErrorClass.SERVER, ErrorClass.UNKNOWN_MODEL, ErrorClass.TRANSIENT)
 
 
-@dataclass(slots=True)
-class AttemptHistory:
+class AttemptHistory(msgspec.Struct):
     """The attempts at one durable request, and its limits. Times are unix milliseconds, 0 for none.
 
     `has_timeout`: the request has a timeout of its own (KServe's parameter). `attempts` counts the attempts that count,
@@ -61,7 +61,7 @@ class AttemptHistory:
     attempts: int = 0
     waits: int = 0
     unknown_since_ms: int = 0
-    history: list[Attempt] = field(default_factory=list)
+    history: list[Attempt] = msgspec.field(default_factory=list)
 
     @property
     def expires_ms(self) -> int:
@@ -88,6 +88,9 @@ class RetryDecision(NamedTuple):
     reason: str = ""
 
 
+_SUCCEEDED = RetryDecision(Outcome.SUCCEEDED)
+
+
 class DurableRetryPolicy:
     """Decides by the table of the module's description. The maximum age is part of a request's `AttemptHistory`."""
 
@@ -105,7 +108,7 @@ class DurableRetryPolicy:
         """What follows from an attempt that ended with `error` (None: with a response), which is added to `attempts`."""
         if error is None:
             attempts.attempts += 1
-            return RetryDecision(Outcome.SUCCEEDED)
+            return _SUCCEEDED
         kind = classify_attempt(now_ms, error, attempts)
         self._add(now_ms, error, kind, attempts)
         if kind is ErrorClass.LATE:

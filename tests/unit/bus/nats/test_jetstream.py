@@ -15,7 +15,7 @@ from nats.js.errors import BadRequestError, KeyWrongLastSequenceError, NoStreamR
 from bus.nats import jetstream
 from bus.nats.connection import Bus, Message
 from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.jetstream import JetStream, parse_ack_subject
+from bus.nats.jetstream import DeliveryInfo, JetStream, parse_ack_subject
 
 NO_LEADER = b'{"type":"x","error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
 NOT_FOUND = b'{"error":{"code":404,"err_code":10059,"description":"stream not found"}}'
@@ -143,7 +143,7 @@ def test_other_subjects_are_no_acknowledgement_s(subject: str) -> None:
 
 def test_both_forms_of_acknowledgement_subjects_are_read() -> None:
     for prefix in ("$JS.ACK", "$JS.ACK._.account"):
-        assert parse_ack_subject(f"{prefix}.S.c.2.7.5.99.1") == (2, 7, 99, 1, 5)
+        assert parse_ack_subject(f"{prefix}.S.c.2.7.5.99.1") == DeliveryInfo(2, 7, 99, 1, 5)
 
 
 # With nats-server

@@ -153,7 +153,7 @@ async def test_a_healthy_request_is_recorded_soon_whenever_the_connection_is_los
             async with asyncio.timeout(HEALTHY_S):
                 while unlucky not in to.answers:
                     await asyncio.sleep(0.01)
-        assert len(stages) > 8  # others are not on the way of a request that succeeds
+        assert len(stages) > 6  # others are not on the way of a request that succeeds
 
 
 async def test_an_object_is_read_on_after_the_connection_was_lost(

@@ -8,6 +8,7 @@ from bus.nats.connection import Message
 from bus.nats.headers import pack_headers, parse_headers
 from bus.nats.jetstream import DeliveryInfo
 from durable.records.recorder import MAX_KEPT, RecordHeaderCache
+from durable.requests.headers import DurableHeaders
 from durable.requests.request import DurableRequest
 from schemas.core.requests import Lane
 from schemas.wire.terminal import Outcome
@@ -17,11 +18,9 @@ ENDED_MS = 1_790_000_000_500
 
 def a_request(model: str, id: str, tenant: str = "") -> DurableRequest:
     message = Message(f"event.{model}", "", b"body", "")
-    request = DurableRequest(
-        message, DeliveryInfo(1, 7, 1_790_000_000_000_000_000, 0), Lane.EVENT, model, "", lambda _: None
-    )
-    request.headers.id = id
-    request.headers.tenant = tenant
+    delivery = DeliveryInfo(1, 7, 1_790_000_000_000_000_000, 0)
+    request = DurableRequest.of(message, delivery, Lane.EVENT, (model, ""), lambda _: None)
+    request.headers = DurableHeaders(id, tenant)
     request.name("")
     request.attempt_history.attempts = 1
     return request
