@@ -64,9 +64,9 @@ class DurableCounters:
         """By model and lane, of models this gateway owns: when the oldest of them was accepted, in unix milliseconds.
         """
 
-    def accept(self, model: str, lane: Lane) -> None:
-        """Counts a request that was delivered for the first time."""
-        self.accepted[self.name_of(model), lane_name(lane)] += 1
+    def accept(self, model: str, lane: Lane, requests: int = 1) -> None:
+        """Counts requests that were delivered for the first time."""
+        self.accepted[self.name_of(model), lane_name(lane)] += requests
 
     def end(self, model: str, outcome: Outcome) -> None:
         """Counts a stored terminal record."""

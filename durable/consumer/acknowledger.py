@@ -15,8 +15,8 @@ caller executes what `due` returns. Messages are delivered in the order of their
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -40,8 +40,9 @@ class Acknowledger:
         self._background = background
         self._api = api
         self._plain = plain
-        self._lines = {plain: AckBatcher(), f"{plain}.>": AckBatcher()}
-        self._deeper = self._lines[f"{plain}.>"]
+        self._below = f"{plain}.>"
+        self._lines = {plain: AckBatcher(), self._below: AckBatcher()}
+        self._deeper = self._lines[self._below]
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._purges: dict[str, asyncio.Task[None]] = {}
         self._losses = -1  # of the connection, at `begin`
@@ -61,8 +62,10 @@ class Acknowledger:
 
     def ended(self, subject: str, sequence: int, ack_subject: str) -> None:
         """A message is finished."""
-        self._line(subject).ended(sequence, ack_subject, time.monotonic())
-        self._schedule(self._filter(subject), FLUSH_S)
+        filter = subject if subject == self._plain else self._below
+        self._lines[filter].ended(sequence, ack_subject, time.monotonic())
+        if filter not in self._timers:
+            self._schedule(filter, FLUSH_S)
 
     def delivered_again(self, subject: str, sequence: int, ack_subject: str) -> bool:
         """Whether a delivered message was finished before; then it is acknowledged again."""
@@ -102,7 +105,7 @@ class Acknowledger:
         return self._lines.get(subject, self._deeper)
 
     def _filter(self, subject: str) -> str:
-        return subject if subject == self._plain else f"{self._plain}.>"
+        return subject if subject == self._plain else self._below
 
     def _schedule(self, filter: str, delay_s: float) -> None:
         if filter not in self._timers and not self._is_stopped:
@@ -148,7 +151,7 @@ class Acknowledger:
             self._schedule(filter, FLUSH_S)
 
 
-FLUSH_S = 0.025
+FLUSH_S = 0.1
 """Messages that end within this time are acknowledged together."""
 
 BLOCKED_TIMEOUT_S = 1.0
@@ -175,8 +178,10 @@ class AckBatcher:
     def __init__(self) -> None:
         self._open: dict[int, None] = {}  # in order
         self._ended: dict[int, tuple[str, float]] = {}  # ack subjects, and when they ended
-        self._order: list[int] = []  # a heap of the keys of `_ended`, and of earlier ones
-        self._acknowledged: dict[int, None] = {}  # sent, but the broker may not have received it
+        # Sent, but the broker may not have received it. Two sets take turns, since a dictionary whose oldest key is deleted
+        # with each new one takes ever longer to find the next.
+        self._acknowledged: set[int] = set()
+        self._acknowledged_before: set[int] = set()
 
     def __len__(self) -> int:
         """Finished messages that are not acknowledged yet."""
@@ -190,40 +195,33 @@ class AckBatcher:
         """A message is finished."""
         if self._open.pop(sequence, sequence) is None:
             self._ended[sequence] = ack_subject, now_s
-            heapq.heappush(self._order, sequence)
 
     def delivered_again(self, sequence: int, ack_subject: str) -> bool:
         """Whether a delivered message is finished already; then its new `ack_subject` is used."""
         if sequence in self._ended:
             self._ended[sequence] = ack_subject, self._ended[sequence][1]
             return True
-        if sequence in self._acknowledged:
-            del self._acknowledged[sequence]
+        if sequence in self._acknowledged or sequence in self._acknowledged_before:
+            self._acknowledged.discard(sequence)
+            self._acknowledged_before.discard(sequence)
             self._ended[sequence] = ack_subject, 0.0
-            heapq.heappush(self._order, sequence)
             return True
         return False
 
     def due(self, now_s: float, everything: bool = False) -> DueAcks:
         """What to acknowledge now; with `everything` nothing is left."""
         first_open = next(iter(self._open), None)
-        prefix: list[tuple[int, str]] = []
-        while self._order and (first_open is None or self._order[0] < first_open):
-            sequence = heapq.heappop(self._order)
-            found = self._ended.pop(sequence, None)
-            if found is not None:
-                prefix.append((sequence, found[0]))
-                self._remember(sequence)
+        before = sorted(sequence for sequence in self._ended if first_open is None or sequence < first_open)
+        prefix = [(sequence, self._ended.pop(sequence)[0]) for sequence in before]
+        self._remember(before)
         singles: list[str] = []
         oldest = islice(self._ended.items(), None if everything else MAX_SINGLES)
         for sequence, (ack_subject, ended_s) in list(oldest):
             if not everything and now_s - ended_s < BLOCKED_TIMEOUT_S:
                 break
             del self._ended[sequence]
-            self._remember(sequence)
+            self._remember((sequence,))
             singles.append(ack_subject)
-        if len(self._order) > 2 * len(self._ended) + _MAX_REMEMBERED:
-            self._order = sorted(self._ended)  # a message that stays open for long keeps the others in the heap
         if len(prefix) < _MIN_PURGE:
             return DueAcks(0, [], [ack_subject for _, ack_subject in prefix] + singles)
         return DueAcks(prefix[-1][0] + 1, prefix, singles)
@@ -232,10 +230,10 @@ class AckBatcher:
         """Forgets all messages: they belong to another owner."""
         self._open.clear()
         self._ended.clear()
-        self._order.clear()
         self._acknowledged.clear()
+        self._acknowledged_before.clear()
 
-    def _remember(self, sequence: int) -> None:
-        self._acknowledged[sequence] = None
-        if len(self._acknowledged) > _MAX_REMEMBERED:
-            del self._acknowledged[next(iter(self._acknowledged))]
+    def _remember(self, sequences: Iterable[int]) -> None:
+        if len(self._acknowledged) >= _MAX_REMEMBERED:
+            self._acknowledged, self._acknowledged_before = set(), self._acknowledged
+        self._acknowledged.update(sequences)

@@ -73,6 +73,7 @@ class LaneConsumer:
         """Whether no worker has the model."""
         self._context = context
         self._plain_subject = subjects.event(model) if lane is Lane.EVENT else subjects.batch(model)
+        self._checked_prefix = f"{self._plain_subject}.job."  # of requests that a frontend has checked
         self.inbox = f"{subjects.durable_inbox(context.consumer_id)}.{self._plain_subject}"
         consumer = subjects.durable_consumer(self.name, model)
         self.pull = BoundedPull(context.bus, subjects.QUEUE_STREAM, consumer, self._on_message, context.account.fits)
@@ -97,6 +98,7 @@ class LaneConsumer:
         self._wake_due = False
         self._account_due = False
         self._charged_bytes = 0
+        self._accepted = 0  # in this turn of the event loop
         self._bounds: QueueBounds | None = None
         self._bounds_of: ServedModel | None = None
         self._scanned_s = 0.0
@@ -245,7 +247,7 @@ class LaneConsumer:
         if request.maybe_started:
             self._context.counters.redeliver(self.model)
         else:
-            self._context.counters.accept(self.model, self.lane)
+            self._accepted += 1
         if message.header_block and not self._read_headers(request):
             return
         if message.subject != self._plain_subject and not subjects.is_durable_target(message.subject):
@@ -373,7 +375,7 @@ class LaneConsumer:
         request.attempt_history.max_age_ms = bounds.max_age_ms
         headers = request.headers
         if not request.maybe_started:
-            is_checked = request.message.subject.startswith(f"{self._plain_subject}.job.")
+            is_checked = request.message.subject.startswith(self._checked_prefix)
             error = self._limits.rejection(headers.tenant, request.size_bytes, None if is_checked else bounds)
             if error is not None:
                 self._peek_id(request)
@@ -436,19 +438,23 @@ class LaneConsumer:
         if not self._is_owner or self.runner.is_stopping:
             return
         now_ms = time.time_ns() // 1_000_000
+        resolved: dict[str, ServedModel] = {}
         while self.runner.has_room and (request := self._queue.pop()) is not None:
-            self._begin(request, now_ms)
+            self._begin(request, now_ms, resolved)
 
     @contained(on_error="_on_unexpected_error")
-    def _begin(self, request: DurableRequest, now_ms: int) -> None:
+    def _begin(self, request: DurableRequest, now_ms: int, resolved: dict[str, ServedModel]) -> None:
+        """Starts a request. `resolved` are the versions of the model that were found in this turn of the event loop."""
         if request.attempt_history.is_expired(now_ms):
             self._expire(request, now_ms)
             return
-        try:
-            served = self._context.catalog.resolve(self.model, request.version)
-        except WeirError as error:
-            self._on_unresolved(request, error)
-            return
+        served = resolved.get(request.version)
+        if served is None:
+            try:
+                served = resolved[request.version] = self._context.catalog.resolve(self.model, request.version)
+            except WeirError as error:
+                self._on_unresolved(request, error)
+                return
         if request.sequence:
             asked = request.request
             starts = asked is not None and bool(asked.sequence_flags & SEQUENCE_START)
@@ -544,7 +550,7 @@ class LaneConsumer:
         return True
 
     def _account(self) -> None:
-        """Has the memory ledger follow the held messages at the end of this turn of the event loop."""
+        """Has the counters and the memory ledger follow the held messages at the end of this turn of the event loop."""
         if not self._account_due:
             self._account_due = True
             self._context.bus.defer(self._settle_account)
@@ -552,6 +558,9 @@ class LaneConsumer:
     def _settle_account(self) -> None:
         # Without room messages are held all the same, because the pull had requested them; it requests no more meanwhile.
         self._account_due = False
+        if self._accepted:
+            self._context.counters.accept(self.model, self.lane, self._accepted)
+            self._accepted = 0
         more_bytes = self.pull.held_bytes - self._charged_bytes
         if more_bytes > 0 and self._context.account.charge(KIND, more_bytes):
             self._charged_bytes += more_bytes

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -145,7 +146,7 @@ class RecordStore:
             record.on_stored(ack)
 
         for record in records:
-            self._publisher.publish(record.subject, record.data, _FIRST + record.lines, _callback(stored, record))
+            self._publisher.publish(record.subject, record.data, _FIRST + record.lines, partial(stored, record))
 
     def _store_together(self, records: list[_Record]) -> None:
         self._in_flight += 1
@@ -183,7 +184,3 @@ def _block(batch_id: str, number: int, record: _Record, more: bytes) -> bytes:
         more,
         record.lines,
     )
-
-
-def _callback(stored: Callable[[_Record, StoreAck], None], record: _Record) -> OnStored:
-    return lambda ack: stored(record, ack)

@@ -75,7 +75,7 @@ class FairQueue(Generic[Item]):
         if len(ring) == 1:
             tenant = next(iter(ring.values()))
             tenant.credit, tenant.has_turn = 0.0, False  # a new tenant starts a fresh ring
-            item, _ = tenant.first()
+            item = next(iter(tenant.items))
             self._take(tenant, item)
             return item
         turned = 0
