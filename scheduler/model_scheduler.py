@@ -284,14 +284,12 @@ class ModelScheduler:
             found += [(batch, of) for batch, of in batches if batch is not None]
         return found
 
-    def may_run_directly(self, batch: Batch) -> bool:
-        """Whether the worker of `batch` may run further requests of its own for this version on its idle instances."""
+    def direct_request_us(self, batch: Batch) -> int:
+        """The expected time of a request, if the worker of `batch` may run more of its own for this version; else 0."""
         version = self._versions.get(batch.version)
-        return (
-            isinstance(version, VersionScheduler)
-            and batch.version not in self._retiring
-            and version.may_run_directly(batch)
-        )
+        if isinstance(version, VersionScheduler) and batch.version not in self._retiring:
+            return version.direct_request_us(batch)
+        return 0
 
     def record_direct_runs(self, now_us: int, version: int, requests: int, busy_us: int) -> None:
         """Counts requests for a version that a worker has run without this scheduler."""

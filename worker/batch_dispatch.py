@@ -303,8 +303,8 @@ class BatchDispatcher:
         if newer_epoch:
             self._complete(batch, BatchOutcome.REFUSED, newer_epoch)
             return
-        if batch.grant_ms:
-            self._direct.granted(batch)
+        if batch.grant is not None:
+            self._direct.granted(batch, batch.grant)
         # The scheduler's view of the registry may be older than this worker's state.
         result = self.models.get(batch.model)
         served = None if result is None else result.served.get(batch.version)

@@ -2,9 +2,9 @@
 
 The steps of an ensemble, and the calls of Python models, often name a model that an instance of the same worker is ready to
 run. The way through stream `LIVE`, the scheduler and back then costs many times what a small model takes. So a scheduler
-that sends a worker a batch with requests of that worker itself may grant it leave (`BatchMessage.grant_ms`) to run further
+that sends a worker a batch with requests of that worker itself may grant it leave (`DirectGrant`) to run further
 requests for that queue and version at once, for a fraction of a second. It does so only for models whose waiting requests
-start as soon as an instance is free, and that are fast (`scheduler.batching.direct_runs`).
+start as soon as an instance is free, and that are fast (`VersionScheduler.direct_request_us`).
 
 The rules here keep what the scheduler promises:
 
@@ -36,7 +36,7 @@ from client.in_flight import PendingRequest
 from runtime.containment import contained
 from schemas.core.requests import Lane
 from schemas.core.tensors import PayloadRef
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, DirectRunReport, DirectRuns
+from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, DirectGrant, DirectRunReport, DirectRuns
 from telemetry.logs import log_request, logs_requests
 from worker.execution.batch_execution import BatchUpdate
 from worker.execution.instance import ModelInstance
@@ -55,7 +55,8 @@ RENEWAL_INTERVAL_S = 0.02
 REPORT_DELAY_S = 0.1
 """How long runs are collected for one report."""
 
-_SMOOTHING = 0.2
+SLOW_US = 50_000
+"""A batch that takes so long ends the grant. On a busy machine any batch may take longer than expected."""
 
 
 class _Grant:
@@ -66,10 +67,10 @@ class _Grant:
         "is_report_due",
         "queue",
         "renew_s",
+        "request_us",
         "scheduler",
         "sizes",
         "until_s",
-        "us_each",
         "version",
         "waiting",
     )
@@ -80,7 +81,7 @@ class _Grant:
         self.version = 0
         self.until_s = 0.0
         self.renew_s = 0.0
-        self.us_each = 0.0  # expected time of a request
+        self.request_us = 0  # the expected time of one
         self.waiting: deque[tuple[PendingRequest, int]] = deque()  # with the times of their arrival
         # Not reported yet: batches by their number of requests, and how long they kept instances busy.
         self.sizes: Counter[int] = Counter()
@@ -143,7 +144,7 @@ class DirectDispatcher:
 
     # Grants
 
-    def granted(self, batch: BatchMessage) -> None:
+    def granted(self, batch: BatchMessage, terms: DirectGrant) -> None:
         """Takes the grant of a batch message, for the versions that the requests of this worker in the batch ask for."""
         now_s = time.monotonic()
         for entry in batch.entries:
@@ -157,8 +158,9 @@ class DirectDispatcher:
             elif grant.scheduler != batch.scheduler or grant.version != batch.version:
                 self._report(grant)
             grant.scheduler, grant.version = batch.scheduler, batch.version
-            grant.until_s = now_s + batch.grant_ms / 1e3
-            grant.renew_s = now_s + batch.grant_ms / 2e3
+            grant.request_us = terms.request_us
+            grant.until_s = now_s + terms.duration_ms / 1e3
+            grant.renew_s = now_s + terms.duration_ms / 2e3
 
     def forget(self, model: str) -> None:
         """Ends the grants for a model that was reloaded or unloaded."""
@@ -180,7 +182,7 @@ class DirectDispatcher:
             # This request asks for the next grant. The others go on as long as the present one lasts.
             grant.renew_s = min(now_s + RENEWAL_INTERVAL_S, grant.until_s)
             return False
-        if len(grant.waiting) * grant.us_each > MAX_AHEAD_US or (envelope.payload_host and _lies_elsewhere(pending)):
+        if len(grant.waiting) * grant.request_us > MAX_AHEAD_US or (envelope.payload_host and _lies_elsewhere(pending)):
             return False
         grant.waiting.append((pending, time.monotonic_ns()))
         self._by_key[pending.key] = pending, grant
@@ -326,10 +328,8 @@ class DirectDispatcher:
                 self._requeue(pending)
 
     def _count(self, grant: _Grant, requests: int, busy_us: int) -> None:
-        each_us = busy_us / requests
-        grant.us_each += _SMOOTHING * (each_us - grant.us_each) if grant.us_each else each_us
-        if each_us > MAX_AHEAD_US:
-            grant.until_s = grant.renew_s = 0.0  # too slow: the scheduler decides where and when it runs
+        if busy_us > SLOW_US:
+            grant.until_s = grant.renew_s = 0.0  # a scheduler must know of batches that are as slow
         if not grant.is_report_due:
             grant.is_report_due = True
             self._loop.call_later(REPORT_DELAY_S, self._report_due, grant)

@@ -13,6 +13,7 @@ from scheduler.batching.batcher import DefaultBatcher
 from scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
 from scheduler.batching.request import QueuedRequest
 from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
+from scheduler.batching.run_time import RunTimeEstimate
 from schemas.config.model_config import ModelConfig
 
 MAX_MICROBATCH_REQUESTS = 32
@@ -27,10 +28,6 @@ SLOW_US = 50_000
 SINGLE_BATCHES_AFTER_SLOW = 20
 """This many batches after a slow one hold one request each."""
 
-# If the machine is short of processors, most executions take far longer than their model needs, and low overhead matters
-# most. So the estimate follows fast executions quickly and slow ones slowly.
-_FALL, _RISE = 0.2, 0.1
-
 
 def forms_microbatches(config: ModelConfig) -> bool:
     """Whether a model's requests may form microbatches: each is one execution and has exactly one response."""
@@ -44,16 +41,12 @@ class Microbatcher(DefaultBatcher):
 
     def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
         super().__init__(max_queue_size)
-        self._us_each = 0.0
+        self._run_time = RunTimeEstimate()
         self._singles_left = 0
 
     def record_run(self, requests: int, busy_us: int) -> None:
         """Updates the estimated time of a request: `requests` requests kept their instance busy for `busy_us`."""
-        each_us, estimate = busy_us / requests, self._us_each
-        if not estimate or each_us < estimate:
-            self._us_each = estimate + _FALL * (each_us - estimate) if estimate else each_us
-        else:
-            self._us_each = estimate + _RISE * min(each_us - estimate, estimate)
+        self._run_time.record(requests, busy_us)
         if busy_us >= SLOW_US:
             self.suspend()
         elif self._singles_left:
@@ -66,9 +59,10 @@ class Microbatcher(DefaultBatcher):
     @property
     def longest(self) -> int:
         """How many requests may go together."""
-        if self._singles_left or not self._us_each:
+        us_each = self._run_time.us_each
+        if self._singles_left or not us_each:
             return 1
-        return min(MAX_MICROBATCH_REQUESTS, int(MAX_MICROBATCH_US / self._us_each))
+        return min(MAX_MICROBATCH_REQUESTS, int(MAX_MICROBATCH_US / us_each))
 
     def more(self, first: QueuedRequest, free_places: int) -> list[QueuedRequest]:
         """Takes out the requests to send with `first`, given the number of batches that could be sent now, this one

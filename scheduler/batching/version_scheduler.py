@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
+from math import ceil
 from typing import NamedTuple
 
 from scheduler.batching.admission import Admission, RequestCost
@@ -18,8 +19,9 @@ from scheduler.batching.batcher import Batcher
 from scheduler.batching.dispatch import Dispatch
 from scheduler.batching.lanes import LIVE, LaneQueues
 from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import QueuedRequest, total_rows
+from scheduler.batching.request import QueuedRequest
 from scheduler.batching.retry import RetryPolicy, UnservedTimeout
+from scheduler.batching.run_time import RunTimeEstimate
 from scheduler.placement.instances import Instance, Placement
 from schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
 from schemas.core.requests import SEQUENCE_START
@@ -127,6 +129,7 @@ class VersionScheduler(VersionState):
         next_batch_id = next_batch_id or count(1).__next__
         self._dispatch = Dispatch(version, self._lanes, self._placement, self._in_flight, next_batch_id)
         self._cost = RequestCost()
+        self._run_time = RunTimeEstimate()
         self._admission: Admission | None = None
 
     @property
@@ -181,22 +184,25 @@ class VersionScheduler(VersionState):
         """Instances that hold a batch."""
         return len(self._placement) - self._placement.idle
 
-    def may_run_directly(self, batch: Batch) -> bool:
-        """Whether the worker of `batch` may run further requests of its own on its idle instances for a while.
+    def direct_request_us(self, batch: Batch) -> int:
+        """The expected time of a request, if the worker of `batch` may run more of its own on its idle instances; else 0.
 
         They are then ahead of requests that wait here, so they must be fast, and no other lane may have requests.
         """
-        return (
+        us_each = self._run_time.us_each
+        may_run = (
             not self.is_decoupled
             and self._lanes.live.starts_at_once
-            and 0 < self._placement.us_per_row * total_rows(batch.requests) <= MAX_DIRECT_US
+            and us_each * len(batch.requests) <= MAX_DIRECT_US
             and self._dispatch.is_live_only
         )
+        return ceil(us_each) if may_run else 0
 
     def record_direct_runs(self, now_us: int, requests: int, busy_us: int) -> None:
         """Counts requests that a worker has run without this scheduler."""
         self.served += requests
         self.busy_us += busy_us
+        self._run_time.record(requests, busy_us)
         self._lanes.live_us = now_us
 
     def limit_wait(self, own_us: int | None, default_us: int) -> None:
@@ -341,6 +347,7 @@ class VersionScheduler(VersionState):
             if busy_us > 0:
                 self.served += len(batch.requests)
                 self.busy_us += busy_us
+                self._run_time.record(len(batch.requests), busy_us)
             self._dispatch.batch_ended(batch, now_us, busy_us)
 
     def _complete_partly(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:

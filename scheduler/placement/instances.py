@@ -123,11 +123,6 @@ class Placement:
         idle = self._idle_on.get(host) if self._idle_on is not None else None
         return next(iter(idle)) if idle else None
 
-    @property
-    def us_per_row(self) -> float:
-        """The recent time of a row, 0 while it is unknown."""
-        return self._us_per_row
-
     def stage_partial_at_us(self, instance: Instance) -> int | None:
         """Returns when a batch that could still grow should be staged behind the executing one; None for never."""
         expected_us = self._us_per_row * instance.rows

@@ -37,7 +37,7 @@ QUERIES = (
     "cancelled_in_flight",
     "failures",
     "in_flight_on",
-    "may_run_directly",
+    "direct_request_us",
 )
 """Methods of `ModelScheduler` without side effects; all others are events."""
 

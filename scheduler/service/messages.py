@@ -10,7 +10,14 @@ from scheduler.batching.batch import Batch
 from scheduler.batching.request import by_frame
 from scheduler.batching.version_scheduler import Failure
 from scheduler.service.owned_queue import OwnedQueue
-from schemas.wire.messages import NO_REPLY, BatchMessage, CancelledRequests, RunningCancellation, pack_error
+from schemas.wire.messages import (
+    NO_REPLY,
+    BatchMessage,
+    CancelledRequests,
+    DirectGrant,
+    RunningCancellation,
+    pack_error,
+)
 
 GRANT_MS = 200
 """For how long a worker may run requests of its own itself after a batch with one of them."""
@@ -26,7 +33,7 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
         owned.counters.batch_requests.add(executed)
     # The first request is from the worker itself: it runs the step of an ensemble, or a call of a model.
     is_own = requests[0].gateway == batch.instance.worker
-    grant_ms = GRANT_MS if is_own and owned.scheduler.may_run_directly(batch) else 0
+    request_us = owned.scheduler.direct_request_us(batch) if is_own else 0
     return BatchMessage(
         scheduler,
         batch.id,
@@ -38,7 +45,7 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
         batch.is_microbatch,
         owned.epoch,
         owned.queue.partition,
-        grant_ms,
+        DirectGrant(GRANT_MS, request_us) if request_us else None,
     ).pack()
 
 

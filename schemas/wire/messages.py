@@ -141,13 +141,20 @@ class BatchEntry(NamedTuple):
     lane: _LaneNumber = 0
 
 
+class DirectGrant(NamedTuple):
+    """For how long a worker may run requests of its own itself, and how long one is expected to take."""
+
+    duration_ms: Annotated[int, Meta(ge=1, le=MAX_GRANT_MS)]
+    request_us: _QueuedUs
+
+
 class BatchMessage(Message, frozen=True):
     """One batch for one instance of one worker.
 
     `acks` are the acknowledgement subjects of frames that end with this batch: the worker publishes to them with its
     responses. In a microbatch series (`is_series`) the requests run one after another, each alone, whatever the model's
     configuration says. The requests come from queue `partition` of the model, which the scheduler owns since `epoch`.
-    For `grant_ms` the worker may run further requests of its own for this version itself, on instances that run nothing.
+    With a `grant` the worker may run further requests of its own for this version itself, on instances that run nothing.
     """
 
     scheduler: SubjectToken
@@ -160,7 +167,7 @@ class BatchMessage(Message, frozen=True):
     is_series: bool = False
     epoch: _Epoch = 0
     partition: _Epoch = 0
-    grant_ms: Annotated[int, Meta(ge=0, le=MAX_GRANT_MS)] = 0
+    grant: DirectGrant | None = None
 
 
 class BatchOutcome(IntEnum):

@@ -262,7 +262,7 @@ def first_batch(version: VersionScheduler, busy_us: int = 300, lane: int = 0) ->
 @pytest.mark.parametrize("batcher", [DynamicBatcher(4), DefaultBatcher(), Microbatcher()])
 def test_a_worker_may_run_requests_of_a_fast_model_that_wait_for_nothing_but_an_instance(batcher: Batcher):
     version = VersionScheduler(1, batcher)
-    assert version.may_run_directly(first_batch(version))
+    assert version.direct_request_us(first_batch(version))
 
 
 @pytest.mark.parametrize(
@@ -278,27 +278,27 @@ def test_a_worker_may_run_requests_of_a_fast_model_that_wait_for_nothing_but_an_
 )
 def test_a_worker_may_not_run_requests_that_have_rules_of_their_own(batcher: Batcher):
     version = VersionScheduler(1, batcher)
-    assert not version.may_run_directly(first_batch(version))
+    assert not version.direct_request_us(first_batch(version))
 
 
 def test_a_worker_may_not_run_requests_of_a_slow_or_unknown_model():
     version = version_with("a")
-    assert not version.may_run_directly(first_batch(version, MAX_DIRECT_US))
+    assert not version.direct_request_us(first_batch(version, MAX_DIRECT_US))
     unknown = version_with("a")
     unknown.enqueue([request()])
-    assert not unknown.may_run_directly(unknown.dispatch(0)[0][0])
+    assert not unknown.direct_request_us(unknown.dispatch(0)[0][0])
 
 
 def test_a_worker_may_not_run_requests_of_a_decoupled_model():
     version = version_with("a")
     version.is_decoupled = True
-    assert not version.may_run_directly(first_batch(version))
+    assert not version.direct_request_us(first_batch(version))
 
 
 @pytest.mark.parametrize("lane", [EVENT, BATCH])
 def test_a_worker_may_not_run_requests_while_those_of_other_lanes_wait(lane: int):
     version = version_with("a")
-    assert not version.may_run_directly(first_batch(version, lane=lane))
+    assert not version.direct_request_us(first_batch(version, lane=lane))
 
 
 def test_requests_that_a_worker_ran_itself_count_as_served():

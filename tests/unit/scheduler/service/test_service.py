@@ -409,20 +409,20 @@ def send_own(served: Served, *keys: int) -> BatchMessage:
 async def test_a_worker_with_a_request_of_its_own_may_run_more_of_them():
     served = await serve(PLAIN)
     own = send_own(served, 1, 2)
-    assert own.grant_ms == GRANT_MS
+    assert own.grant == (GRANT_MS, 10)
     served.done(own.batch_id)
     served.frame(3)
-    assert [batch.grant_ms for batch in served.batches()] == [0], "the request of a gateway grants nothing"
+    assert [batch.grant for batch in served.batches()] == [None], "the request of a gateway grants nothing"
 
 
 async def test_a_model_with_a_queue_policy_grants_nothing(served: Served):
-    assert send_own(served, 1).grant_ms == 0
+    assert send_own(served, 1).grant is None
 
 
 async def test_a_version_that_is_unloaded_grants_nothing():
     served = await serve(PLAIN)
     served.owned.scheduler.set_lifecycle(frozenset({1}), frozenset(), False)
-    assert send_own(served, 1).grant_ms == 0
+    assert send_own(served, 1).grant is None
 
 
 async def test_requests_that_a_worker_ran_itself_are_counted():
