@@ -21,6 +21,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from bus.links.link import LinkEnd
 from bus.naming import subjects
 from bus.naming.durable_subjects import lost_attempts
 from bus.naming.identity import host
@@ -136,7 +137,8 @@ class RequestDispatcher:
         Raises NatsError, OSError or TimeoutError if the broker disconnects meanwhile; then it may be called again.
         """
         await self._streams.start()
-        await self._bus.subscribe(subjects.reply(self._id), self._on_responses)
+        await self._bus.subscribe_with_links(subjects.reply(self._id), self._on_responses)
+        self._bus.links.on_lost(self._on_link_lost)
         await self._outbox.start()
         self._bus.on_reconnect(self._resend_all)
         self._watch = background.create_task(self._watch_broker())
@@ -488,6 +490,11 @@ class RequestDispatcher:
         """Sends all pending requests again after a reconnection, since the broker may have lost its memory."""
         await self._streams.ensure()
         self._outbox.resend_all()
+
+    def _on_link_lost(self, _worker: str, end: LinkEnd) -> None:
+        """Sends all pending requests again where responses were not read: their schedulers recognise those that run."""
+        if end is LinkEnd.BROKEN_OFF:
+            self._outbox.resend(self._in_flight.keys())
 
     async def _watch_broker(self) -> None:
         while True:

@@ -15,9 +15,10 @@ from itertools import count
 
 from msgspec.structs import astuple, replace
 
+from bus.links.framing import Outgoing
 from bus.naming import subjects
 from bus.nats.connection import Bus, Message
-from bus.nats.thread_publisher import Outgoing, ThreadPublisher
+from bus.nats.thread_publisher import ThreadPublisher
 from bus.payloads.fetcher import PayloadFetcher
 from runtime.containment import contained
 from schemas.core.errors import Reason, unavailable
@@ -47,10 +48,12 @@ from worker.sequence_reports import SequenceRoll
 
 logger = logging.getLogger("weir.worker")
 
-_ACK = b"+ACK"
-
 MAX_QUEUES = 65_536
 """Queues whose owners are remembered. Their names come from messages only, so the number has to be bounded."""
+
+
+MAX_CALLERS = 4096
+"""Callers that are remembered as having sent a request."""
 
 
 class OwnershipFence:
@@ -135,13 +138,14 @@ class BatchDispatcher:
         self._is_draining = False
         self._idle = asyncio.Event()
         self._malformed_messages = 0
+        self._callers: set[str] = set()
 
     async def start(self) -> None:
         """Subscribes to batches, cancellations and releases of payload slots."""
         await self._fence.start(self._bus)
-        await self._bus.subscribe(subjects.work(self._worker_id), self._on_batch)
-        await self._bus.subscribe(subjects.cancelled(self._worker_id), self._on_cancelled)
-        await self._bus.subscribe(subjects.release(self._worker_id), self._on_release)
+        await self._bus.subscribe_with_links(subjects.work(self._worker_id), self._on_batch)
+        await self._bus.subscribe_with_links(subjects.cancelled(self._worker_id), self._on_cancelled)
+        await self._bus.subscribe_with_links(subjects.release(self._worker_id), self._on_release)
 
     @property
     def malformed_messages(self) -> int:
@@ -207,35 +211,27 @@ class BatchDispatcher:
             parts, part = self._microbatches, completion.batch_id
             (parts[part] if is_released else parts.pop(part)).part_updated(update)
             return
-        self._publisher.publish(self._messages(update), partial(self._on_sent, update))
+        self._send(update)
 
-    def _messages(self, update: BatchUpdate) -> list[Outgoing]:
-        """Responses come before the completion: a scheduler forgets the requests when it receives the completion. The batch
-        leaves the heartbeats after both: a scheduler takes a batch that is in neither for lost.
+    def _send(self, update: BatchUpdate) -> None:
+        """Sends the responses, then the completions: a scheduler forgets the requests when it receives the completion. The
+        batch leaves the heartbeats after both: a scheduler takes a batch that is in neither for lost.
         """
-        messages = [*update.first]
-        messages += [(subjects.reply(gateway), data) for gateway, data in update.responses if gateway != NO_REPLY]
-        if update.others:
-            return messages + self._messages_of_several(update)
-        if update.completion is not None:
-            messages.append((subjects.done(update.scheduler), Completions(self._worker_id, [update.completion]).pack()))
-            messages += [(ack, _ACK) for ack in update.acks]
-        return messages
-
-    def _messages_of_several(self, update: BatchUpdate) -> list[Outgoing]:
-        """All messages of the other updates, and the completions of all batches, one message for each scheduler."""
-        messages: list[Outgoing] = []
-        acks: list[str] = []
-        completions: dict[str, list[BatchCompletion]] = defaultdict(list)
-        for other in update.others:
-            messages += other.first
-            messages += [(subjects.reply(gateway), data) for gateway, data in other.responses if gateway != NO_REPLY]
+        checkpoints: list[Outgoing] = []
+        responses: list[Outgoing] = []
+        completions: dict[str, list[BatchCompletion]] = {}
         for each in (update, *update.others):
+            checkpoints += each.first
+            responses += [(subjects.reply(gateway), data) for gateway, data in each.responses if gateway != NO_REPLY]
             if each.completion is not None:
-                completions[each.scheduler].append(each.completion)
-                acks += each.acks
-        messages += [(subjects.done(id), Completions(self._worker_id, of).pack()) for id, of in completions.items()]
-        return messages + [(ack, _ACK) for ack in acks]
+                completions.setdefault(each.scheduler, []).append(each.completion)
+        ends = [(subjects.done(id), Completions(self._worker_id, of).pack()) for id, of in completions.items()]
+        on_sent = partial(self._on_sent, update)
+        if checkpoints:
+            # The broker stores them in order with the responses, which must not leave before.
+            self._publisher.publish([*checkpoints, *responses, *ends], on_sent)
+        else:
+            self._publisher.send(responses, ends, on_sent)
 
     def _publishing_failed(self, _error: Exception, update: BatchUpdate) -> None:
         """Reports the batch as lost, so that the scheduler runs it again. An update of an open batch is tried once more."""
@@ -245,7 +241,7 @@ class BatchDispatcher:
             return
         completion = update.completion
         if completion is None or completion.outcome == BatchOutcome.RELEASED:
-            self._publisher.publish(self._messages(update), partial(self._on_sent, update))
+            self._send(update)
             return
         lost = BatchCompletion(completion.batch_id, BatchOutcome.UNANSWERED, completion.busy_us)
         if lost.batch_id < 0:
@@ -254,7 +250,7 @@ class BatchDispatcher:
                 microbatch.part_updated(BatchUpdate(update.scheduler, lost))
         else:
             message = subjects.done(update.scheduler), Completions(self._worker_id, [lost]).pack()
-            self._publisher.publish([message], partial(self._on_sent, update))
+            self._publisher.send((), (message,), partial(self._on_sent, update))
 
     def _on_sent(self, update: BatchUpdate) -> None:
         for other in update.others:
@@ -282,6 +278,12 @@ class BatchDispatcher:
             self._malformed_messages += 1
             logger.warning("dropped a malformed batch message: %s", error)
             return
+        for gateway in {entry.gateway for entry in batch.entries} - self._callers:
+            # It may have opened a link since: all of its responses leave through that, in order.
+            self._bus.links.accept_waiting()
+            if len(self._callers) >= MAX_CALLERS:
+                self._callers.clear()
+            self._callers.add(gateway)
         self._accept(batch)
 
     @contained(on_error="_dispatch_failed")
@@ -344,7 +346,7 @@ class BatchDispatcher:
                 by_gateway[entry.gateway].append(pack_error(entry.key, error))
         responses = [(gateway, pack_responses(0, rows)) for gateway, rows in by_gateway.items()]
         completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, 0)
-        self.publish(BatchUpdate(batch.scheduler, completion, responses, batch.acks))
+        self.publish(BatchUpdate(batch.scheduler, completion, responses))
 
     def _submit_microbatch(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
         microbatch = Microbatch(batch, instance, self._part_ids, self.publish, fetched)

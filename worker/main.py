@@ -147,6 +147,7 @@ async def _connect(
     bus = await Bus.connect(settings.nats_url, worker_id, background, access=settings.nats_access, role="worker")
     shutdown.push_async_callback(bus.close)
     bus.live_layout.wanted = settings.live_streams
+    bus.links.listen()
     return _Context(
         settings=settings,
         metrics=metrics,
@@ -203,6 +204,7 @@ class _Worker:
                 model_control_mode=mode,
                 pid_namespace=process.namespace,
                 started_ticks=process.started,
+                link=bus.links.address,
             ),
             CounterSources(
                 payload_server=self.payload_server,

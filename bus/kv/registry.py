@@ -14,6 +14,7 @@ from collections.abc import Callable
 from nats.errors import Error as NatsError
 
 from bus.kv.view import KvBucket, KvView
+from bus.links.link import LinkEnd
 from bus.naming import subjects
 from bus.naming.identity import shares_memory
 from bus.nats.connection import Bus, Message
@@ -151,6 +152,7 @@ class RegistryView:
         """
         if self._background is None:
             self._background = background
+            self._bus.links.on_lost(self._on_link_lost)
             await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
             self._bus.on_reconnect(self._read_all)
         self._restart_timeouts()
@@ -228,6 +230,7 @@ class RegistryView:
         if isinstance(record, WorkerRecord):
             if record.written_ns >= view.record.written_ns:
                 was_draining, view.record = view.record.draining, record
+                self._connect(record)
                 for name in view.models if record.draining != was_draining else ():
                     self._model_changed(name)
                 self._model_changed("")
@@ -236,6 +239,16 @@ class RegistryView:
         if known is None or record.written_ns >= known.written_ns:
             view.models[record.name] = record
             self._model_changed(record.name)
+
+    def _connect(self, record: WorkerRecord) -> None:
+        """Opens a link to a worker of this host, before any message to it."""
+        if record.link and shares_memory(record.worker):
+            self._bus.links.connect(record.worker, record.link, subjects.taken_by_worker(record.worker))
+
+    def _on_link_lost(self, worker: str, _end: LinkEnd) -> None:
+        view = self.workers.get(worker)
+        if view is not None:
+            self._connect(view.record)
 
     def _on_heartbeat(self, message: Message) -> None:
         try:

@@ -17,9 +17,9 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
+from bus.links.framing import Outgoing
 from bus.naming import subjects
 from bus.nats.connection import Bus
-from bus.nats.thread_publisher import Outgoing
 from bus.streams.declarations import ensure_states_bucket
 from schemas.core.errors import WeirError, unavailable
 from schemas.wire.codec import MalformedMessage

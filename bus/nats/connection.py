@@ -17,6 +17,7 @@ from typing import Any
 from bus.nats.jetstream import JetStream  # isort: skip  # imports nats-py without aiohttp
 from nats.errors import Error as NatsError
 
+from bus.links.links import Links
 from bus.naming import subjects
 from bus.naming.live_queues import LiveLayout
 from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused, BrokerServer, ServerPool, without_secrets
@@ -79,8 +80,10 @@ class Bus:
         self._loss_listeners: list[Callable[[], None]] = []
         self._recoveries: dict[Callable[[], Awaitable[None]], asyncio.Task[None]] = {}
         self._last_refusal: tuple[str, float] = "", 0.0
+        self._receivers: dict[str, Callback] = {}  # of messages that come through links
         self.live_layout = LiveLayout()
         self.jetstream = JetStream(self)
+        self.links = Links(self)
 
     @classmethod
     async def connect(  # noqa: PLR0913 - the settings of one connection, mostly given by name
@@ -159,8 +162,11 @@ class Bus:
     def publish(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
         """Sends a message within this turn of the event loop. `header_block` is encoded by `bus.nats.headers.pack_headers`.
 
-        While the broker is away messages are kept up to MAX_KEPT_BYTES, except heartbeats and the like.
+        A message to a process with a link goes through that, without `reply`. While the broker is away other messages are
+        kept up to MAX_KEPT_BYTES, except heartbeats and the like.
         """
+        if self.links.send(subject, data):
+            return
         if self._protocol is not None:
             self._protocol.publish(subject, data, reply, header_block)
         elif subject.startswith(_TRANSIENT):
@@ -188,6 +194,35 @@ class Bus:
             self._protocol.at_turn_end(callback)
         else:
             asyncio.get_running_loop().call_soon(callback)
+
+    def at_write(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when the messages of this turn of the event loop are written."""
+        if self._protocol is not None:
+            self._protocol.at_write(callback)
+        else:
+            asyncio.get_running_loop().call_soon(callback)
+
+    def dispatch(self, run: Callable[[], None]) -> None:
+        """Calls `run`, which dispatches messages that did not come from the broker, as those of the broker are."""
+        if self._protocol is not None:
+            self._protocol.dispatch(run)
+        else:
+            run()
+
+    def receive(self, subject: str, data: bytes) -> None:
+        """Calls the callback of `subscribe_with_links` with a message that came through a link."""
+        callback = self._receivers.get(subject)
+        if callback is not None:
+            try:
+                callback(Message(subject, "", data, ""))
+            except Exception as error:  # noqa: BLE001 - contained: an exception affects one message only
+                report("bus.nats.connection: dispatching a message of a link", error)
+
+    async def subscribe_with_links(self, subject: str, callback: Callback) -> None:
+        """As `subscribe`, and calls `callback` with messages of processes that have a link to this one, too."""
+        self._receivers[subject] = callback
+        await self.subscribe(subject, callback)
+        self.links.take(subject)
 
     async def subscribe(
         self, subject: str, callback: Callback, queue: str = "", drains: bool = False
@@ -245,6 +280,7 @@ class Bus:
     async def close(self) -> None:
         """Sends what is queued and disconnects."""
         self._closing = True
+        self.links.close()
         if self._keeper is not None:
             self._keeper.cancel()
         for task in self._recoveries.values():

@@ -95,6 +95,7 @@ class NatsProtocol(asyncio.Protocol):
         self._dispatching = False
         self._deferred: list[Callable[[], None]] = []
         self._at_turn_end: list[Callable[[], None]] = []
+        self._at_write: list[Callable[[], None]] = []
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
@@ -146,6 +147,24 @@ class NatsProtocol(asyncio.Protocol):
             self._end_due = True
             self._loop.call_soon(self._end_turn)
 
+    def at_write(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` when the messages of this turn of the loop are written."""
+        self._at_write.append(callback)
+        if not self._end_due and not self._dispatching:
+            self._end_due = True
+            self._loop.call_soon(self._end_turn)
+
+    def dispatch(self, run: Callable[[], None]) -> None:
+        """Calls `run`, which dispatches messages of another connection. What it publishes leaves in one write after it."""
+        if self._dispatching:
+            run()
+            return
+        self._dispatching = True
+        self._guard(run)
+        self._run_deferred()
+        self._dispatching = False
+        self._write_turn()
+
     def ping(self) -> asyncio.Future[None]:
         """Done when the server has processed everything sent before."""
         pong: asyncio.Future[None] = self._loop.create_future()
@@ -184,8 +203,15 @@ class NatsProtocol(asyncio.Protocol):
                 self._guard(callback)
             self._run_deferred()
             self._dispatching = False
+        self._write_turn()
+
+    def _write_turn(self) -> None:
         if self._out:
             self._flush()
+        if self._at_write:
+            callbacks, self._at_write = self._at_write, []
+            for callback in callbacks:
+                self._guard(callback)
 
     def _run_deferred(self) -> None:
         while self._deferred:
@@ -245,8 +271,7 @@ class NatsProtocol(asyncio.Protocol):
             self._break_off(str(error))
         self._run_deferred()
         self._dispatching = False
-        if self._out:
-            self._flush()
+        self._write_turn()
         if rest < len(data):
             self._chunks = [data[rest:] if rest else data]
             self._have = len(data) - rest

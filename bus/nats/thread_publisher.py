@@ -1,4 +1,6 @@
-"""`ThreadPublisher`: publishes from threads without waking the event loop.
+"""`ThreadPublisher`: sends messages from threads without waking the event loop.
+
+Messages to processes with a link (`bus.links`) go through it. What follows is about the others.
 
 A thread of an instance that passes its responses to the event loop costs a wake-up, two hand-overs of the interpreter lock
 and another turn of the loop, about 60 us a batch. Here it writes to a separate connection, under a lock. The loop only
@@ -20,7 +22,10 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
+from bus.links.framing import Outgoing
+from bus.links.link import Link, Sent
 from bus.nats.connection import Bus
 from bus.nats.dialing import TlsSocket, dial_from_thread
 from runtime.containment import contained
@@ -36,9 +41,6 @@ MAX_LOOP_BYTES = 4096
 
 _BUSY_WAIT_S = 0.01
 """How long the event loop waits before it reads again while a thread writes to the connection."""
-
-Outgoing = tuple[str, bytes]
-"""A message to publish: (subject, data)."""
 
 OnSent = Callable[[], None]
 """Must not raise, and must not publish."""
@@ -71,7 +73,7 @@ class ThreadPublisher:
         self._keeper = background.create_task(self._keep())
 
     def publish(self, messages: Iterable[Outgoing], on_sent: OnSent = lambda: None) -> None:
-        """Sends the messages in order, in one write, then calls `on_sent` in the thread that wrote them."""
+        """Sends the messages to the broker in order, in one write, then calls `on_sent` in the thread that wrote them."""
         messages = list(messages)
         if threading.get_ident() != self._loop_thread:
             with self._lock:
@@ -83,6 +85,53 @@ class ThreadPublisher:
         else:
             self._queued.append((messages, on_sent))
             self._wake_writer()
+
+    def send(self, messages: Sequence[Outgoing], last: Sequence[Outgoing] = (), on_sent: OnSent = lambda: None) -> None:
+        """Sends `messages`, each through the link to its process or, without one, to the broker; then those in `last`.
+
+        `last` leaves once the kernel has all others, so that none of them is lost with this process. Calls `on_sent` in
+        the end, in any thread.
+        """
+        by_link, others = self._by_link(messages)
+        ends, other_ends = self._by_link(last)
+        if not others and not other_ends and len(ends) == 1 and by_link.keys() <= ends.keys():
+            # A process that is both caller and scheduler takes everything in one write.
+            ((end, linked),) = ends.items()
+            by_link, ends = {end: [*by_link.get(end, ()), *linked]}, {}
+        buffering: list[Link] = []
+        for link, linked in by_link.items():
+            sent = link.send(linked)
+            if sent is Sent.REJECTED:
+                others += linked
+            elif sent is Sent.BUFFERED and last:
+                buffering.append(link)
+        _when_written(buffering, partial(self._send_last, others, ends, other_ends, on_sent))
+
+    def _send_last(
+        self, others: list[Outgoing], ends: dict[Link, list[Outgoing]], other_ends: list[Outgoing], on_sent: OnSent
+    ) -> None:
+        to_broker = [*others, *other_ends]
+        for link, linked in ends.items():
+            # Behind messages to the broker only the broker keeps the order.
+            if others or link.send(linked) is Sent.REJECTED:
+                to_broker += linked
+        if to_broker:
+            self.publish(to_broker, on_sent)
+        else:
+            on_sent()
+
+    def _by_link(self, messages: Iterable[Outgoing]) -> tuple[dict[Link, list[Outgoing]], list[Outgoing]]:
+        """The messages by the link to their process, and those to processes without one."""
+        route, by_link, others = self._bus.links.route, {}, []  # type: ignore[var-annotated]
+        for message in messages:
+            link = route(message[0])
+            if link is None:
+                others.append(message)
+            elif link in by_link:
+                by_link[link].append(message)
+            else:
+                by_link[link] = [message]
+        return by_link, others
 
     async def close(self) -> None:
         """Closes the connection; later messages go through the bus."""
@@ -236,3 +285,11 @@ class ThreadPublisher:
             self._wake_writer()
         if not data:
             self._ended.set()
+
+
+def _when_written(links: Sequence[Link], then: Callable[[], None]) -> None:
+    """Calls `then` once none of the links has anything buffered, or has ended."""
+    if links:
+        links[0].when_written(partial(_when_written, links[1:], then))
+    else:
+        then()

@@ -28,23 +28,14 @@ from schemas.wire.messages import RequestEnvelope
 class Frame(Protocol):
     """A bus message that brought requests. It is notified of each of them when that request has had its final response."""
 
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        """Returns the ack subject if batch `batch_id`, with `requests` requests of this frame, completes the frame;
-        else None.
-        """
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
-        """`requests` requests of the frame have ended in batch `batch_id`; 0 stands for requests that never ran."""
+    def requests_ended(self, requests: int) -> None:
+        """`requests` requests of the frame have ended."""
 
 
 class _NoFrame:
     """The frame of a request that came without a bus message, or whose frame has ended."""
 
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        """Returns None: there is nothing to acknowledge."""
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
+    def requests_ended(self, requests: int) -> None:
         """Does nothing."""
 
 
@@ -61,14 +52,10 @@ class DuplicateDelivery:
         self._first = first
         self._second = second
 
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        """Returns None: the scheduler itself acknowledges both frames when they end."""
-        return None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
+    def requests_ended(self, requests: int) -> None:
         """Notifies both frames."""
-        self._first.requests_ended(requests, batch_id)
-        self._second.requests_ended(requests, batch_id)
+        self._first.requests_ended(requests)
+        self._second.requests_ended(requests)
 
 
 class Terms(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from scheduler.batching.batch import Batch
-from scheduler.batching.request import by_frame
 from scheduler.batching.version_scheduler import Failure
 from scheduler.service.owned_queue import OwnedQueue
 from schemas.wire.messages import (
@@ -24,11 +23,8 @@ GRANT_MS = 200
 
 
 def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) -> bytes:
-    """Returns the message that sends a batch to its worker, which acknowledges the frames it completes; counts the
-    batch.
-    """
+    """Returns the message that sends a batch to its worker; counts the batch."""
     requests, rows = batch.requests, batch_rows(batch, now_us)
-    acks = [ack for frame, number in by_frame(requests) if (ack := frame.delegate(batch.id, number))]
     for executed in (1,) * len(requests) if batch.is_microbatch else (len(requests),):
         owned.counters.batch_requests.add(executed)
     # The first request is from the worker itself: it runs the step of an ensemble, or a call of a model.
@@ -41,7 +37,7 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
         batch.version,
         batch.instance.number,
         rows,  # type: ignore[arg-type]  # entries without the last fields, where those have their defaults
-        acks,
+        [],
         batch.is_microbatch,
         owned.epoch,
         owned.queue.partition,
@@ -54,7 +50,7 @@ def error_responses(failures: Iterable[Failure]) -> dict[str, list[tuple[object,
     by_gateway: dict[str, list[tuple[object, ...]]] = defaultdict(list)
     for request, error in failures:
         by_gateway[request.gateway].append(pack_error(request.key, error))
-        request.frame.requests_ended(1, 0)
+        request.frame.requests_ended(1)
     return by_gateway
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.kv.registry import RegistryView
+from bus.links.link import LinkEnd
 from bus.naming import subjects
 from bus.naming.live_queues import LiveQueue
 from bus.naming.reserved_subjects import may_reply_to
@@ -41,6 +42,7 @@ from scheduler.service.known_models import KnownModelStore
 from scheduler.service.lease_gate import LeaseGate
 from scheduler.service.messages import batch_message, cancellation_messages, error_responses
 from scheduler.service.owned_queue import (
+    AckBundle,
     Intake,
     OwnedQueue,
     PolicyFactory,
@@ -131,7 +133,8 @@ class SchedulerService:
         self._retired = RetiredCounters()
         self._batches: dict[int, OwnedQueue] = {}
         self._batch_ids = count(1)
-        self._context = QueueContext(self._mark_dirty, bus.publish, TotalBufferedFrames())
+        self.acks = AckBundle(bus.publish)
+        self._context = QueueContext(self._mark_dirty, bus.publish, TotalBufferedFrames(), self.acks)
         self.known = KnownModelStore(bus, self.registry, self._owns, options.scale_to_zero)
         self._watcher = RegistryWatcher(self.registry, StrategyFiles(options.repositories), self.known.get)
         self.queues_of = self._watcher.queues_of
@@ -160,7 +163,8 @@ class SchedulerService:
 
     async def listen(self) -> None:
         """Subscribes to ends of batches, reports of lost workers and statistics queries."""
-        await self._bus.subscribe(subjects.done(self._id), self.lease_gate.guard(self._on_done))
+        await self._bus.subscribe_with_links(subjects.done(self._id), self.lease_gate.guard(self._on_done))
+        self._bus.links.on_lost(self.lease_gate.guard(self._on_link_lost))
         await self._bus.subscribe(subjects.lost(self._id, "*"), self.lease_gate.guard(self._on_lost))
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
         await self._survey.start()
@@ -257,6 +261,7 @@ class SchedulerService:
             self._ticker.cancel()
         for task in self.known.tasks:
             task.cancel()
+        self.acks.flush()
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
     def known_models(self) -> set[str]:
@@ -339,10 +344,9 @@ class SchedulerService:
     @contained(on_error="_queue_failed")
     def _end_batch(self, owned: OwnedQueue, now_us: int, completion: Sequence[Any]) -> None:
         batch_id, outcome, busy_us, rescheduled = completion
-        # The common case: the worker has acknowledged the frames.
         if outcome == BatchOutcome.ANSWERED and not rescheduled:
             self._batches.pop(batch_id, None)
-            self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled), batch_id)
+            self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled))
         elif outcome == BatchOutcome.REFUSED:
             owned.batch_rejected(batch_id)
             self.on_batch_rejected(owned, busy_us)
@@ -372,17 +376,21 @@ class SchedulerService:
 
     def _on_lost(self, message: Message) -> None:
         worker = message.subject.rsplit(".", 1)[1]
-        if message.status == "503" and time.monotonic() > self._no_deaths_before_s:
-            if self.is_lost_scheduler(worker):
-                return
-            if worker in self.registry.workers:
-                logger.warning(
-                    "worker %s is gone: nats-server reports no subscriber; its batches are run again", worker
-                )
-                self.registry.drop(worker)
-                self._erase(worker)
-            else:
-                self._on_worker_lost(worker)
+        is_death = message.status == "503" and time.monotonic() > self._no_deaths_before_s
+        if is_death and not self.is_lost_scheduler(worker):
+            self._on_worker_gone(worker, "nats-server reports no subscriber")
+
+    def _on_link_lost(self, worker: str, end: LinkEnd) -> None:
+        if end is not LinkEnd.ORDERLY:
+            self._on_worker_gone(worker, "its link has ended")
+
+    def _on_worker_gone(self, worker: str, sign: str) -> None:
+        if worker in self.registry.workers:
+            logger.warning("worker %s is gone: %s; its batches are run again", worker, sign)
+            self.registry.drop(worker)
+            self._erase(worker)
+        else:
+            self._on_worker_lost(worker)
 
     @contained()
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -529,10 +537,10 @@ class SchedulerService:
         self._finish(((), [*failures, *unsent]))
         self._mark_dirty(owned)
 
-    def _finish(self, ended: Ended, batch_id: int = 0) -> None:
+    def _finish(self, ended: Ended) -> None:
         completed, failures = ended
         for frame, requests in by_frame(completed):
-            frame.requests_ended(requests, batch_id)
+            frame.requests_ended(requests)
         if failures:
             self._answer_failures(failures)
 
@@ -556,6 +564,8 @@ class SchedulerService:
     def _probe_workers(self) -> None:
         queues = list(self._queues.values())
         for worker in {worker for owned in queues for worker in self._workers_of(owned) or ()}:
+            if self._bus.links.has_link(worker):
+                continue  # whose end shows its death
             self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
 
     @contained(on_error="_queue_failed")

@@ -151,10 +151,10 @@ class DirectGrant(NamedTuple):
 class BatchMessage(Message, frozen=True):
     """One batch for one instance of one worker.
 
-    `acks` are the acknowledgement subjects of frames that end with this batch: the worker publishes to them with its
-    responses. In a microbatch series (`is_series`) the requests run one after another, each alone, whatever the model's
-    configuration says. The requests come from queue `partition` of the model, which the scheduler owns since `epoch`.
-    With a `grant` the worker may run further requests of its own for this version itself, on instances that run nothing.
+    `acks` is empty: workers of earlier releases acknowledged frames on these subjects. In a microbatch series (`is_series`)
+    the requests run one after another, each alone, whatever the model's configuration says. The requests come from queue
+    `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the worker may run further requests of
+    its own for this version itself, on instances that run nothing.
     """
 
     scheduler: SubjectToken

@@ -132,7 +132,8 @@ class WorkerRecord(Record, frozen=True):
     accepts batches, until other workers serve the models that only it serves. `model_control_mode` is the worker's own, by
     Triton's names: loads and unloads on request are carried out by workers in mode "explicit". `unreadable` lists the model
     repositories that it cannot read, and why, where it loads all models of its repositories. `pid_namespace` and
-    `started_ticks` identify its process together with `pid` (`runtime.process_state`).
+    `started_ticks` identify its process together with `pid` (`runtime.process_state`). `link` is the address at which it
+    accepts links of processes of its host (`bus.links`), "" where it accepts none.
     """
 
     worker: str
@@ -148,6 +149,7 @@ class WorkerRecord(Record, frozen=True):
     unreadable: list[str] = []
     pid_namespace: NonNegative = 0
     started_ticks: NonNegative = 0
+    link: Annotated[str, Meta(max_length=64)] = ""
 
     @property
     def takes_operations(self) -> bool:

@@ -212,7 +212,7 @@ def _between_answers_and_end(finished: Callable[..., Any], armed: _Armed) -> Cal
     def passing(service: Any, batch: Any) -> Any:
         if batch.completion is None or batch.completion.batch_id < 0 or not batch.responses:
             return finished(service, batch)
-        finished(service, batch._replace(completion=None, acks=()))
+        finished(service, batch._replace(completion=None))
         armed.passed("answered")
         return finished(service, batch._replace(responses=(), first=()))
 

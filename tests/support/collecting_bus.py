@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bus.links.links import Links
 from bus.naming.live_queues import LiveLayout
 from bus.nats.connection import Message
 
@@ -18,6 +19,7 @@ class CollectingBus:
 
     def __init__(self) -> None:
         self.live_layout = LiveLayout()
+        self.links = Links(self)
         self.published: list[tuple[str, bytes, str]] = []
         self._callbacks: dict[str, Callback] = {}
         self._deferred: list[Callable[[], None]] = []
@@ -25,6 +27,19 @@ class CollectingBus:
     async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
         self._callbacks[subject] = callback
         return lambda: None
+
+    async def subscribe_with_links(self, subject: str, callback: Callback) -> None:
+        await self.subscribe(subject, callback)
+
+    def receive(self, subject: str, data: bytes) -> None:
+        self.deliver(subject, data)
+
+    def dispatch(self, run: Callable[[], None]) -> None:
+        run()
+        self.turn()
+
+    def at_write(self, callback: Callable[[], None]) -> None:
+        self.defer(callback)
 
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         self.published.append((subject, data, reply))

@@ -96,6 +96,7 @@ ROOMS = {
     ),
     "bus": (
         "naming",
+        "links",
         "nats",
         "payloads streams",
         "kv",

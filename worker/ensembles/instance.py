@@ -216,9 +216,7 @@ class _OpenBatch:
         self._rows.clear()
         if not self._requests:
             self._close()
-            return BatchUpdate(
-                message.scheduler, BatchCompletion(message.batch_id, BatchOutcome.ANSWERED, 0), acks=message.acks
-            )
+            return BatchUpdate(message.scheduler, BatchCompletion(message.batch_id, BatchOutcome.ANSWERED, 0))
         if not self._is_release_due:
             return BatchUpdate(message.scheduler, None)
         self._is_release_due = False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bus.nats.thread_publisher import Outgoing
+from bus.links.framing import Outgoing
 from bus.payloads.arena import PayloadReader
 from runtime.containment import contained
 from schemas.config.model_config import ModelConfig
@@ -58,7 +58,6 @@ class BatchUpdate(NamedTuple):
     scheduler: str
     completion: BatchCompletion | None
     responses: Sequence[tuple[str, bytes]] = ()
-    acks: Sequence[str] = ()
     first: Sequence[Outgoing] = ()
     others: Sequence[BatchUpdate] = ()
 
@@ -355,9 +354,7 @@ class BatchExecution(Execution):
         if is_over or busy_us is not None:
             outcome = self._outcome if is_over else BatchOutcome.RELEASED
             completion = BatchCompletion(message.batch_id, outcome, busy_us or 0, self._rescheduled if is_over else ())
-        # The frame of a rescheduled request is acknowledged when the request has ended.
-        acks = message.acks if is_over and not self._rescheduled else ()
-        self._batches.publish(BatchUpdate(message.scheduler, completion, responses, acks, first))
+        self._batches.publish(BatchUpdate(message.scheduler, completion, responses, first))
         if is_over:
             self._batches.remove(self)
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from bus.nats.thread_publisher import Outgoing
+from bus.links.framing import Outgoing
 from bus.payloads.arena import PayloadReader
 from runtime.containment import contained
 from schemas.core.errors import WeirError, internal
@@ -238,7 +238,7 @@ class BatchRunner:
         end_ns = time.monotonic_ns()
         self._record(BatchRun(running, execution, positions, sizes, outcomes, end_ns))
         completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(execution, end_ns))
-        return BatchUpdate(batch.scheduler, completion, responses, batch.acks, started.first)
+        return BatchUpdate(batch.scheduler, completion, responses, started.first)
 
     @contained(on_error="_delivery_failed", passes=(DeviceLost,))
     def _deliver(self, request: InferRequest, outcome: Result) -> None:
@@ -263,7 +263,7 @@ class BatchRunner:
         self.statistics.record_failures(len(message.entries), "OTHER", duration_ns)
         responses = self._encode(message, [failure] * len(message.entries))
         completion = BatchCompletion(message.batch_id, BatchOutcome.ANSWERED, 0)
-        return BatchUpdate(message.scheduler, completion, responses, message.acks)
+        return BatchUpdate(message.scheduler, completion, responses)
 
     def _lost(self, running: RunningBatch, execution: BatchExecution, death: InstanceDied) -> BatchUpdate:
         batch = running.message

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from bus.nats.thread_publisher import Outgoing
+from bus.links.framing import Outgoing
 from runtime.containment import contained
 from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
 from worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
@@ -43,7 +43,7 @@ class Microbatch:
         self.message = message
         self._publish = publish
         self.parts = [
-            RunningBatch(replace(message, batch_id=next(ids), entries=[entry], acks=[], is_series=False))
+            RunningBatch(replace(message, batch_id=next(ids), entries=[entry], is_series=False))
             for entry in message.entries
         ]
         if fetched is not None:
@@ -152,13 +152,8 @@ class Microbatch:
         responses = [
             (gateway, message) for gateway, messages in self._responses.items() for message in self._joined(messages)
         ]
-        # A frame is acknowledged when all of its requests have responses.
-        is_acknowledged = (
-            completion is not None and completion.outcome == BatchOutcome.ANSWERED and not completion.rescheduled
-        )
-        acks: Sequence[str] = self.message.acks if is_acknowledged else ()
         first, self._first, self._responses = self._first, [], {}
-        self._publish(BatchUpdate(self.message.scheduler, completion, responses, acks, first))
+        self._publish(BatchUpdate(self.message.scheduler, completion, responses, first))
 
     @contained(on_error="_joining_failed")
     def _joined(self, messages: list[bytes]) -> list[bytes]:

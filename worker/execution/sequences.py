@@ -25,8 +25,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bus.kv.sequence_states import SequenceStates, Wanted
+from bus.links.framing import Outgoing
 from bus.naming import subjects
-from bus.nats.thread_publisher import Outgoing
 from repository.paths import MAX_TENSOR_FILE_BYTES, read_small_file
 from schemas.config.model_config import ModelConfig, SequenceControl, SequenceState
 from schemas.core.errors import Reason, WeirError, internal, invalid, unavailable

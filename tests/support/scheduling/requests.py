@@ -15,19 +15,13 @@ BODY = b"body"
 
 
 class CountingFrame:
-    """A frame that remembers how many of its requests have ended, and in which batches."""
+    """A frame that remembers how many of its requests have ended."""
 
-    def __init__(self, size: int = 1) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.ended = 0
-        self.batch_ids: list[int] = []
 
-    def delegate(self, batch_id: int, requests: int) -> str | None:
-        return "ack" if requests == self.size - self.ended else None
-
-    def requests_ended(self, requests: int, batch_id: int) -> None:
+    def requests_ended(self, requests: int) -> None:
         self.ended += requests
-        self.batch_ids.append(batch_id)
 
 
 def part(

@@ -326,7 +326,7 @@ class Simulation(LaneLife, SeriesLife):
     # Consequences
 
     def _enqueue(self, gateway: str, rows: list[Any]) -> None:
-        frame = CountingFrame(len(rows))
+        frame = CountingFrame()
         self.frames.append(frame)
         requests = requests_of(gateway, rows, self.now_us, frame)
         new = [request for request in requests if (gateway, request.key) not in self.live]
@@ -357,14 +357,14 @@ class Simulation(LaneLife, SeriesLife):
         answered, failures = ended
         for request in answered:
             assert batch_id or request.cancelled
-            self._end(request, batch_id)
+            self._end(request)
         for failure in failures:
             self._check_failure(failure)
-            self._end(failure.request, 0)
+            self._end(failure.request)
 
-    def _end(self, request: QueuedRequest, batch_id: int) -> None:
+    def _end(self, request: QueuedRequest) -> None:
         assert self.live.pop((request.gateway, request.key)) is request, "ended twice, or never taken in"
-        request.frame.requests_ended(1, batch_id)
+        request.frame.requests_ended(1)
 
     def _pump(self) -> None:
         self._ended(self.model.overdue(self.now_us))

@@ -86,7 +86,7 @@ def test_a_request_that_is_sent_again_is_run_once_and_ends_both_frames():
         assert model.enqueue(requests_of("g", [part(1)], 0, frame)) == []
     (batch,), _ = model.dispatch(0)
     (ended,), _ = model.complete(5, batch.id, BatchOutcome.ANSWERED, 5)
-    ended.frame.requests_ended(1, batch.id)
+    ended.frame.requests_ended(1)
     assert [frame.ended for frame in frames] == [1, 1]
     assert len(model) == 0
 

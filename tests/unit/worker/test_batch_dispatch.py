@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,8 +31,6 @@ from worker.execution.batch_execution import BatchUpdate
 from worker.execution.instance import ModelInstance
 from worker.execution.running_batch import RunningBatch
 
-ACK = "$JS.ACK.frame"
-
 
 class FakeInstance:
     """Keeps batches and released slots."""
@@ -56,7 +54,9 @@ class Worker:
     def __init__(self) -> None:
         self.bus = CollectingBus()
         self.published: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-        self.dispatcher = BatchDispatcher(cast(Any, self.bus), cast(Any, SimpleNamespace(publish=self.publish)), "w")
+        self.dispatcher = BatchDispatcher(
+            cast(Any, self.bus), cast(Any, SimpleNamespace(send=self.sent, publish=self.sent_to_the_broker)), "w"
+        )
         self.instance = FakeInstance()
         served = SimpleNamespace(
             instances=[self.instance],
@@ -67,14 +67,19 @@ class Worker:
         self.result = cast(Any, SimpleNamespace(name="m", served={1: served, 2: served}, config=None))
         self.dispatcher.install(self.result)
 
-    def publish(self, messages: list[tuple[str, bytes]], on_sent: Callable[[], None]) -> None:
-        for message in messages:
+    def sent(
+        self, messages: Sequence[tuple[str, bytes]], last: Sequence[tuple[str, bytes]], on_sent: Callable[[], None]
+    ) -> None:
+        for message in (*messages, *last):
             self.published.put(message)
         on_sent()
 
+    def sent_to_the_broker(self, messages: Sequence[tuple[str, bytes]], on_sent: Callable[[], None]) -> None:
+        self.sent(messages, (), on_sent)
+
     def send(self, batch_id: int, instance: int = 0, version: int = 1, epoch: int = 0) -> None:
         entries = [BatchEntry("gateway", batch_id, 0, b"")]
-        batch = BatchMessage("s", batch_id, "m", version, instance, entries, [ACK], epoch=epoch)
+        batch = BatchMessage("s", batch_id, "m", version, instance, entries, [], epoch=epoch)
         self.bus.deliver("work.w", batch.pack())
 
     def complete(self, batch_id: int, outcome: BatchOutcome = BatchOutcome.ANSWERED) -> None:
@@ -107,12 +112,13 @@ async def test_batches_are_held_until_their_completion_was_sent(worker: Worker) 
     assert worker.dispatcher.held_ids() == {"s": [2]}
 
 
-async def test_responses_are_published_before_completion_and_acknowledgements(worker: Worker) -> None:
+@pytest.mark.parametrize("first", [[], [("first", b"f")]], ids=["plain", "checkpoint"])
+async def test_responses_are_sent_before_the_completion(worker: Worker, first: list[tuple[str, bytes]]) -> None:
     worker.send(1)
     completion = BatchCompletion(1, BatchOutcome.ANSWERED, 3)
-    worker.dispatcher.publish(BatchUpdate("s", completion, [("gateway", b"r"), ("", b"x")], [ACK], [("first", b"f")]))
-    subjects = [worker.published.get_nowait()[0] for _ in range(4)]
-    assert subjects == ["first", "reply.gateway", "done.s", ACK], "a request without a caller has no response"
+    worker.dispatcher.publish(BatchUpdate("s", completion, [("gateway", b"r"), ("", b"x")], first))
+    subjects = [worker.published.get_nowait()[0] for _ in range(2 + len(first))]
+    assert subjects == [*(["first"] if first else []), "reply.gateway", "done.s"], "no caller, no response"
 
 
 async def test_a_batch_for_a_version_that_is_not_loaded_is_rejected(worker: Worker) -> None:
@@ -124,7 +130,6 @@ async def test_a_batch_for_a_version_that_is_not_loaded_is_rejected(worker: Work
         assert row.error is not None
         assert "is not at ready state" in row.error.message
         assert worker.completion() == (batch_id, BatchOutcome.ANSWERED)
-        assert worker.published.get_nowait()[0] == ACK
 
 
 async def test_a_batch_for_an_instance_that_is_gone_is_lost(worker: Worker) -> None:

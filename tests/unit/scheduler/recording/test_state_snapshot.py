@@ -35,7 +35,7 @@ def test_a_restored_policy_decides_as_the_original():
     original.configure(1, config("direct"))
     original.set_instances("w", {1: 2})
     rows = [RequestEnvelope(key, -1, 1, "", 0, 0, 0, key % 3 + 1, SEQUENCE_START, "", b"body") for key in range(6)]
-    original.enqueue(requests_of("g", rows, 10, CountingFrame(6)))
+    original.enqueue(requests_of("g", rows, 10, CountingFrame()))
     original.dispatch(20)
     numbers = count(100)
     restored = unpack_state(pack_state(original, original._next_batch_id), numbers.__next__)

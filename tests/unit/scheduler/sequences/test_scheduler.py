@@ -272,7 +272,7 @@ def test_a_sequence_ends_with_a_cancelled_request() -> None:
     model.set_instances("a", {1: 1})
     flags = (SEQUENCE_START, 0, 0)
     rows = [RequestEnvelope(key, -1, 1, "", 0, 0, int(key == 2), 5, flags[key - 1], "", b"") for key in (1, 2, 3)]
-    model.enqueue(requests_of("gateway", rows, 0, CountingFrame(3)))
+    model.enqueue(requests_of("gateway", rows, 0, CountingFrame()))
     (batch,), wake_at_us = model.dispatch(1)
     assert wake_at_us == 1_000
     assert model.overdue(999) == ((), ())

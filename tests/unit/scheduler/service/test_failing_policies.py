@@ -71,6 +71,7 @@ class Cluster:
         return sorted((answer.key, answer.error.code) for answer in answers if answer.error is not None)
 
     def acks(self) -> list[str]:
+        self.service.acks.flush()
         return [subject for subject, data, _ in self.bus.published if data == b"+ACK"]
 
 

@@ -48,4 +48,4 @@ def test_error_responses_are_grouped_by_gateway_and_end_their_frames():
     assert {gateway: [row[0] for row in rows] for gateway, rows in responses.items()} == {"g": [1, 3], "h": [2]}
     for each in (one, two, three):
         assert isinstance(each.frame, CountingFrame)
-        assert (each.frame.ended, each.frame.batch_ids) == (1, [0])
+        assert each.frame.ended == 1

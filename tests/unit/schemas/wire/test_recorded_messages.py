@@ -267,7 +267,9 @@ PACKED: dict[str, Callable[[], bytes]] = {
 ONE_MORE_FIELD = {"batch", "batch_rows", "drain", "series"}
 """Messages that now end with a field that was left out where it had its default, which every reader has always accepted."""
 
-ADDED_TO_RECORDS = {name: {"pid_namespace": 0, "started_ticks": 0} for name in ("worker_record", "new_worker_record")}
+ADDED_TO_RECORDS = {
+    name: {"pid_namespace": 0, "started_ticks": 0, "link": ""} for name in ("worker_record", "new_worker_record")
+}
 """Fields of records that have been added since, with their defaults: older releases ignore them."""
 
 REQUEST_BODIES = [name for name in RECORDED if name.startswith("body") and name != "body_reference"]

@@ -72,15 +72,15 @@ class Scripted:
         self.instance.submit(batch)
         return batch
 
-    def left(self) -> tuple[int | None, list[tuple[int, Any, bool]], Sequence[str]]:
-        """The next update: outcome of the batch, (key, value or text, is_final) of its responses, acks."""
+    def left(self) -> tuple[int | None, list[tuple[int, Any, bool]]]:
+        """The next update: outcome of the batch, (key, value or text, is_final) of its responses."""
         update = self.published.get(timeout=10)
         rows = [answer for _, message in update.responses for answer in unpack_responses(message)[1]]
         received = [
             (row.key, row.error.message if row.error else row.outputs and row.outputs[0].data[0], row.is_final)
             for row in rows
         ]
-        return (None if update.completion is None else update.completion.outcome), received, update.acks
+        return (None if update.completion is None else update.completion.outcome), received
 
     def counted(self) -> tuple[int, int, dict[str, int], int]:
         """(successes, executions, failures by reason if there are any, inference count)."""
@@ -104,17 +104,17 @@ def number(value: int) -> Result:
 def test_a_batch_continues_after_its_instance_was_released(model: Scripted) -> None:
     model.submit(1, 2)
     execution = model.executions.get()
-    assert model.left() == (BatchOutcome.RELEASED, [], ())
+    assert model.left() == (BatchOutcome.RELEASED, [])
     execution.respond(1, number(10), False)
-    assert model.left() == (None, [(2, 10, False)], ())
+    assert model.left() == (None, [(2, 10, False)])
     execution.respond(0, None, True)
-    assert model.left() == (None, [(1, None, True)], ())
+    assert model.left() == (None, [(1, None, True)])
     model.execute = lambda requests, execution: [number(5)] * len(requests)
     model.submit(3)
-    assert model.left() == (BatchOutcome.ANSWERED, [(3, 5, True)], ["ack"])
+    assert model.left() == (BatchOutcome.ANSWERED, [(3, 5, True)])
     assert model.counted() == (2, 2, {}, 2)
     execution.respond(1, number(11), True)
-    assert model.left() == (BatchOutcome.ANSWERED, [(2, 11, True)], ["ack"])
+    assert model.left() == (BatchOutcome.ANSWERED, [(2, 11, True)])
     execution.respond(1, number(12), True)
     execution.fail(LOST)
     assert model.published.empty()
@@ -131,10 +131,10 @@ def test_requests_with_a_response_during_the_run_get_no_second_one(model: Script
 
     model.execute = execute
     model.submit(1, 2, 3)
-    assert model.left() == (None, [(1, 1, True)], ())
-    assert model.left() == (None, [(2, 2, False)], ())
-    outcome, answers, acks = model.left()
-    assert (outcome, acks) == (BatchOutcome.ANSWERED, ["ack"])
+    assert model.left() == (None, [(1, 1, True)])
+    assert model.left() == (None, [(2, 2, False)])
+    outcome, answers = model.left()
+    assert outcome == BatchOutcome.ANSWERED
     assert sorted(answers) == [(2, "ValueError: boo", True), (3, 9, True)]  # nobody had seen anything of the third
     assert model.counted() == (2, 2, {"BACKEND": 1}, 2)
 
@@ -144,9 +144,9 @@ def test_a_lost_process_ends_each_open_request_once(model: Scripted) -> None:
     execution = model.executions.get()
     assert model.left()[0] == BatchOutcome.RELEASED
     execution.respond(0, number(1), True)
-    assert model.left() == (None, [(1, 1, True)], ())
+    assert model.left() == (None, [(1, 1, True)])
     execution.fail(LOST)
-    assert model.left() == (BatchOutcome.ANSWERED, [(2, "lost", True)], ["ack"])
+    assert model.left() == (BatchOutcome.ANSWERED, [(2, "lost", True)])
     execution.fail(LOST)
     assert model.published.empty()
     assert model.counted() == (1, 1, {"BACKEND": 1}, 1)
@@ -159,8 +159,8 @@ def test_a_loss_before_the_run_has_returned(model: Scripted) -> None:
 
     model.execute = execute
     model.submit(1)
-    assert model.left() == (None, [(1, "lost", True)], ())
-    assert model.left() == (BatchOutcome.ANSWERED, [], ["ack"])
+    assert model.left() == (None, [(1, "lost", True)])
+    assert model.left() == (BatchOutcome.ANSWERED, [])
 
 
 def test_a_cancelled_request_is_counted_once(model: Scripted) -> None:
@@ -191,9 +191,9 @@ def test_a_request_that_is_cancelled_before_its_run_does_not_run(model: Scripted
     running.cancel("gateway1", [1])
     staged.cancel("gateway1", [3])
     go.set()
-    outcome, answers, _ = model.left()
+    outcome, answers = model.left()
     assert (outcome, sorted(answers)) == (BatchOutcome.ANSWERED, [(1, 2, True), (2, 2, True)])
-    outcome, answers, _ = model.left()
+    outcome, answers = model.left()
     assert (outcome, sorted(answers)) == (
         BatchOutcome.ANSWERED,
         [(3, "the request was cancelled", True), (4, 1, True)],
@@ -252,7 +252,7 @@ def test_late_requests_do_not_run_or_are_cancelled(model: Scripted) -> None:
 
     model.execute = execute
     model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, ["ack"])))
-    outcome, received, _ = model.left()
+    outcome, received = model.left()
     assert outcome == BatchOutcome.ANSWERED
     assert received == [(1, "Request timeout expired", True), (2, 5, True), (3, 5, True)]
     assert seen == [[False, False]]

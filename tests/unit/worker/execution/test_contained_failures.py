@@ -131,11 +131,11 @@ def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None
     unpackable = number(6)
     unpackable.parameters = {"a": object()}
     execution.respond(0, unpackable, False)
-    outcome, ((key, text, is_final),), _ = streaming.left()
+    outcome, ((key, text, is_final),) = streaming.left()
     assert (outcome, key, is_final) == (None, 1, True)
     assert text.startswith("the response can't be sent: TypeError: ")
     execution.respond(1, number(7), True)
-    assert streaming.left() == (BatchOutcome.ANSWERED, [(2, 7, True)], ["ack"])
+    assert streaming.left() == (BatchOutcome.ANSWERED, [(2, 7, True)])
 
 
 @pytest.mark.parametrize("method", ["_timestamps", "_count_end", "_count_execution", "_count_stream_response"])
@@ -145,7 +145,7 @@ def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: p
     execution = streaming.executions.get()
     streaming.left()
     execution.respond(0, number(7), True)
-    assert streaming.left() == (BatchOutcome.ANSWERED, [(1, 7, True)], ["ack"])
+    assert streaming.left() == (BatchOutcome.ANSWERED, [(1, 7, True)])
 
 
 # What models ask of others

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from bus.kv.sequence_states import PIECE_BYTES, SequenceStates
+from bus.links.framing import Outgoing
 from bus.nats.connection import Bus
 from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.thread_publisher import Outgoing
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, WeirError, internal
 from schemas.core.requests import SEQUENCE_END, InferRequest

@@ -1,0 +1,268 @@
+"""`Link`: one connection between two processes of a host.
+
+Any thread may send, and none ever waits: what the socket does not accept at once is buffered, and the event loop writes
+it later. A peer that does not read is disconnected, after a time or once the buffer exceeds its limit.
+
+Sending in a thread does not wake the event loop: a thread of an instance writes its responses itself. What was written
+reaches the peer even if this process is killed, because the kernel keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+
+from bus.links.framing import FrameReader, MalformedFrame, Outgoing, pack_frames
+
+logger = logging.getLogger("weir.bus")
+
+MAX_BUFFERED_BYTES = 64 << 20
+"""Bytes that a peer has not read; a peer that exceeds it is disconnected."""
+
+ENDING: Outgoing = "", b""
+"""The last message of a process that ends in good order."""
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+_READ_BYTES = 65536
+
+Frames = list[tuple[bytes, bytes]]
+
+
+class Sent(Enum):
+    """What became of messages that were sent."""
+
+    WRITTEN = "written"
+    """The kernel has them."""
+
+    BUFFERED = "buffered"
+    """They are written once the peer reads, or handed to `on_lost` if the connection ends before."""
+
+    REJECTED = "rejected"
+    """The connection had ended."""
+
+
+class LinkEnd(Enum):
+    """How a connection has ended."""
+
+    ORDERLY = "orderly"
+    """The peer had announced its end."""
+
+    LOST = "lost"
+    """The peer has died, or has disconnected this process."""
+
+    BROKEN_OFF = "broken off"
+    """This process has disconnected the peer, some of whose messages it may not have read."""
+
+
+class _Phase(Enum):
+    """What happens to queued messages. Only the thread that has begun `WRITING` uses the socket for it."""
+
+    IDLE = "idle"
+    WRITING = "writing"
+    BLOCKED = "blocked"  # until the socket accepts more, which the event loop watches
+    ENDED = "ended"
+
+
+class Link:
+    """One connection. The owner's callbacks run in the event loop.
+
+    `on_frames` is called with the frames that have arrived, `on_end` once when the connection has ended, with the messages
+    that were not written completely. A peer that reads nothing for `stall_limit_s` is disconnected.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connection: socket.socket,
+        on_frames: Callable[[Link, Frames], None],
+        on_end: Callable[[Link, LinkEnd, Sequence[Outgoing]], None],
+        stall_limit_s: float,
+    ) -> None:
+        self.name = name
+        self._socket = connection
+        self._on_frames = on_frames
+        self._on_end = on_end
+        self._stall_limit_s = stall_limit_s
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._state = threading.Lock()  # held for a few instructions, never during a system call
+        self._phase = _Phase.IDLE
+        self._queued: list[Outgoing] = []
+        self._buffered_bytes = 0  # of messages that are queued or not written completely
+        self._when_written: list[Callable[[], None]] = []
+        self._end_due: LinkEnd | None = (
+            None  # a thread writes, and must not find another file in the place of its socket
+        )
+        self._writing: list[Outgoing] = []  # the messages of `_rest`
+        self._rest = memoryview(b"")
+        self._stall: asyncio.TimerHandle | None = None
+        self._peer_ends = False
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        self._loop.add_reader(connection.fileno(), self._read)
+
+    # Sending, in any thread
+
+    def send(self, messages: Sequence[Outgoing]) -> Sent:
+        """Sends the messages in order, behind those sent before."""
+        size_bytes = sum([len(data) for _, data in messages])
+        with self._state:
+            if self._phase is _Phase.ENDED:
+                return Sent.REJECTED
+            self._queued += messages
+            self._buffered_bytes += size_bytes
+            if self._phase is not _Phase.IDLE:
+                if self._buffered_bytes > MAX_BUFFERED_BYTES:
+                    self._loop.call_soon_threadsafe(self._disconnect_slow_peer)
+                return Sent.BUFFERED
+            self._phase = _Phase.WRITING
+        return self._write()
+
+    def when_written(self, callback: Callable[[], None]) -> None:
+        """Calls `callback`, in any thread, once nothing is buffered or the connection has ended."""
+        with self._state:
+            if self._phase is _Phase.WRITING or self._phase is _Phase.BLOCKED:
+                self._when_written.append(callback)
+                return
+        callback()
+
+    def _write(self) -> Sent:
+        """Writes what is queued, in the thread that has set the phase."""
+        while True:
+            if not self._rest:
+                with self._state:
+                    if self._end_due is None and not self._queued:
+                        self._phase = _Phase.IDLE
+                        waiting, self._when_written = self._when_written, []
+                        break
+                    self._writing, self._queued = self._queued, []
+                self._rest = memoryview(self._packed(self._writing))
+            try:
+                sent = self._socket.send(self._rest)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                logger.debug("link to %s: %s", self.name, error)
+                self._stop_writing(LinkEnd.LOST)
+                return Sent.BUFFERED
+            self._rest = self._rest[sent:]
+            if self._rest or self._end_due is not None:
+                self._stop_writing(None)
+                return Sent.BUFFERED
+            with self._state:
+                self._buffered_bytes -= sum([len(data) for _, data in self._writing])
+        for callback in waiting:
+            callback()
+        return Sent.WRITTEN
+
+    def _packed(self, messages: Sequence[Outgoing]) -> bytes:
+        try:
+            return pack_frames(messages)
+        except ValueError as error:
+            logger.error("link to %s: dropped %d messages: %s", self.name, len(messages), error)
+            return b""
+
+    def _stop_writing(self, end: LinkEnd | None) -> None:
+        """Leaves the rest to the event loop, which ends the connection if `end` or `_end_due` is set."""
+        with self._state:
+            self._phase = _Phase.BLOCKED
+            end = end or self._end_due
+        if end is None:
+            self._loop.call_soon_threadsafe(self._watch_writable)
+        else:
+            self._loop.call_soon_threadsafe(self._end, end)
+
+    # In the event loop
+
+    def _watch_writable(self) -> None:
+        if self._phase is _Phase.BLOCKED:
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
+            self._stall = self._loop.call_later(self._stall_limit_s, self._disconnect_stalled_peer)
+
+    def _on_writable(self) -> None:
+        self._loop.remove_writer(self._socket.fileno())
+        if self._stall is not None:
+            self._stall.cancel()
+        with self._state:
+            self._phase = _Phase.WRITING
+        self._write()
+
+    def _disconnect_stalled_peer(self) -> None:
+        logger.warning(
+            "link to %s: the process has read nothing for %.1f s; closing the link, messages go through nats-server",
+            self.name,
+            self._stall_limit_s,
+        )
+        self._end(LinkEnd.BROKEN_OFF)
+
+    def _disconnect_slow_peer(self) -> None:
+        if self._phase is not _Phase.ENDED and self._buffered_bytes > MAX_BUFFERED_BYTES:
+            logger.warning(
+                "link to %s: the process has not read %d bytes; closing the link, messages go through nats-server",
+                self.name,
+                self._buffered_bytes,
+            )
+            self._end(LinkEnd.BROKEN_OFF)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(max(_READ_BYTES, self._reader.missing_bytes))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.debug("link to %s: %s", self.name, error)
+            data = b""
+        if not data:
+            self._end(LinkEnd.ORDERLY if self._peer_ends else LinkEnd.LOST)
+            return
+        try:
+            frames = self._reader.feed(data)
+        except MalformedFrame as error:
+            logger.error("link to %s: closing it, because the process does not send frames: %s", self.name, error)
+            self._end(LinkEnd.BROKEN_OFF)
+            return
+        if frames:
+            self._peer_ends = self._peer_ends or frames[-1] == (b"", b"")
+            self._on_frames(self, frames)
+
+    def read_waiting(self) -> None:
+        """Reads what has arrived, without waiting for the event loop to report it."""
+        if self._phase is not _Phase.ENDED:
+            self._read()
+
+    def close(self) -> None:
+        """Announces the end of this process and ends the connection."""
+        self.send([ENDING])
+        self._end(LinkEnd.ORDERLY)
+
+    def _end(self, end: LinkEnd) -> None:
+        with self._state:
+            if self._phase is _Phase.ENDED:
+                return
+            if self._phase is _Phase.WRITING:
+                # The thread calls this again when it has noticed.
+                self._end_due = end
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                return
+            self._phase = _Phase.ENDED
+            unsent = [*(self._writing if self._rest else ()), *self._queued]
+            self._queued = []
+            waiting, self._when_written = self._when_written, []
+        if self._stall is not None:
+            self._stall.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self._on_end(self, end, _without_own(unsent))
+        for callback in waiting:
+            callback()
+
+
+def _without_own(messages: Iterable[Outgoing]) -> list[Outgoing]:
+    """The messages without those of the link itself, which have no subject."""
+    return [message for message in messages if message[0]]

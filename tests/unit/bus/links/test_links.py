@@ -1,0 +1,245 @@
+"""Links between processes, here in one: what goes through them, and what becomes of messages when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from bus.links import folder, link
+from bus.links.framing import HEADER, pack_frames, pack_subjects
+from bus.links.link import Link, LinkEnd, Sent
+from bus.links.links import Links
+from tests.support.waiting import eventually
+
+TAKEN = ("work.w", "release.w")
+
+
+class Process:
+    """The bus of one process, with its links. `published` went to the broker."""
+
+    def __init__(self, *own: str) -> None:
+        self.published: list[tuple[str, bytes]] = []
+        self.received: list[tuple[str, bytes]] = []
+        self.ends: list[tuple[str, LinkEnd]] = []
+        self.links = Links(self)
+        self.links.on_lost(lambda peer, end: self.ends.append((peer, end)))
+        for subject in own:
+            self.links.take(subject)
+
+    def publish(self, subject: str, data: bytes) -> None:
+        if not self.links.send(subject, data):
+            self.published.append((subject, data))
+
+    def dispatch(self, run: Callable[[], None]) -> None:
+        run()
+
+    def receive(self, subject: str, data: bytes) -> None:
+        self.received.append((subject, data))
+
+    def at_write(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
+
+class Pair:
+    """A caller that has connected to a worker."""
+
+    def __init__(self) -> None:
+        self.worker = Process(*TAKEN)
+        self.worker.links.listen()
+        self.caller = Process("reply.g", "done.s")
+        self.caller.links.connect("w", self.worker.links.address, TAKEN)
+
+    def close(self) -> None:
+        self.caller.links.close()
+        self.worker.links.close()
+
+    def opened(self) -> Link:
+        found = self.caller.links.route("work.w")
+        assert found is not None
+        return found
+
+    def accepted(self) -> Link:
+        self.worker.links.accept_waiting()
+        found = self.worker.links.route("reply.g")
+        assert found is not None
+        return found
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(folder, "SHARED_MEMORY_DIRECTORY", tmp_path)
+    return tmp_path / f"weir-links-{os.getuid()}"
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+async def test_a_message_to_a_linked_process_does_not_go_to_the_broker(pair: Pair) -> None:
+    pair.caller.publish("work.w", b"batch")
+    pair.caller.publish("work.other", b"batch")
+    await eventually(lambda: pair.worker.received == [("work.w", b"batch")])
+    assert pair.caller.published == [("work.other", b"batch")]
+    pair.worker.publish("reply.g", b"response")
+    pair.worker.publish("done.s", b"completion")
+    await eventually(lambda: pair.caller.received == [("reply.g", b"response"), ("done.s", b"completion")])
+    assert pair.worker.published == []
+
+
+async def test_a_worker_has_the_link_of_a_caller_before_its_first_message(pair: Pair) -> None:
+    assert pair.accepted().send([("reply.g", b"1")]) is Sent.WRITTEN, "nothing has run in the event loop yet"
+
+
+async def test_a_subject_that_is_taken_later_is_announced(pair: Pair) -> None:
+    pair.caller.links.take("reply.later")
+    await eventually(lambda: pair.worker.links.route("reply.later") is not None)
+
+
+async def test_threads_send_in_order_and_large_messages_arrive_whole(pair: Pair) -> None:
+    route, count, large = pair.accepted(), 200, b"x" * 300_000
+
+    def send(thread: int) -> None:
+        for number in range(count):
+            route.send([("reply.g", f"{thread} {number} ".encode()), ("done.s", large if number % 50 == 0 else b"")])
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    await eventually(lambda: len(pair.caller.received) == 2 * 3 * count)
+    for thread in threads:
+        thread.join()
+    texts = [data.decode().split() for subject, data in pair.caller.received if subject == "reply.g"]
+    for thread in range(3):
+        assert [int(number) for of, number in texts if of == str(thread)] == list(range(count))
+    assert sum(len(data) == len(large) for _, data in pair.caller.received) == 3 * 4
+
+
+async def test_a_process_that_ends_says_so(pair: Pair) -> None:
+    pair.accepted()
+    pair.worker.links.close()
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.ORDERLY)])
+    pair.caller.publish("release.w", b"")
+    assert pair.caller.published == [("release.w", b"")]
+    assert not pair.caller.links.has_link("w")
+
+
+async def test_a_killed_process_is_noticed_and_what_it_wrote_arrives(pair: Pair) -> None:
+    route = pair.accepted()
+    route.send([("reply.g", b"last")])
+    route._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.LOST)])
+    assert pair.caller.received == [("reply.g", b"last")]
+
+
+async def test_a_half_written_frame_is_not_delivered(pair: Pair) -> None:
+    route = pair.accepted()
+    route._socket.send(pack_frames([("reply.g", b"whole"), ("reply.g", b"half")])[:-2])
+    route._socket.shutdown(socket.SHUT_RDWR)
+    await eventually(lambda: bool(pair.caller.ends))
+    assert pair.caller.received == [("reply.g", b"whole")]
+
+
+async def test_a_process_that_does_not_read_gets_its_messages_from_the_broker(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a caller that was stopped: nothing is lost, none is sent twice, and others do not wait for it."""
+    route = pair.accepted()
+    monkeypatch.setattr(route, "_stall_limit_s", 0.1)
+    asyncio.get_running_loop().remove_reader(pair.opened()._socket)
+    numbers = 0
+    while route.send([("reply.g", b"%8d" % numbers + bytes(100_000))]) is Sent.WRITTEN:
+        numbers += 1
+    route.send([("reply.g", b"behind")])
+    waiting: list[bool] = []
+    route.when_written(lambda: waiting.append(True))
+    assert not waiting
+    await eventually(lambda: bool(waiting))
+    published = [data[:8] for _, data in pair.worker.published]
+    assert published == [b"%8d" % numbers, b"behind"], "the message that was written in part, and those behind it"
+    asyncio.get_running_loop().add_reader(pair.opened()._socket, pair.opened()._read)
+    await eventually(lambda: bool(pair.caller.ends))
+    assert [int(data[:8]) for _, data in pair.caller.received] == list(range(numbers))
+
+
+async def test_a_process_that_reads_too_slowly_is_disconnected(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "MAX_BUFFERED_BYTES", 1 << 20)
+    route = pair.accepted()
+    asyncio.get_running_loop().remove_reader(pair.opened()._socket)
+    for _ in range(60):
+        route.send([("reply.g", bytes(100_000))])
+    await eventually(lambda: pair.worker.links.route("reply.g") is None)
+    assert route.send([("reply.g", b"")]) is Sent.REJECTED
+    assert pair.worker.published
+
+
+async def test_the_batches_of_a_lost_link_are_not_sent_again(pair: Pair) -> None:
+    """Their scheduler treats the worker as lost, and runs them again."""
+    opened = pair.opened()
+    asyncio.get_running_loop().remove_reader(pair.accepted()._socket)
+    while opened.send([("work.w", bytes(100_000)), ("release.w", b"slots")]) is Sent.WRITTEN:
+        pass
+    opened._end(LinkEnd.LOST)
+    assert {subject for subject, _ in pair.caller.published} == {"release.w"}
+
+
+async def test_bytes_that_are_no_frame_end_the_link(pair: Pair) -> None:
+    pair.accepted()._socket.send(HEADER.pack(0, 9))
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.BROKEN_OFF)])
+
+
+async def test_only_subjects_of_callers_and_schedulers_are_routed(pair: Pair) -> None:
+    pair.opened()._socket.send(pack_frames([("", pack_subjects(["$KV.registry.w", "statistics.query", "reply.ok"]))]))
+    await eventually(lambda: pair.worker.links.route("reply.ok") is not None)
+    assert pair.worker.links.route("$KV.registry.w") is None
+    assert pair.worker.links.route("statistics.query") is None
+
+
+async def test_a_message_on_a_subject_that_the_process_does_not_take_is_dropped(pair: Pair) -> None:
+    pair.opened().send([("settings", b"x"), ("work.w", b"batch")])
+    await eventually(lambda: bool(pair.worker.received))
+    assert pair.worker.received == [("work.w", b"batch")]
+
+
+@pytest.mark.parametrize("address", ["2-0123456789abcdef", "../../socket", "1-0123456789abcdef", "x"])
+async def test_without_a_listener_or_with_another_version_there_is_no_link(address: str) -> None:
+    caller = Process("reply.g")
+    caller.links.connect("w", address, TAKEN)
+    caller.publish("work.w", b"")
+    assert caller.published == [("work.w", b"")]
+
+
+async def test_a_process_that_takes_no_messages_opens_no_link(pair: Pair) -> None:
+    observer = Process()
+    observer.links.connect("w", pair.worker.links.address, TAKEN)
+    assert not observer.links.has_link("w")
+
+
+async def test_sockets_of_killed_processes_are_removed(own_folder: Path) -> None:
+    worker, other = Process(*TAKEN), Process(*TAKEN)
+    worker.links.listen()
+    assert worker.links._listener is not None
+    asyncio.get_running_loop().remove_reader(worker.links._listener)
+    worker.links._listener.close()
+    worker.links._listener = None
+    assert len(list(own_folder.iterdir())) == 1
+    other.links.listen()
+    assert [path.name for path in own_folder.iterdir()] == [other.links.address]
+    other.links.close()
+    assert not list(own_folder.iterdir())
+
+
+async def test_a_folder_that_others_may_enter_is_not_used(own_folder: Path) -> None:
+    own_folder.mkdir(mode=0o755)
+    own_folder.chmod(0o755)
+    worker = Process(*TAKEN)
+    worker.links.listen()
+    assert worker.links.address == ""
