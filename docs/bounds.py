@@ -175,6 +175,14 @@ worker.batch_dispatch:MAX_QUEUES | queues whose owners a worker remembers | the 
 bus.streams.pull:MAX_HELD_MESSAGES | durable requests of a lane of a model that are pulled | they wait
 bus.streams.pull:MAX_HELD_BYTES | their bytes | they wait
 bus.streams.consumers:MAX_UNACKED | unacknowledged durable requests of a lane of a model | they wait
+bus.links.link:MAX_BUFFERED_BYTES | messages that a process of the host has not read | it is disconnected, and gets them from nats-server
+bus.links.links:ACCEPTED_STALL_LIMIT_S | time in which a caller reads nothing of what waits for it | the same
+bus.links.links:OPENED_STALL_LIMIT_S | time in which a worker reads nothing of what waits for it | it counts as lost
+bus.links.links:MAX_LINKS | links of other processes to a worker | their messages go through nats-server
+bus.links.links:MAX_SUBJECTS | subjects that a process may announce on a link | the rest go through nats-server
+bus.links.framing:MAX_FRAME_BYTES | a message on a link | dropped, and logged
+scheduler.service.owned_queue:ACK_DELAY_S | wait of an acknowledgement for others | they are published
+worker.batch_dispatch:MAX_CALLERS | callers that a worker remembers having responded to | it forgets them all
 bus.nats.connection:MAX_KEPT_BYTES | messages kept while the broker is unreachable | dropped: gateways send again
 bus.streams.declarations:LIVE_MAX_BYTES | stream LIVE, or up to 8 streams of live requests | publishes are rejected: 503
 bus.naming.live_queues:MAX_LIVE_STREAMS | streams of live requests | the role does not start

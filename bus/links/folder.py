@@ -22,6 +22,9 @@ from bus.naming.identity import SHARED_MEMORY_DIRECTORY
 _FORM = 1
 """The version of the frames. Processes that use another one do not connect."""
 
+SWITCH_VARIABLE = "WEIR_LINKS"
+"""The environment variable that, with the value "off", has a process do without links."""
+
 _PREPARING = "new-"
 _BACKLOG = 512
 _CREDENTIALS = struct.Struct("3i")
@@ -30,7 +33,12 @@ _is_address = re.compile(rf"{_FORM}-[0-9a-f]{{16}}").fullmatch
 
 
 def folder() -> Path:
-    """Returns the folder of this user, and creates it. Raises OSError if another user could enter it."""
+    """Returns the folder of this user, and creates it.
+
+    Raises OSError if another user could enter it, or if links are switched off.
+    """
+    if os.environ.get(SWITCH_VARIABLE) == "off":
+        raise OSError(f"{SWITCH_VARIABLE} is off")
     path = SHARED_MEMORY_DIRECTORY / f"weir-links-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)

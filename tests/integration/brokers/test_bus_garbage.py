@@ -17,6 +17,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from tests.support.clients.stock import RawConnection, http_inputs, infer_body, post
+from tests.support.models.zoo import write_small_zoo
 from tests.support.servers.nats import publish_raw
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
@@ -154,8 +155,16 @@ class Target(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def target(module_server: Server) -> Target:
-    return Target(module_server, module_server.pids(), asyncio.run(_listen(module_server)))
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A server all of whose messages can be heard at the broker."""
+    folder = tmp_path_factory.mktemp("garbage")
+    write_small_zoo(folder / "models")
+    server = Server(folder, folder / "models", environment={"WEIR_LINKS": "off"})
+    try:
+        yield Target(server, server.pids(), asyncio.run(_listen(server)))
+        assert server.stop() == 0
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
