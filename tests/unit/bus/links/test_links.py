@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,9 +73,11 @@ class Pair:
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(folder, "SHARED_MEMORY_DIRECTORY", tmp_path)
-    return tmp_path / f"weir-links-{os.getuid()}"
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of sockets, at a short path: the path of a socket has at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setattr(folder, "SHARED_MEMORY_DIRECTORY", Path(place))
+        yield Path(place, f"weir-links-{os.getuid()}")
 
 
 @pytest.fixture
