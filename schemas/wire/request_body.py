@@ -83,7 +83,7 @@ def is_body_ref(body: bytes) -> bool:
 
 def body_ref(body: bytes) -> PayloadRef | None:
     """Where the body lies, None where `body` is the body itself. Raises MalformedMessage."""
-    if not is_body_ref(body):
+    if body[:1] != _REFERENCE:
         return None
     ref: PayloadRef = decode(body, PayloadRef, "reference to a request body")
     return ref
@@ -92,22 +92,31 @@ def body_ref(body: bytes) -> PayloadRef | None:
 def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequest:
     """The request whose body this is. Its tensors own copies of their content, or refer to it. Raises MalformedMessage."""
     fields: _Body = decode(body, _Body, "request body")
-    request = InferRequest(model, str(version), fields.id, parameters=fields.parameters)
     try:
         for tensor in fields.inputs:
             if type(tensor.data) is list:
                 tensor.data = reference(tensor.data)  # type: ignore[assignment]  # now it is a plain `Tensor`
-        request.outputs = [_requested_output(row) for row in fields.outputs]
+        outputs = [
+            RequestedOutput(row) if type(row) is str else _requested_output(row)  # type: ignore[arg-type]  # then a tuple
+            for row in fields.outputs
+        ]
     except (ValueError, TypeError) as error:
         raise MalformedMessage(f"not a request body: {error}") from error
-    request.inputs = fields.inputs  # type: ignore[assignment]  # a list is invariant
-    request.correlation_id = fields.correlation_id
-    request.sequence_flags = fields.sequence_flags
-    request.timeout_us = fields.timeout_us
-    request.traceparent, request.tracestate = fields.traceparent, fields.tracestate
-    request.wants_timestamps = fields.wants_timestamps or bool(fields.traceparent)
-    request.priority = fields.priority
-    return request
+    return InferRequest(
+        model,
+        str(version),
+        fields.id,
+        fields.inputs,  # type: ignore[arg-type]  # a list is invariant
+        outputs,
+        fields.parameters,
+        priority=fields.priority,
+        timeout_us=fields.timeout_us,
+        correlation_id=fields.correlation_id,
+        sequence_flags=fields.sequence_flags,
+        traceparent=fields.traceparent,
+        tracestate=fields.tracestate,
+        wants_timestamps=fields.wants_timestamps or bool(fields.traceparent),
+    )
 
 
 def _ending(request: InferRequest) -> tuple[str | bool | int, ...]:
@@ -125,9 +134,7 @@ def _output_row(output: RequestedOutput) -> str | tuple[str, ClientRef]:
     return output.name if output.region is None else (output.name, output.region)
 
 
-def _requested_output(row: str | tuple[str, list[Any]]) -> RequestedOutput:
-    if isinstance(row, str):
-        return RequestedOutput(row)
+def _requested_output(row: tuple[str, list[Any]]) -> RequestedOutput:
     name, place = row
     region = reference(place)
     if isinstance(region, PayloadRef):

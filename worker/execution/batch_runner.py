@@ -217,8 +217,11 @@ class BatchRunner:
         for position, request, outcome in zip(started.positions, started.requests, outcomes, strict=True):
             if position in padding:
                 continue
-            if request.outputs and outcome is not None and entries[position].gateway != NO_REPLY:
-                self._deliver(request, outcome)
+            if outcome is not None and entries[position].gateway != NO_REPLY:
+                for output in request.outputs:
+                    if output.region is not None:
+                        self._deliver(request, outcome)
+                        break
             results[position] = outcome
 
     def _respond(self, started: StartedBatch, outcomes: Sequence[Result | None]) -> BatchUpdate:
@@ -292,5 +295,5 @@ class BatchRunner:
             if result is None:
                 rows.append(pack_error(entry.key, internal("the request was not run")))
             else:
-                rows.append(self._writer.write(entry, result, timestamps=traced.get(index)))
+                rows.append(self._writer.write(entry, result, True, traced.get(index)))
         return [(gateway, pack_rows(self._version, rows)) for gateway, rows in by_gateway.items()]

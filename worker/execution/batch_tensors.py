@@ -136,10 +136,10 @@ class BatchAssembler:
     def _join(self, name: str, rows: list[Tensor], reader: PayloadReader) -> np.ndarray:
         datatype = rows[0].datatype
         ragged = name in self._ragged
-        shape = [-1] if ragged else [sum(row.shape[0] for row in rows), *rows[0].shape[1:]]
+        shape = [-1] if ragged else [sum([row.shape[0] for row in rows]), *rows[0].shape[1:]]
         if datatype == "BYTES":
             return np.concatenate([_array(row, reader) for row in rows], axis=None if ragged else 0)
-        contents = [_content(row, reader) for row in rows]
+        contents = [row.data if type(row.data) is bytes else _content(row, reader) for row in rows]
         size = sum(map(len, contents))
         together = contiguous_view(contents)
         if together is not None:
@@ -165,7 +165,7 @@ def _rows_of(requests: Sequence[InferRequest], batching: bool) -> Iterator[tuple
     for position, tensor in enumerate(requests[0].inputs):
         name = tensor.name
         rows = [request.inputs[position] for request in requests]
-        if any(row.name != name for row in rows):
+        if any([row.name != name for row in rows]):  # noqa: C419 - a list is faster than a generator here
             rows = [input_named(request, name) for request in requests]
         yield name, rows
 
@@ -199,7 +199,8 @@ def split_outputs(
         else:
             parts = _rows(name, datatype, array, sizes)
         for request, result, part in zip(requests, results, parts, strict=True):
-            if not wanted_only or not request.outputs or any(output.name == name for output in request.outputs):
+            wanted = request.outputs
+            if not wanted_only or not wanted or wanted[0].name == name or name in [output.name for output in wanted]:
                 result.append(part)
     return results
 

@@ -70,13 +70,15 @@ class _Decoder:
             request = unpack_body(body, batch.model, batch.version)
             if running.fetched:
                 insert_fetched(request, running.fetched)
-            if is_payload_stale(request, self._reader):
+            has_content = _has_content(request)
+            if not has_content and is_payload_stale(request, self._reader):
                 raise StalePayload("the payload of the request was released")
             if entry.position is not None:
                 apply_position(request, entry, is_reference=ref is not None)
-            # Padding is a copy of a request of this batch, and the last row of a batch is never padding.
-            self._shared_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
-            check_long_strings(request, self._reader)
+            if not has_content:
+                # Padding is a copy of a request of this batch, and the last row of a batch is never padding.
+                self._shared_memory.fetch(request, entry.gateway or batch.entries[-1].gateway)
+                check_long_strings(request, self._reader)
             return request
         except StalePayload:
             self._statistics.record_failures(1, "CANCELED", entry.queued_us * 1000)
@@ -90,6 +92,14 @@ class _Decoder:
     def _failed(self, error: Exception, _position: int, entry: BatchEntry) -> Result:
         self._statistics.record_failures(1, "OTHER", entry.queued_us * 1000)
         return Result(error=internal(f"the request can't be decoded: {type(error).__name__}: {error}"))
+
+
+def _has_content(request: InferRequest) -> bool:
+    """Whether nothing lies in shared memory and no strings have to be checked, as in most requests."""
+    for tensor in request.inputs:
+        if type(tensor.data) is not bytes or (tensor.datatype == "BYTES" and len(tensor.data) > MAX_WALKED_BYTES):
+            return False
+    return not any([output.region is not None for output in request.outputs])  # noqa: C419 - faster than a generator
 
 
 def read_content(ref: PayloadRef, running: RunningBatch, reader: PayloadReader) -> memoryview | bytes:

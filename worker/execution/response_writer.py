@@ -93,7 +93,8 @@ class ResponseWriter:
         """
         inline_bytes = 0
         for tensor in outputs:
-            size = tensor.size_bytes
+            data = tensor.data
+            size = data.size if isinstance(data, tuple) else len(data)
             # Most outputs are small for every gateway: then its host need not be looked up.
             if size > INLINE_LIMIT_BYTES and self._is_large_for(gateway, size) and self._lend(tensor):
                 continue

@@ -10,7 +10,7 @@ import pytest
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode
 from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import Tensor
+from schemas.core.tensors import RegionRef, Tensor
 from schemas.wire.messages import (
     BatchEntry,
     BatchMessage,
@@ -25,6 +25,7 @@ from tests.unit.worker.ensembles.test_instance import Coordinator, coordinator
 from tests.unit.worker.execution.test_batch_execution import CONFIG, Scripted, number
 from worker.execution.batch_execution import BatchUpdate
 from worker.execution.running_batch import RunningBatch
+from worker.execution.shared_memory import SharedMemoryIO
 from worker.python_stub._weir_channel import Kind
 
 __all__ = ["called", "coordinator", "peer"]
@@ -65,9 +66,12 @@ def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.Mo
     failing = number(6)
     fail_for(monkeypatch, site, lambda *arguments: failing in arguments)
     model.execute = lambda requests, execution: [number(5), failing, number(5)]
-    # Only requests that name their outputs may want them in memory of their own.
-    body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")], outputs=[RequestedOutput("N")]))
-    entries = [BatchEntry("gateway", key, 5, body) for key in (1, 2, 3)]
+    monkeypatch.setattr(SharedMemoryIO, "_check_access", lambda *_: None)
+    entries = []
+    for key in (1, 2, 3):
+        output = RequestedOutput("N", region=RegionRef("of-the-client", 1, 0, 8) if key == 2 else None)
+        body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")], outputs=[output]))
+        entries.append(BatchEntry("gateway", key, 5, body))
     model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, [])))
     answers = responses_of(model.published.get(timeout=10))
     assert answers == {1: 5, 2: "the response can't be sent: RuntimeError: injected", 3: 5}
