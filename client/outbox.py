@@ -45,6 +45,12 @@ _NOT_SENT = "an unexpected error occurred while the request was sent; the server
 MAX_FRAME_BYTES = 512 * 1024
 """Bodies of requests that share a frame; a larger body has a frame of its own."""
 
+SMALL_BODY_BYTES = 512
+"""A body up to this size travels inside its frame: a reference to a payload slot would cost more than its bytes.
+
+So a frame ends before a small body with which its bodies would go into a payload slot.
+"""
+
 MAX_UNACKNOWLEDGED_FRAMES = 8
 """Unacknowledged frames of one model; later requests wait for an acknowledgement."""
 
@@ -322,7 +328,8 @@ def frames_of(envelopes: list[RequestEnvelope]) -> Iterable[list[RequestEnvelope
         # scheduler dies, until all of the frame's requests have ended: the sequence would start again without its later
         # requests.
         starts = envelope.sequence_flags & (SEQUENCE_START | SEQUENCE_END) == SEQUENCE_START
-        if frame and (starts or size + len(envelope.body) > MAX_FRAME_BYTES):
+        limit_bytes = FRAME_INLINE_BYTES if len(envelope.body) <= SMALL_BODY_BYTES else MAX_FRAME_BYTES
+        if frame and (starts or size + len(envelope.body) > limit_bytes):
             yield frame
             frame, size = [], 0
         frame.append(envelope)

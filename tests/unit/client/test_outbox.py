@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from client.outbox import MAX_FRAME_BYTES, frames_of
+from client.outbox import MAX_FRAME_BYTES, SMALL_BODY_BYTES, frames_of
+from client.payload_store import FRAME_INLINE_BYTES
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from schemas.wire.messages import RequestEnvelope
 
@@ -17,6 +18,15 @@ def keys(*parts: RequestEnvelope) -> list[list[int]]:
 
 def test_requests_share_frames_up_to_a_size() -> None:
     assert keys(part(1), part(2), part(3, size=MAX_FRAME_BYTES), part(4)) == [[1, 2], [3], [4]]
+
+
+def test_many_small_bodies_need_no_payload_slot() -> None:
+    small = [part(key, size=SMALL_BODY_BYTES) for key in range(100)]
+    frames = list(frames_of(small))
+    assert [len(frame) for frame in frames] == [32, 32, 32, 4]
+    assert all(sum(len(each.body) for each in frame) <= FRAME_INLINE_BYTES for frame in frames)
+    larger = [part(key, size=SMALL_BODY_BYTES + 1) for key in range(100)]
+    assert len(list(frames_of(larger))) == 1
 
 
 def test_the_first_request_of_a_sequence_has_a_frame_of_its_own() -> None:
