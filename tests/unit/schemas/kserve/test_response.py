@@ -6,13 +6,15 @@ import math
 import struct
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 import rapidjson
 
 from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import PayloadRef, Tensor, pack_bytes
+from schemas.core.tensors import DATATYPES, PayloadRef, Tensor, pack_bytes
+from schemas.kserve.json_tensors import json_data
 from schemas.kserve.response import build_infer_response, error_body
 
 PAIR = struct.pack("<2f", 1, 2.5)
@@ -158,3 +160,24 @@ def test_references_have_to_be_fetched_first() -> None:
 @pytest.mark.parametrize(("message", "shown"), [('say "no"', 'say "no"'), ("", ""), ("bad \udcff", "bad ?")])
 def test_errors(message: str, shown: str) -> None:
     assert orjson.loads(error_body(message)) == {"error": shown}
+
+
+@pytest.mark.parametrize(
+    "datatype", ["BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"]
+)
+def test_long_outputs_have_the_text_of_short_ones(datatype: str) -> None:
+    numpy = DATATYPES[datatype].numpy
+    bits = np.random.default_rng(5).integers(0, 256, 4096 * numpy.itemsize, np.uint8)
+    values = (bits[:4096] > 127) if datatype == "BOOL" else bits.view(numpy)
+    if values.dtype.kind == "f":
+        values = np.where(np.isfinite(values), values, 0.1).astype(numpy)
+    for start in (0, 4095):  # a short one takes the other way
+        part = values[start:]
+        text = orjson.dumps(json_data("out", datatype, [len(part)], part.tobytes()))
+        assert text == orjson.dumps(part.tolist())
+
+
+def test_long_outputs_that_are_not_finite_have_bare_literals() -> None:
+    values = np.array([1.5, np.nan, -np.inf] * 1000, np.float32)
+    text = orjson.dumps(json_data("out", "FP32", [3000], values.tobytes()))
+    assert text.startswith(b"[1.5,NaN,-Infinity,1.5")
