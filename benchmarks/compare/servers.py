@@ -84,16 +84,19 @@ def running_weir(folder: Path) -> Iterator[Server]:
     for network in NETWORKS.values():
         network.write(repository, "onnxruntime")
     ports = free_ports()
-    command = [
+    with running("weir", [*weir_command(folder), *port_options(ports)], folder, ports, None) as server:
+        yield server
+
+
+def weir_command(folder: Path) -> list[str]:
+    """The command, without ports, that serves the models in the folder `repository` of `folder`."""
+    return [
         str(Path(sys.executable).with_name("weir")),
         "serve",
-        f"--model-repository={repository}",
+        f"--model-repository={folder / 'repository'}",
         f"--data-dir={folder / 'data'}",
         "--exit-timeout-secs=5",
-        *port_options(ports),
     ]
-    with running("weir", command, folder, ports, None) as server:
-        yield server
 
 
 @contextlib.contextmanager
