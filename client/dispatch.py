@@ -243,7 +243,7 @@ class RequestDispatcher:
             if self._regions is None:
                 raise invalid("shared memory regions can't be used here")
             slots.append(self._regions.hold(model.name, request.regions))
-        if is_large(request):
+        if body_slot is not None or is_large(request):
             try:
                 slots += self._payloads.place(model.name, request.inputs, body_slot)
             except Exception:

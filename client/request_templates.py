@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from bus.payloads.arena import INLINE_LIMIT_BYTES, Slot
+from bus.payloads.arena import REMOTE_INLINE_LIMIT_BYTES, Slot
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import PayloadRef
 from schemas.wire.request_body import body_template, pack_ref
@@ -31,8 +31,10 @@ MAX_KEPT_BYTES = 1 << 20
 MAX_SIGHTINGS = 1024
 """Hashes of headers that came once while the cache was full."""
 
+Body = bytes | bytearray | memoryview
+
 _ENTRY_BYTES = 500
-_NO_CONTENT = memoryview(bytes(INLINE_LIMIT_BYTES))
+_NO_CONTENT = memoryview(bytes(REMOTE_INLINE_LIMIT_BYTES))
 
 
 class RequestTemplate:
@@ -60,7 +62,7 @@ class RequestTemplate:
         # The header, its packed form, and the parsed request, whose objects are larger than the text.
         self.size_bytes = _ENTRY_BYTES + 4 * header_length
 
-    def pack(self, body: bytes | bytearray) -> bytes:
+    def pack(self, body: Body) -> bytes:
         """The packed form (`schemas.wire.request_body.pack_body`) of the request with this HTTP body."""
         pieces = self._pieces
         content = memoryview(body)
@@ -83,8 +85,6 @@ class RequestTemplate:
         parts.append(self._pieces[-1])
         return b"".join(parts)
 
-
-Body = bytes | bytearray | memoryview
 
 Key = TypeVar("Key", bound=Hashable)
 Template = TypeVar("Template", bound=RequestTemplate)
@@ -184,7 +184,7 @@ class RequestTemplates:
             or header_length > MAX_HEADER_BYTES
             or not request.inputs
             or any(t.datatype == "BYTES" or not isinstance(t.data, (memoryview, PayloadRef)) for t in request.inputs)
-            or any(not isinstance(t.data, PayloadRef) and t.size_bytes > INLINE_LIMIT_BYTES for t in request.inputs)
+            or any(not isinstance(t.data, PayloadRef) and t.size_bytes > len(_NO_CONTENT) for t in request.inputs)
         ):
             return
         key = request.model_version, bytes(body[:header_length])

@@ -20,6 +20,7 @@ gateway.grpc.codec:MAX_FIELDS | fields of a gRPC infer request | 400
 gateway.http.routing:MAX_SHORT_BODY_BYTES | body of a request that changes settings | 400
 gateway.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed
 gateway.stall_detection:UNREAD_PERIOD_S | time in which the next 16 KiB of a response must be read; 30 s when memory is short | the stream or connection is closed
+client.payload_store:SLOT_FROM_BYTES | an HTTP body received in ordinary memory | received in a payload slot
 gateway.http.exchange:SLOT_AFTER_BYTES | part of a body that arrives before it gets a payload slot | ordinary memory
 gateway.http.body_reader:DIRECT_FROM_BYTES | rest of a body that the parser passes on in copies | received directly in its payload slot
 gateway.http2.send_buffer:MAX_SENT_FRAME_BYTES | a frame sent over gRPC | several frames

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from bus.payloads.arena import INLINE_LIMIT_BYTES
+from client.payload_store import SLOT_FROM_BYTES
 from client.request_templates import MAX_HEADER_BYTES, RequestTemplate, TemplateCache, without_content
 from gateway.grpc.codec import decode_request
 from schemas.core.errors import WeirError
@@ -76,7 +76,7 @@ class MessageTemplateCache:
             or request.regions
             or request.correlation_id
             or request.traceparent
-            or len(data) > INLINE_LIMIT_BYTES
+            or len(data) > SLOT_FROM_BYTES
             or not request.inputs
             or len(request.inputs) != len(raw_contents)
             or any(t.datatype == "BYTES" or t.data is not c for t, c in zip(request.inputs, raw_contents, strict=True))

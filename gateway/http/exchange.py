@@ -13,9 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bus.payloads.arena import ALIGNMENT_BYTES, INLINE_LIMIT_BYTES, Slot
+from bus.payloads.arena import ALIGNMENT_BYTES, Slot
 from client.catalog import ServedModel
 from client.in_flight import PendingRequest
+from client.payload_store import SLOT_FROM_BYTES
 from client.request_headers import DEADLINE_HEADER, read_deadline_ms
 from client.request_templates import RequestTemplate
 from gateway.access import add_parameters
@@ -60,7 +61,7 @@ _OK = b"HTTP/1.1 200 OK\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_LIMIT_BYTES = 64 * 1024
 
-SLOT_AFTER_BYTES = 64 * 1024
+SLOT_AFTER_BYTES = 16 * 1024
 SLOT_AFTER_SHARE = 8
 """A body gets a payload slot, which reserves memory for all of it, only after this many bytes have arrived, and an eighth
 (one of `SLOT_AFTER_SHARE` parts) of its announced size. Until then it is kept in ordinary memory."""
@@ -171,7 +172,7 @@ class InferExchange:
             return
         shut = self._context.inference.backpressure.active
         rejection = early_rejection(self._context, self._model, self._version) if shut else None
-        if rejection is None and length > INLINE_LIMIT_BYTES:
+        if rejection is None and length > SLOT_FROM_BYTES:
             self._plan_slot(length)
             rejection = self._rejection_for_size(length)
         self._announced = length
@@ -266,7 +267,7 @@ class InferExchange:
                 self.body = bytearray(self.body)
             self.body += data
         # A small body that arrives at once is not charged: it is dropped, or counted as in flight, in this turn.
-        if self._received != self._announced or self._received > INLINE_LIMIT_BYTES:
+        if self._received != self._announced or self._received > SLOT_FROM_BYTES:
             self._charge_body()
 
     def body_space(self) -> memoryview | None:
@@ -327,7 +328,7 @@ class InferExchange:
             length = 0 if is_traced else self._template_header_length()
             if length:
                 prepared = served.templates.find(self._version, self._content(), length)
-            if prepared is not None and prepared.refers is (self._slot is not None):
+            if prepared is not None and (self._slot is not None or not prepared.refers):
                 self._submit_template(served, prepared)
                 return
             if served.config.is_decoupled:
@@ -337,21 +338,22 @@ class InferExchange:
             if self.encoding and is_compressed(self.encoding):
                 self._decompress(served, is_traced)
                 return
-            content = self._content()
+            content, found_room = self._content(), self._slot is not None or self._received <= SLOT_FROM_BYTES
             request = self._parse_and_submit(served, is_traced)
-            if length and request is not None and not self._context.inference.caches(served):
+            if length and found_room and request is not None and not self._context.inference.caches(served):
                 served.templates.keep(request, content, length)
         except WeirError as error:
             self.respond_error(error)
 
     def _submit_template(self, served: ServedModel, template: RequestTemplate) -> None:
-        slot = self._slot
-        body = template.pack(self.body) if slot is None else template.pack_in_slot(slot, self._padding)
+        slot = self._slot if template.refers else None
+        body = template.pack(self._content()) if slot is None else template.pack_in_slot(slot, self._padding)
         deadline_ms = 0 if self.deadline is None else read_deadline_ms(self.deadline)
         self._pending = self._context.inference.submit_template(
             served, template, body, self._on_response, deadline_ms, slot
         )
-        self._slot = None
+        if slot is not None:
+            self._slot = None  # the request's own now
 
     def _content(self) -> bytes | bytearray | memoryview:
         """The whole body where it was received."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena
-from client.payload_store import FRAME_INLINE_BYTES, PayloadStore, free_all, is_large
+from client.payload_store import FRAME_INLINE_BYTES, SLOT_FROM_BYTES, PayloadStore, free_all, is_large
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import PayloadRef, Tensor
 from schemas.wire.request_body import body_ref
@@ -51,6 +51,19 @@ def test_content_in_the_body_s_slot_is_not_copied(arena: PayloadArena) -> None:
     slot.free()
 
 
+def test_smaller_content_of_a_body_in_a_slot_is_not_copied_either(arena: PayloadArena) -> None:
+    store = PayloadStore(arena, lambda model: True)
+    slot = store.slot_for_body(3 * LARGE)
+    assert slot is not None
+    medium, small = tensor("medium", slot.view[:2000]), tensor("small", slot.view[2000:2010])
+    elsewhere = tensor("elsewhere", b"x" * 2000)
+    assert store.place("m", [medium, small, elsewhere], slot) == [slot]
+    assert medium.data == slot.ref(0, 2000)
+    assert isinstance(small.data, memoryview)
+    assert isinstance(elsewhere.data, bytes)
+    slot.free()
+
+
 def test_workers_on_other_hosts_get_more_content_inline(arena: PayloadArena) -> None:
     store = PayloadStore(arena, lambda model: False)
     medium, large = tensor("medium", b"x" * LARGE), tensor("large", b"y" * (REMOTE_INLINE_LIMIT_BYTES + 1))
@@ -62,7 +75,7 @@ def test_workers_on_other_hosts_get_more_content_inline(arena: PayloadArena) -> 
 
 def test_small_bodies_need_no_slot(arena: PayloadArena) -> None:
     store = PayloadStore(arena, lambda model: True)
-    assert store.slot_for_body(INLINE_LIMIT_BYTES) is None
+    assert store.slot_for_body(SLOT_FROM_BYTES) is None
     assert store.place_bodies("m", [b"x" * FRAME_INLINE_BYTES]) is None
 
 

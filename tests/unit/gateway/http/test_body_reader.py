@@ -11,7 +11,7 @@ import uvloop
 from bus.naming.identity import new_id
 from bus.payloads.arena import PayloadArena, PayloadBudget
 from client.payload_store import PayloadStore
-from gateway.http.exchange import SLOT_AFTER_BYTES, InferExchange
+from gateway.http.exchange import InferExchange
 from gateway.stall_detection import STALL_PERIOD_S
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import internal
@@ -92,7 +92,7 @@ def test_pipelined_requests_after_a_large_body_are_read(
 def test_a_client_that_disconnects_in_the_middle_leaves_nothing(payloads: PayloadStore) -> None:
     async def scenario(frontend: HttpFrontend) -> None:
         _, writer = await frontend.open()
-        writer.write(request(CONTENT)[: 4 * SLOT_AFTER_BYTES])
+        writer.write(request(CONTENT)[: SIZE // 2])
         await eventually(lambda: payloads.slots_in_use == 1)
         writer.close()
         await eventually(lambda: payloads.slots_in_use == 0)
@@ -106,11 +106,11 @@ def test_what_arrives_of_a_rejected_body_is_not_written_into_its_slot(payloads: 
     async def scenario(frontend: HttpFrontend) -> None:
         reader, writer = await frontend.open()
         message = request(CONTENT)
-        writer.write(message[: 4 * SLOT_AFTER_BYTES])
+        writer.write(message[: SIZE // 2])
         (connection,) = frontend.listeners.connections("HTTP")
         await eventually(lambda: payloads.slots_in_use == 1)
         exchange: Any = connection._latest
-        await eventually(lambda: exchange.received_bytes > 3 * SLOT_AFTER_BYTES)
+        await eventually(lambda: exchange.received_bytes > SIZE // 3)
         slot = exchange._slot
         frontend.check_progress(1000.0)
         frontend.check_progress(1000.0 + STALL_PERIOD_S)
@@ -118,7 +118,7 @@ def test_what_arrives_of_a_rejected_body_is_not_written_into_its_slot(payloads: 
         assert status == 408
         assert payloads.slots_in_use == 0
         slot.view[:] = b"x" * len(slot.view)  # the slot may be another request's now
-        writer.write(message[4 * SLOT_AFTER_BYTES :])
+        writer.write(message[SIZE // 2 :])
         assert await reader.read() is not None
         await eventually(lambda: not frontend.listeners.connections("HTTP"))
         assert bytes(slot.view) == b"x" * len(slot.view)
