@@ -12,6 +12,7 @@ reads in place of the accelerator `cuda`.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,11 +130,12 @@ class OnnxOptions:
         if self.is_parallel:
             options.execution_mode = library.ExecutionMode.ORT_PARALLEL
         if self.global_threads is not None:
-            _create_pool(library, self.global_threads)
+            intra_op, inter_op = self.global_threads
+            _create_pool(library, (_usable(intra_op), _usable(inter_op)))
             options.use_per_session_threads = False
             return
-        options.intra_op_num_threads = self.intra_op_threads
-        options.inter_op_num_threads = self.inter_op_threads
+        options.intra_op_num_threads = _usable(self.intra_op_threads)
+        options.inter_op_num_threads = _usable(self.inter_op_threads)
         for key, threads in ((_INTRA_OP_SPINNING, self.intra_op_threads), (_INTER_OP_SPINNING, self.inter_op_threads)):
             if threads != 1 and key not in self.entries:
                 options.add_session_config_entry(key, "0")
@@ -188,6 +190,17 @@ def _global_threads(settings: Mapping[str, str]) -> tuple[int, int] | None:
         _threads(name, settings.get(name, "0")) for name in ("intra_op_thread_count", "inter_op_thread_count")
     )
     return intra, inter
+
+
+def _usable(threads: int) -> int:
+    """The number of threads to ask for: for 0, one for each processor that this thread may use if it may not use all.
+
+    With 0 ONNX Runtime binds a thread to each core of the machine, also to those that the affinity mask leaves to others.
+    """
+    if threads:
+        return threads
+    usable = len(os.sched_getaffinity(0))
+    return 0 if usable == os.cpu_count() else usable
 
 
 def _create_pool(library: Any, threads: tuple[int, int]) -> None:

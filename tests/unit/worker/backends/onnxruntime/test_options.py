@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import ctypes
 import json
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,27 @@ def test_the_defaults_are_one_thread_and_all_optimizations(tmp_path: Path) -> No
     assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     assert options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (True, True)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor can't be divided")
+@pytest.mark.parametrize("end", [min, max], ids=["the first", "the last"])
+def test_threads_for_all_cores_stay_on_those_that_the_process_may_use(
+    tmp_path: Path, end: Callable[[set[int]], int]
+) -> None:
+    """ONNX Runtime binds its threads to cores of the machine, whatever the affinity mask of the process is."""
+    model = version(tmp_path, parameters(intra_op_thread_count="0", inter_op_thread_count="0", execution_mode="1"))
+    everywhere = os.sched_getaffinity(0)
+    tasks = Path("/proc/self/task")
+    before = {task.name for task in tasks.iterdir()}
+    os.sched_setaffinity(0, {end(everywhere)})
+    try:
+        session = session_of(model)
+        started = {task.name for task in tasks.iterdir()} - before
+        assert all(os.sched_getaffinity(int(task)) == {end(everywhere)} for task in started)
+        assert session.get_session_options().intra_op_num_threads == 1
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert session_of(model).get_session_options().intra_op_num_threads in (0, len(everywhere))
 
 
 def test_every_parameter_of_a_session_reaches_it(tmp_path: Path) -> None:
