@@ -124,7 +124,12 @@ class IntegerOrAuto(Integer):
 
     def read(self, text: str) -> Any:
         """The number, or `AUTO`. Raises BadValue."""
-        return AUTO if text.lower() == AUTO else super().read(text)
+        if text.lower() == AUTO:
+            return AUTO
+        try:
+            return super().read(text)
+        except BadValue as error:
+            raise BadValue(str(error).removesuffix(".") + f", or {AUTO}.") from None
 
 
 @dataclass(frozen=True)

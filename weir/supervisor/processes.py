@@ -81,8 +81,8 @@ def divide_processors(
         return None
     if not counts.workers <= reserved < len(processors):
         raise UsageError(
-            f"--worker-processors={reserved} is rejected: {counts.workers} workers need one each, and one of the "
-            f"{len(processors)} processors must be left for other processes"
+            f"--worker-processors={reserved} is rejected: it must be at least the number of workers "
+            f"({counts.workers}), and less than that of processors ({len(processors)})"
         )
     others, own = processors[: len(processors) - reserved], processors[len(processors) - reserved :]
     bounds = [reserved * number // counts.workers for number in range(counts.workers + 1)]

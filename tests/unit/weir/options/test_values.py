@@ -28,6 +28,9 @@ SERVE = options_of("serve")
         ("model_namespacing", "false", False),
         ("rate_limit", "Execution_Count", "execution_count"),
         ("grpc_infer_thread_count", "128", 128),
+        ("gateways", "3", 3),
+        ("gateways", "AUTO", "auto"),
+        ("worker_processors", "0", 0),
         ("trace_level", "max", "TIMESTAMPS"),
     ],
 )
@@ -103,6 +106,16 @@ def test_values(key: str, text: str, value: object) -> None:
             "foo",
             'Bad option: "--cuda-memory-pool-byte-size". Cannot parse pair option due to incorrect number of inputs.'
             "--<pair option> argument requires format <first>:<second>. Found: foo",
+        ),
+        (
+            "gateways",
+            "two",
+            'Bad option: "--gateways". Invalid option value. Got two. It must be a whole number, or auto.',
+        ),
+        (
+            "gateways",
+            "0",
+            'Bad option: "--gateways". Provided option value is out of bound. Got 0. It must be between 1 and 64, or auto.',
         ),
         (
             "rate_limit_resource",

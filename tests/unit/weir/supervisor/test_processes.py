@@ -86,5 +86,7 @@ def test_auto_reserves_nothing_where_there_are_too_few(processors: int, quota: i
 
 @pytest.mark.parametrize("reserved", [1, 3, 16, 17])
 def test_each_worker_and_the_others_need_a_processor(reserved: int) -> None:
-    with pytest.raises(UsageError, match="4 workers need one each"):
+    with pytest.raises(
+        UsageError, match=r"at least the number of workers \(4\), and less than that of processors \(16\)"
+    ):
         divide_processors(reserved, range(16), 16, COUNTS)
