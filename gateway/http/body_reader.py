@@ -16,11 +16,18 @@ from gateway.http.asgi import HttpExchange
 DIRECT_FROM_BYTES = 32 * 1024
 """The rest of a body is received directly if it has at least so many bytes; exchanging the protocol costs some 10 us."""
 
+TURN_BYTES = 512 * 1024
+"""How much of one connection is read in a turn of the event loop. libuv would go on while the client is faster, up to 32
+times; a few large bodies would then hold up all small requests for tens of milliseconds."""
+
 _DROPPED_AT_ONCE_BYTES = 64 * 1024
 
 
 class BodyConnection(Protocol):
     """The connection that a `BodyReader` stands in for: `gateway.http.connection.HttpConnection`."""
+
+    def count_read(self, size: int) -> None:
+        """`size` bytes were read: after `TURN_BYTES` others have their turn."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.BaseProtocol.connection_lost`."""
@@ -53,13 +60,14 @@ class BodyReader(asyncio.BufferedProtocol):
         self._is_dropping = space is None
         if space is None:
             space = memoryview(bytearray(min(self._left_bytes, _DROPPED_AT_ONCE_BYTES)))
-        return space
+        return space[:TURN_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """`nbytes` were read into the memory that `get_buffer` returned last."""
         self._left_bytes -= nbytes
         if not self._is_dropping:
             self._exchange.filled(nbytes)
+        self._connection.count_read(nbytes)
         if not self._left_bytes:
             self._on_complete()
 

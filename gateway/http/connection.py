@@ -17,7 +17,7 @@ import httptools
 
 from gateway.connection_memory import ConnectionMemory, no_memory
 from gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
-from gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
+from gateway.http.body_reader import DIRECT_FROM_BYTES, TURN_BYTES, BodyReader, exchange_protocol
 from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
 from runtime.containment import contained, report
 from runtime.memory_ledger import MemoryLedger
@@ -133,6 +133,7 @@ class HttpConnection(asyncio.Protocol):
         self._arrival = StallDetector()
         self._reading = StallDetector()
         self._is_read_paused = False
+        self._turn_bytes = 0  # read since it last gave way to other connections
         self.is_write_paused = False
         self._is_held = False  # until the client has read what it was sent
         self._writable = asyncio.Event()
@@ -273,6 +274,7 @@ class HttpConnection(asyncio.Protocol):
         """Parses `data`. A request that can't be parsed is answered with 400, and ends this connection alone."""
         if self._is_rejecting:
             return
+        self.count_read(len(data))
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -287,6 +289,19 @@ class HttpConnection(asyncio.Protocol):
                 self._charge_head(len(data))
             elif self._latest is not None and self._latest.more_body:
                 self._read_body_directly(self._latest)
+
+    def count_read(self, size: int) -> None:
+        """Counts `size` bytes that were read. After `TURN_BYTES` the connection reads on in the next turn of the loop."""
+        self._turn_bytes += size
+        if self._turn_bytes >= TURN_BYTES:
+            self._turn_bytes = 0
+            if not self._is_read_paused:
+                self.transport.pause_reading()
+                self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._is_read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     def _feed(self, data: bytes) -> None:
         """Passes all of `data` to the parser. Raises HttpParserError.

@@ -1,6 +1,9 @@
 """The rest of a large body is received in its payload slot, and what follows it is the next request."""
 
 import asyncio
+import os
+import select
+import socket
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,8 @@ import uvloop
 from bus.naming.identity import new_id
 from bus.payloads.arena import PayloadArena, PayloadBudget
 from client.payload_store import PayloadStore
+from gateway.http.body_reader import TURN_BYTES
+from gateway.http.connection import HttpConnection
 from gateway.http.exchange import InferExchange
 from gateway.stall_detection import STALL_PERIOD_S
 from schemas.config.model_config import ModelConfig
@@ -136,3 +141,45 @@ def test_a_body_without_a_slot_goes_through_the_parser(in_pieces: list[int]) -> 
 
     run(scenario, payloads=SimpleNamespace(slot_for_body=lambda _size: None))
     assert sum(in_pieces) > len(CONTENT)
+
+
+def test_other_connections_have_their_turn_while_a_large_body_arrives(
+    payloads: PayloadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.gateway.http_frontend.asyncio.run", uvloop.run)
+    content = bytes(6_000_000)
+    turns = [0]
+    count_read = HttpConnection.count_read
+
+    def spy(connection: HttpConnection, size: int) -> None:
+        turns[-1] += size
+        count_read(connection, size)
+
+    monkeypatch.setattr(HttpConnection, "count_read", spy)
+
+    def next_turn() -> None:
+        turns.append(0)
+        asyncio.get_running_loop().call_soon(next_turn)
+
+    async def scenario(frontend: HttpFrontend) -> None:
+        next_turn()
+        reader, writer = await frontend.open()
+        client = writer.get_extra_info("socket")
+        # Sent by a thread: so there is always more to read than a turn takes.
+        sending = asyncio.to_thread(_send_all, os.dup(client.fileno()), request(content))
+        _, respond = (await asyncio.gather(frontend.next_request(), sending))[0]
+        respond(internal("it came"), True)
+        assert (await head(reader))[0] == 500
+        writer.close()
+
+    run(scenario, input_size=2 * len(content), payloads=payloads)
+    assert sum(turns) > len(content)
+    assert max(turns) < 2 * TURN_BYTES, "a read that begins before the limit may end after it"
+
+
+def _send_all(fd: int, content: bytes) -> None:
+    with socket.socket(fileno=fd) as client:
+        while content:
+            _, writable, _ = select.select([], [client], [], 20)
+            assert writable
+            content = content[client.send(content) :]
