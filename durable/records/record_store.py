@@ -13,6 +13,7 @@ batches of 100; without it 14 and 30 us of the CPU of nats-server.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -32,8 +33,17 @@ MAX_BATCH = 500
 MAX_BATCH_BYTES = 4 << 20
 """Bytes of one batch."""
 
-PROBE_INTERVAL_S = 10.0
+PROBE_INTERVAL_S = 3.0
 """How often a group is stored in the way that is slower, in case it no longer is."""
+
+FIRST_PROBES_S = 0.25
+"""The same until that way was measured `MEASURED_GROUPS` times."""
+
+MEASURED_GROUPS = 4
+"""Groups whose times count, the latest of each way. The shortest counts: other work delays a group, nothing hastens it."""
+
+PROBE_RECORDS = 128
+"""Records of a group that is stored singly in between: it takes some 30 ms where each of them is synced."""
 
 MAX_IN_FLIGHT = 4
 """Batches, or groups of single records, that are being stored; further records wait."""
@@ -58,13 +68,16 @@ class StoreTimes:
 
     def __init__(self) -> None:
         self.prefers_single = False
-        self._record_s: dict[bool, float] = {}  # by whether they were stored singly
+        # By whether they were stored singly: how long each record of the latest groups took.
+        self._record_s: dict[bool, deque[float]] = {way: deque(maxlen=MEASURED_GROUPS) for way in (True, False)}
         self._probed_s: float | None = None
         self._last_stored_s = 0.0
 
     def next_is_single(self, now_s: float) -> bool:
         """Whether the next group is to be stored singly: in the faster way, or now and then in the other."""
-        if self._probed_s is None or now_s - self._probed_s >= PROBE_INTERVAL_S:
+        is_measured = len(self._record_s[not self.prefers_single]) == MEASURED_GROUPS
+        interval_s = PROBE_INTERVAL_S if is_measured else FIRST_PROBES_S
+        if self._probed_s is None or now_s - self._probed_s >= interval_s:
             self._probed_s = now_s
             return not self.prefers_single
         return self.prefers_single
@@ -75,12 +88,10 @@ class StoreTimes:
         self._last_stored_s = now_s
         if records < BATCH_AT:
             return  # most of its time is the way to the broker and back
-        known_s = self._record_s.get(is_single)
-        if is_single == self.prefers_single and known_s is not None:
-            each_s = known_s + (each_s - known_s) / 4  # one slow group decides nothing
-        self._record_s[is_single] = each_s
-        if len(self._record_s) == 2:
-            self.prefers_single = self._record_s[True] < self._record_s[False]
+        self._record_s[is_single].append(each_s)
+        single_s, batched_s = self._record_s[True], self._record_s[False]
+        if single_s and batched_s:
+            self.prefers_single = min(single_s) < min(batched_s)
 
 
 class RecordStore:
@@ -118,15 +129,15 @@ class RecordStore:
                 self._store_singly(records)
                 return
             if self._times.next_is_single(self._clock()):
-                self._store_singly(self._next_batch())
+                self._store_singly(self._next_batch(MAX_BATCH if self._times.prefers_single else PROBE_RECORDS))
             else:
                 self._store_together(self._next_batch())
 
-    def _next_batch(self) -> list[_Record]:
+    def _next_batch(self, most: int = MAX_BATCH) -> list[_Record]:
         size = 0
         for taken, record in enumerate(self._waiting):
             size += len(record.data) + len(record.lines)
-            if taken == MAX_BATCH or (taken and size > MAX_BATCH_BYTES):
+            if taken == most or (taken and size > MAX_BATCH_BYTES):
                 break
         else:
             taken = len(self._waiting)

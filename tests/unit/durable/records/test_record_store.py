@@ -9,7 +9,15 @@ from typing import Any, cast
 import pytest
 
 from bus.streams.acked_publisher import StoreAck
-from durable.records.record_store import BATCH_AT, MAX_BATCH, PROBE_INTERVAL_S, RecordStore, StoreTimes
+from durable.records.record_store import (
+    BATCH_AT,
+    FIRST_PROBES_S,
+    MAX_BATCH,
+    MEASURED_GROUPS,
+    PROBE_INTERVAL_S,
+    RecordStore,
+    StoreTimes,
+)
 
 
 class SlowBroker:
@@ -102,14 +110,18 @@ def test_few_records_are_stored_singly_and_say_nothing_of_batches() -> None:
 
 
 def test_the_slower_way_is_tried_once_in_a_while() -> None:
-    times = StoreTimes()
-    assert times.next_is_single(0.0)
-    times.stored(0.1, 0.0, 100, is_single=True)
-    assert not times.next_is_single(0.1)
-    times.stored(0.101, 0.1, 100, is_single=False)
-    assert not times.next_is_single(PROBE_INTERVAL_S - 0.1)
-    assert times.next_is_single(PROBE_INTERVAL_S)
-    times.stored(PROBE_INTERVAL_S + 0.0001, PROBE_INTERVAL_S, 100, is_single=True)
+    times, now_s = StoreTimes(), 0.0
+    for _ in range(MEASURED_GROUPS):
+        assert times.next_is_single(now_s)
+        times.stored(now_s + 0.1, now_s, 100, is_single=True)
+        assert not times.next_is_single(now_s + 0.1)
+        times.stored(now_s + 0.101, now_s + 0.1, 100, is_single=False)
+        now_s += FIRST_PROBES_S
+    now_s -= FIRST_PROBES_S
+    assert not times.next_is_single(now_s + PROBE_INTERVAL_S - 0.1)
+    now_s += PROBE_INTERVAL_S
+    assert times.next_is_single(now_s)
+    times.stored(now_s + 0.0001, now_s, 100, is_single=True)
     assert times.prefers_single
 
 
