@@ -240,6 +240,11 @@ class BatchDispatcher:
                 self._publish(each)
             return
         completion = update.completion
+        if update.scheduler == self._worker_id:
+            if completion is not None:
+                lost = completion._replace(outcome=BatchOutcome.UNANSWERED)
+                self._direct.update(BatchUpdate(update.scheduler, lost))
+            return
         if completion is None or completion.outcome == BatchOutcome.RELEASED:
             self._send(update)
             return

@@ -121,6 +121,39 @@ async def test_responses_are_sent_before_the_completion(worker: Worker, first: l
     assert subjects == [*(["first"] if first else []), "reply.gateway", "done.s"], "no caller, no response"
 
 
+async def test_updates_of_several_batches_leave_together_with_one_message_of_completions(worker: Worker) -> None:
+    worker.send(1)
+    worker.send(2)
+    other = BatchUpdate("s", BatchCompletion(2, BatchOutcome.ANSWERED, 0), [("gateway", b"q")])
+    first = BatchUpdate("s", BatchCompletion(1, BatchOutcome.ANSWERED, 0), [("gateway", b"r")], others=[other])
+    worker.dispatcher.publish(first)
+    sent = [worker.published.get_nowait() for _ in range(3)]
+    assert [subject for subject, _ in sent] == ["reply.gateway", "reply.gateway", "done.s"]
+    assert [completion[0] for completion in msgpack.unpackb(sent[2][1])[2]] == [1, 2]
+    assert worker.dispatcher.held_ids() == {}
+
+
+async def test_an_update_of_a_batch_that_was_started_directly_is_not_published(worker: Worker) -> None:
+    worker.dispatcher.publish(BatchUpdate("w", BatchCompletion(1, BatchOutcome.ANSWERED, 3), [("w", b"r")]))
+    assert worker.published.empty()
+
+
+async def test_a_failure_in_the_update_of_a_batch_that_was_started_directly_ends_that_batch(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates: list[BatchUpdate] = []
+
+    def update(given: BatchUpdate) -> None:
+        updates.append(given)
+        if len(updates) == 1:
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(worker.dispatcher._direct, "update", update)
+    worker.dispatcher.publish(BatchUpdate("w", BatchCompletion(1, BatchOutcome.ANSWERED, 3), [("w", b"r")]))
+    assert updates[1] == BatchUpdate("w", BatchCompletion(1, BatchOutcome.UNANSWERED, 3))
+    assert worker.published.empty()
+
+
 async def test_a_batch_for_a_version_that_is_not_loaded_is_rejected(worker: Worker) -> None:
     worker.send(1, version=9)
     worker.dispatcher.uninstall("m")

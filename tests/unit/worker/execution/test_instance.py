@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -357,3 +358,43 @@ def test_every_request_gets_one_response_in_order(batches: list[tuple[int, int]]
         assert [served.left() for _ in batches] == wanted
         served.instance.stop()
         assert served.published.empty()
+
+
+def test_an_instance_holds_its_batches_until_their_ends_are_published(device: Scripted) -> None:
+    held: list[int] = []
+    served = Served(lambda _: device)
+    served.instance._on_update = lambda update: (held.append(served.instance.held), served.published.put(update))
+    try:
+        batches = [served.submit(number) for number in (1, 2, 3)]
+        assert served.instance.held == 3
+        assert [device.next_event() for _ in range(3)] == ["begin 1", "begin 2", "wait 1"]
+        served.instance.withdraw(batches)
+        assert served.instance.held == 2, "two have started"
+        for number in (1, 2):
+            device.done[number].put(None)
+            served.left()
+        assert held == [1, 0], "whoever has the last update finds the instance free"
+    finally:
+        served.instance.stop()
+
+
+@pytest.mark.parametrize(
+    ("fields", "loaded"),
+    [
+        ({"sequence_batching": {}}, {}),
+        ({"model_transaction_policy": {"decoupled": True}}, {}),
+        ({}, {"is_isolated": True}),
+    ],
+)
+def test_instances_with_state_streams_or_processes_do_not_run_directly(
+    fields: dict[str, Any], loaded: dict[str, Any]
+) -> None:
+    def made(more: dict[str, Any], attributes: dict[str, Any]) -> ModelInstance:
+        settings = ModelConfig.model_validate({**config().model_dump(exclude_defaults=True), **more})
+        version = ModelVersion("m", 1, Path(), settings)
+        environment = ModelEnvironment(arena_prefix="test", on_update=lambda update: None)
+        model: Any = SimpleNamespace(**attributes)
+        return ModelInstance(model, version, InstanceSpec(GPU, "test"), ModelStatistics(), environment)
+
+    assert made({}, {}).runs_directly
+    assert not made(fields, loaded).runs_directly
