@@ -287,6 +287,7 @@ class LoadedModel(Protocol):
 
     With an attribute `starts_in_parallel` that is true, several threads may create instances of it at the same time.
     Without it they are created one after another. `is_isolated`: its instances run in processes of their own.
+    `runs_in_any_thread`: an instance on a CPU may run a batch in another thread than its own, one batch at a time.
     """
 
     def create_instance(self, device: InstanceDevice) -> Instance:

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bus.kv.sequence_states import SequenceStates
+from bus.naming.identity import SEGMENT_PREFIX
 from runtime.containment import contained
 from schemas.core.errors import WeirError, internal, unavailable
 from schemas.wire.messages import BatchCompletion, BatchOutcome
+from schemas.wire.request_body import is_body_ref
 from telemetry.metrics_config import MetricsConfig
 from worker.backend_api.interface import (
     DeviceLost,
@@ -93,6 +95,49 @@ class InstanceSpec:
     permit: InstancePermit | None = None
 
 
+_SEGMENT = SEGMENT_PREFIX.encode()  # in a body, the beginning of a reference to shared memory
+_UNBOUNDED = 1 << 62
+
+FAST_US = 250
+"""A batch that takes no longer does not delay the event loop noticeably."""
+
+FAST_BATCHES = 64
+"""So many batches in a row must have been fast before the event loop runs one."""
+
+
+class Pace:
+    """Whether batches of an instance are so short that the next may run in the event loop. For one thread at a time."""
+
+    __slots__ = ("_fast", "_fast_bytes")
+
+    def __init__(self) -> None:
+        self._fast = 0  # fast batches since the last slow one
+        self._fast_bytes = 0  # the largest of them
+
+    def note(self, size_bytes: int, busy_us: int) -> None:
+        """Notes how long a batch with bodies of this size has taken."""
+        if busy_us > FAST_US:
+            self._fast = self._fast_bytes = 0
+            return
+        self._fast += 1
+        self._fast_bytes = max(self._fast_bytes, size_bytes)
+
+    def is_fast(self, size_bytes: int) -> bool:
+        """Whether a batch with bodies of this size is expected to be fast: so many were, some of them as large."""
+        return self._fast >= FAST_BATCHES and size_bytes <= self._fast_bytes
+
+
+def _inline_bytes(batch: RunningBatch) -> int:
+    """The size of the bodies of a batch; beyond all bounds where content lies in shared memory."""
+    size_bytes = 0
+    for entry in batch.message.entries:
+        body = entry.body
+        if is_body_ref(body) or _SEGMENT in body:
+            return _UNBOUNDED
+        size_bytes += len(body)
+    return size_bytes
+
+
 class ModelInstance:
     """One instance of a model version and its thread.
 
@@ -141,6 +186,14 @@ class ModelInstance:
             and not getattr(loaded, "is_isolated", False)
         )
         """Whether its worker may run requests of its own on it without the scheduler."""
+        self._runs_in_event_loop = (
+            self.runs_directly
+            and self._may_overlap
+            and device.kind == "KIND_CPU"
+            and getattr(loaded, "runs_in_any_thread", False)
+        )
+        self._pace = Pace()
+        self._instance: Instance | None = None
         self._submitted = 0  # changed by the event loop
         self._left = 0  # changed by the thread
         self._waits_for_readers = False
@@ -165,8 +218,16 @@ class ModelInstance:
             raise error
 
     def submit(self, batch: RunningBatch) -> None:
-        """Runs the batch after those submitted before."""
+        """Runs the batch after those submitted before: in the instance's thread, or at once if it takes no time.
+
+        Waking the thread costs more than a small model, and nothing waits for the event loop that long.
+        """
         self._submitted += 1
+        if self._instance is not None and self.held == 1 and not batch.message.is_series:
+            size_bytes = _inline_bytes(batch)
+            if self._pace.is_fast(size_bytes):
+                self._leave(self._run_batch(self._instance, batch), size_bytes)
+                return
         with self._inbox_lock:
             self._inbox.put(batch)
 
@@ -225,6 +286,8 @@ class ModelInstance:
             self._context.writer.close()
             self._created.put(error)
             return
+        if self._runs_in_event_loop:
+            self._instance = instance
         self._created.put(None)
         try:
             self._take_batches(instance)
@@ -264,7 +327,7 @@ class ModelInstance:
                         continue
                     started = self._finish(instance, started)
                 if batch is not None and batch is not _STOP:
-                    self._leave(started)
+                    self._leave(started, 0 if self._instance is None else _inline_bytes(batch))
         finally:
             self._leave_rate_limiter()
 
@@ -275,9 +338,11 @@ class ModelInstance:
         except queue.Empty:
             return None
 
-    def _leave(self, update: BatchUpdate | None) -> None:
+    def _leave(self, update: BatchUpdate | None, inline_bytes: int = 0) -> None:
         """Publishes the end of a batch; the instance does not hold it any more then."""
         self._left += 1
+        if 0 < inline_bytes < _UNBOUNDED and update is not None and update.completion is not None:
+            self._pace.note(inline_bytes, update.completion.busy_us)
         self._publish(update)
 
     @contained(on_error="_publishing_failed")

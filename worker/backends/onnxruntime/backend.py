@@ -78,6 +78,8 @@ class OnnxRuntimeBackend:
 
 
 class _OnnxModel:
+    runs_in_any_thread = True
+
     def __init__(self, model: ModelVersion) -> None:
         self._model = model
         self._library = library()

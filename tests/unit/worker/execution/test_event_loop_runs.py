@@ -1,0 +1,153 @@
+"""Batches of fast models run in the event loop that received them; all others run in the instance's thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.config.model_config import ModelConfig
+from schemas.core.requests import InferRequest
+from schemas.core.tensors import Tensor
+from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome
+from schemas.wire.request_body import pack_body
+from worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
+from worker.execution.batch_execution import BatchUpdate
+from worker.execution.instance import FAST_BATCHES, FAST_US, InstanceSpec, ModelEnvironment, ModelInstance, Pace
+from worker.execution.running_batch import RunningBatch
+from worker.execution.statistics import ModelStatistics
+
+CONFIG = {
+    "name": "m",
+    "max_batch_size": 4,
+    "input": [{"name": "A", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "A", "data_type": "TYPE_FP32", "dims": [-1]}],
+}
+
+
+class Model:
+    """An instance whose executions take `takes_s`, and the threads that they ran in."""
+
+    def __init__(self, runs_in_any_thread: bool = True, **config: object) -> None:
+        self.threads: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.published: queue.SimpleQueue[BatchUpdate] = queue.SimpleQueue()
+        self.takes_s = 0.0
+        outer = self
+
+        class Running:
+            def execute(self, requests: Sequence[InferRequest], execution: Execution) -> list[Result]:
+                outer.threads.put(threading.get_ident())
+                time.sleep(outer.takes_s)
+                return [Result([request.inputs[0]]) for request in requests]
+
+            def close(self) -> None:
+                pass
+
+        class Loaded:
+            def create_instance(self, device: InstanceDevice) -> Instance:
+                return Running()
+
+            def unload(self) -> None:
+                pass
+
+        loaded = Loaded()
+        loaded.runs_in_any_thread = runs_in_any_thread  # type: ignore[attr-defined]
+        version = ModelVersion("m", 1, Path(), ModelConfig.model_validate({**CONFIG, **config}))
+        self.instance = ModelInstance(
+            loaded,
+            version,
+            InstanceSpec(InstanceDevice("KIND_CPU", 0, "m_0"), "test"),
+            ModelStatistics(),
+            ModelEnvironment(arena_prefix="test", on_update=self.published.put),
+        )
+        self.instance.start()
+
+    def submit(self, width: int = 4) -> None:
+        body = pack_body(InferRequest("m", inputs=[Tensor.from_numpy("A", np.zeros((1, width), np.float32), "FP32")]))
+        batch = BatchMessage("scheduler", 1, "m", 1, 0, [BatchEntry("g", 1, 5, body)], [])
+        self.instance.submit(RunningBatch(batch))
+
+    def runs_here(self, width: int = 4) -> bool:
+        """Runs one batch; returns whether it ran in this thread, which stands for the event loop's."""
+        self.submit(width)
+        update = self.published.get(timeout=10)
+        assert update.completion is not None
+        assert update.completion.outcome == BatchOutcome.ANSWERED
+        assert len(update.responses) == 1
+        return self.threads.get() == threading.get_ident()
+
+    def become_fast(self, width: int = 4) -> None:
+        """Runs batches until one has run here, on a machine that may be busy."""
+        for _ in range(100 * FAST_BATCHES):
+            if self.runs_here(width):
+                return
+        raise AssertionError("the model never became fast")
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    made = Model()
+    yield made
+    made.instance.stop()
+
+
+def test_a_model_is_fast_after_many_fast_batches(model: Model) -> None:
+    assert [model.runs_here() for _ in range(FAST_BATCHES)] == [False] * FAST_BATCHES
+    model.become_fast()
+
+
+def test_one_slow_batch_ends_it(model: Model) -> None:
+    model.become_fast()
+    model.takes_s = 0.01
+    model.runs_here()
+    assert not model.runs_here()
+
+
+def test_a_larger_body_than_those_before_runs_in_the_thread(model: Model) -> None:
+    model.become_fast(width=4)
+    assert not model.runs_here(width=400)
+
+
+def test_a_batch_waits_for_the_one_in_the_thread(model: Model) -> None:
+    model.become_fast(width=4)
+    model.takes_s = 0.05
+    model.submit(width=400)
+    model.takes_s = 0.0
+    assert not model.runs_here(width=4)
+    assert model.published.get(timeout=10).completion is not None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"sequence_batching": {}},
+        {"model_transaction_policy": {"decoupled": True}},
+    ],
+    ids=["sequences", "decoupled"],
+)
+def test_models_with_more_than_one_response_or_state_never_do(config: dict[str, object]) -> None:
+    model = Model(**config)
+    assert model.instance._instance is None
+    model.instance.stop()
+
+
+def test_neither_do_those_of_backends_that_do_not_allow_it() -> None:
+    model = Model(runs_in_any_thread=False)
+    assert not any(model.runs_here() for _ in range(FAST_BATCHES + 2))
+    model.instance.stop()
+
+
+def test_the_pace_of_an_instance() -> None:
+    pace = Pace()
+    for _ in range(FAST_BATCHES):
+        assert not pace.is_fast(10)
+        pace.note(10, FAST_US)
+    assert pace.is_fast(10)
+    assert not pace.is_fast(11)
+    pace.note(10, FAST_US + 1)
+    assert not pace.is_fast(10)
