@@ -33,7 +33,9 @@ PARAMETER = f'parameters {{ key: "weir_partitions" value {{ string_value: "{PART
 PLAIN, SUMS = "plain", "sums"
 QUEUES = [LiveQueue(model, partition) for model in (PLAIN, SUMS) for partition in range(PARTITIONS)]
 
-STATE_LOST = re.compile(r"sequence \d+ .*its state was lost with the scheduler that had it: start the sequence again")
+STATE_LOST = re.compile(
+    r"the state of sequence \d+ .* was lost with the scheduler that had it: start the sequence again"
+)
 
 _PATIENCE_S = 40.0
 
