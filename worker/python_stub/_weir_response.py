@@ -32,9 +32,9 @@ class InferenceResponse:
         parameters: Parameters | None = None,
     ) -> None:
         if not (
-            isinstance(output_tensors, (Sequence, type(None)))
-            and all(isinstance(tensor, (Tensor, type(None))) for tensor in output_tensors or ())
-            and isinstance(error, (TritonError, type(None)))
+            isinstance(output_tensors, (list, type(None), Sequence))
+            and all([isinstance(tensor, (Tensor, type(None))) for tensor in output_tensors or ()])  # noqa: C419 - faster
+            and (error is None or isinstance(error, TritonError))
         ):
             raise TypeError(
                 "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
@@ -44,7 +44,8 @@ class InferenceResponse:
         outputs = [] if output_tensors is None else list(output_tensors)
         if None in outputs:
             raise TritonModelException("Output tensor for inference response should not be empty.")
-        check_parameters(parameters)
+        if parameters is not None:
+            check_parameters(parameters)
         self._outputs = outputs
         self._error = error
         self._parameters = parameters
