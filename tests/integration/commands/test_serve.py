@@ -175,7 +175,9 @@ def test_nothing_outlives_a_killed_parent(serve: Serve, tmp_path: Path) -> None:
     write_slow(tmp_path / "models")
     server = serve(tmp_path / "models")
     processes = [process.pid for process in server.processes()]
-    assert len(processes) == 7, "parent, nats-server, four roles, and the Python model"
+    assert len(processes) == 8, (
+        "parent, nats-server, four roles, the process that forks Python models, and a Python model"
+    )
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
     wait_until(lambda: not any(alive(pid) for pid in processes), 5)
