@@ -123,6 +123,7 @@ scheduler.service.messages:GRANT_MS | milliseconds for which it may | a request 
 scheduler.batching.request_queue:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
 scheduler.sequences.scheduler:MAX_WAITING | waiting requests of sequences, of one lane of a version | 503
 worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that a worker reports to the next owner of its queue | rejected as not started when their scheduler is lost
+scheduler.service.service:MAX_LOOKUPS | sequences of former owners that are looked up at a time | they wait
 scheduler.service.former_sequences:REPORT_TIMEOUT_S | wait for these reports | any sequence counts as lost for as long as one may be idle
 scheduler.sequences.table:MAX_LOST | lost sequences that are remembered | rejected as not started
 scheduler.recording.event_log:MAX_LOG_FILE_BYTES | events in one file of an event log | the next file is started

@@ -35,7 +35,14 @@ from scheduler.batching.version_scheduler import (
     VersionScheduler,
     concatenate,
 )
-from scheduler.sequences.scheduler import NO_FORMER_SEQUENCES, FormerSequences, SequenceScheduler
+from scheduler.sequences.scheduler import (
+    NO_FORMER_SEQUENCES,
+    FormerSequence,
+    FormerSequences,
+    FoundSequence,
+    SequenceScheduler,
+    SoughtSequence,
+)
 from scheduler.sequences.sequence import CorrelationId
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
@@ -62,6 +69,7 @@ class ModelScheduler:
     ) -> None:
         self.name = name
         self._former = NO_FORMER_SEQUENCES
+        self.may_seek = False  # a former owner may have had sequences: call `take_sought`
         self._max_queue_wait_us = max_queue_wait_us  # default for models without a limit; 0: none
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
@@ -139,10 +147,27 @@ class ModelScheduler:
 
         Each is a `StartedSequence`, or its fields. `is_complete` (0 or 1): there were no others.
         """
-        by_version: dict[int, dict[CorrelationId, int]] = {}
-        for version, id, age_us in sequences:
-            by_version.setdefault(version, {})[id] = age_us
-        self._former = FormerSequences(by_version, None if is_complete else now_us)
+        by_version: dict[int, dict[CorrelationId, FormerSequence]] = {}
+        for version, id, *fields in sequences:
+            by_version.setdefault(version, {})[id] = FormerSequence(*fields)
+        self._former = FormerSequences(by_version, now_us, bool(is_complete))
+        self.may_seek = True
+
+    def take_sought(self) -> list[SoughtSequence]:
+        """Returns sequences of the former owner to look up, for each of which `sequence_found` is to be called.
+
+        There are some only if `may_seek`, after `enqueue` or `sequence_found`.
+        """
+        stateful = (version for version in self._versions.values() if isinstance(version, SequenceScheduler))
+        return [sought for version in stateful for sought in version.take_sought()]
+
+    def sequence_found(self, version: int, id: CorrelationId, found: Sequence[Any] | None) -> Ended:
+        """Has a sequence continue from what is stored of it (the fields of `FoundSequence`; None: nothing)."""
+        current = self._versions.get(version)
+        if not isinstance(current, SequenceScheduler):
+            return NOTHING_ENDED
+        row = None if found is None else FoundSequence(*found)
+        return self._forget(((), current.sequence_found(id, row)))
 
     def _replace(self, replaced: AnyVersion) -> None:
         """Retires a version's scheduler for one of the other kind; `_route` moves the waiting requests there."""

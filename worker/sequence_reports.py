@@ -19,7 +19,7 @@ from bus.nats.connection import Bus, Message
 from runtime.containment import contained
 from schemas.core.requests import SEQUENCE_END
 from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import BatchMessage, SequenceQuery, SequenceReport, StartedSequence
+from schemas.wire.messages import NO_REPLY, BatchMessage, SequenceQuery, SequenceReport, StartedSequence
 
 logger = logging.getLogger("weir.worker")
 
@@ -46,7 +46,8 @@ class SequenceRoll:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: dict[tuple[str, int], dict[CorrelationId, int]] = {}  # when their last requests ended
+        # When their last requests ended, how many they were, and gateway and key of the last one.
+        self._open: dict[tuple[str, int], dict[CorrelationId, tuple[int, int, str, int]]] = {}
 
     def ended(self, batch: HeldBatch) -> None:
         """Notes the sequences of a batch that has run, and forgets those that ended with it."""
@@ -54,10 +55,13 @@ class SequenceRoll:
         with self._lock:
             sequences = self._open.setdefault((message.model, message.version), {})
             for position, id in batch.sequence_ids.items():
-                place = message.entries[position].position
-                sequences.pop(id, None)
+                entry = message.entries[position]
+                place, last = entry.position, (entry.gateway, entry.key)
+                before = sequences.pop(id, None)
+                if entry.gateway == NO_REPLY and before is not None:
+                    last = before[2:]  # it ran again for the state alone
                 if place is not None and not place.flags & SEQUENCE_END:
-                    sequences[id] = now_ns
+                    sequences[id] = now_ns, place.number + 1, *last
             while len(sequences) > MAX_SEQUENCES:
                 del sequences[next(iter(sequences))]
 
@@ -66,10 +70,10 @@ class SequenceRoll:
         now_ns = time.monotonic_ns()
         with self._lock:
             return [
-                StartedSequence(version, id, (now_ns - ended_ns) // 1000)
+                StartedSequence(version, id, (now_ns - ended_ns) // 1000, number, gateway, key)
                 for (name, version), ids in self._open.items()
                 if name == model
-                for id, ended_ns in ids.items()
+                for id, (ended_ns, number, gateway, key) in ids.items()
             ]
 
     def forget(self, model: str) -> None:

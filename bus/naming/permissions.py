@@ -176,7 +176,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         live.MODELS_STREAM: {**read, **looks},
         live.MODEL_FILES_STREAM: {GATEWAY: stored, WORKER: stored, **looks},
         live.REGIONS_STREAM: {GATEWAY: stored, **looks},
-        live.STATES_STREAM: {WORKER: stored, **looks},
+        live.STATES_STREAM: {WORKER: stored, SCHEDULER: ("look", "read"), **looks},
         live.CACHE_STREAM: {GATEWAY: ("make", "read"), WORKER: ("make", "read"), **looks},
         live.OWNERS_STREAM: {SCHEDULER: ("make", "read"), **looks},
         # A scheduler without --scale-to-zero removes what another one has stored.

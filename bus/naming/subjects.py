@@ -324,14 +324,28 @@ STATES_PURGE = f"$JS.API.STREAM.PURGE.{STATES_STREAM}"
 """The API request that removes checkpoints."""
 
 
-def sequence_key(model: str, version: int, scheduler: str, run: int) -> str:
-    """The key of a sequence. The run, a number of its scheduler, separates sequences with the same id."""
-    return f"{token(model)}.{version}.{scheduler}.{run}"
+def sequence_key(model: str, version: int, id: int | str, scheduler: str, run: int) -> str:
+    """The key of a sequence. The run, a number of the scheduler that started it, separates sequences with the same id."""
+    return f"{sequences_key(model, version, id)}.{scheduler}.{run}"
+
+
+def sequences_key(model: str, version: int, id: int | str) -> str:
+    """The first part of the keys of all sequences with this correlation id."""
+    kind = "s" if isinstance(id, str) else "i"
+    return f"{token(model)}.{version}.{kind}{token(str(id))}"
 
 
 def sequence_state(key: str, place: int, piece: int) -> str:
     """The subject of a piece of one of a sequence's two checkpoints."""
     return f"$KV.{STATES_BUCKET}.{key}.{place}.{piece}"
+
+
+def sequence_request(key: str, number: int, every: int) -> str:
+    """The subject of the `number`th request of a sequence, if its state was not checkpointed after it.
+
+    The requests since the checkpoint before the last one have subjects of their own.
+    """
+    return f"$KV.{STATES_BUCKET}.{key}.r{number % (2 * every)}.0"
 
 
 def sequence_states_of(key: str) -> str:

@@ -33,7 +33,7 @@ from scheduler.batching.version_scheduler import (
     VersionState,
 )
 from scheduler.sequences.sequence import CorrelationId, SlottedInstance, StatefulSequence
-from scheduler.sequences.table import SequenceTable
+from scheduler.sequences.table import MAX_LOST, SequenceTable
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
@@ -47,18 +47,53 @@ TAKEOVER_US = 2_000_000
 """How long a queue may have had no owner: a sequence that was idle for longer before has ended before its owner."""
 
 
+class FormerSequence(NamedTuple):
+    """One of them: the age and the number of its last request, which was request `key` of `gateway`."""
+
+    age_us: int
+    number: int
+    gateway: str
+    key: int
+
+
 class FormerSequences(NamedTuple):
     """The sequences that a former owner of the queue had when it died.
 
-    `ids` are their correlation ids by version, each with the age of the sequence's last request in us. `unknown_since_us`
-    is when the queue was taken over if it may have had others, None if it had not.
+    `ids` are those that are known, by version and correlation id. `taken_over_us` is when the queue was taken over, None if
+    it had no former owner. `is_complete`: it had no other sequences.
     """
 
-    ids: dict[int, dict[CorrelationId, int]]
-    unknown_since_us: int | None
+    ids: dict[int, dict[CorrelationId, FormerSequence]]
+    taken_over_us: int | None
+    is_complete: bool
 
 
-NO_FORMER_SEQUENCES = FormerSequences({}, None)
+class SoughtSequence(NamedTuple):
+    """A sequence to look up: how often its state is checkpointed, and how many requests it has had at least."""
+
+    version: int
+    id: CorrelationId
+    checkpoint_every: int
+    number: int
+
+
+class FoundSequence(NamedTuple):
+    """What is stored of a sequence that started at another scheduler, in run `origin_run` of `origin_scheduler`.
+
+    Its state is checkpointed after `checkpoint` requests, and `requests` have run since, the last one `age_us` ago:
+    `last_key` of `last_gateway`.
+    """
+
+    origin_scheduler: str
+    origin_run: int
+    checkpoint: int
+    last_gateway: str
+    last_key: int
+    age_us: int
+    requests: Sequence[QueuedRequest]
+
+
+NO_FORMER_SEQUENCES = FormerSequences({}, None, is_complete=True)
 """The queue had no former owner."""
 
 
@@ -83,8 +118,11 @@ class SequenceScheduler(VersionState):
         self.use_config(config)
         longest_us = self._table.idle_us + TAKEOVER_US
         former_ids = former.ids.get(version, {})
-        self._former = {id: None for id, age_us in former_ids.items() if age_us <= longest_us}
-        self._former_unknown_since_us = former.unknown_since_us
+        self._former = {id: former for id, former in former_ids.items() if former.age_us <= longest_us}
+        self._sought: list[SoughtSequence] = []
+        self._unfound: dict[CorrelationId, None] = {}  # of which nothing was found
+        self._taken_over_us = former.taken_over_us
+        self._knows_all_former = former.is_complete
         self._own_ids = 0  # ids assigned to iterative sequences so far
         self.is_decoupled = config.is_decoupled
 
@@ -299,29 +337,85 @@ class SequenceScheduler(VersionState):
                 id = -self._own_ids
                 request.terms = request.terms._replace(correlation_id=id, sequence_flags=flags)
             flags |= SEQUENCE_END
-        elif self._table.has_run(request):
+        elif self._table.has_run(request) or (self._former and self._has_run_before(request)):
             return response_lost(request, self._model)
         if self._table.add(request, bool(flags & SEQUENCE_START), bool(flags & SEQUENCE_END)):
-            if self._former:
+            is_new = flags & SEQUENCE_START and (self._former or self._unfound)
+            if is_new and self._table.sought(request.correlation_id) is None:
                 self._former.pop(request.correlation_id, None)
+                self._unfound.pop(request.correlation_id, None)
             return None
         if self._table.is_lost(request.correlation_id):
             return state_lost(request, self._model)
-        if request.correlation_id in self._former or self._may_be_former(request):
+        may_be_former = request.correlation_id in self._former or self._is_recent(request)
+        if may_be_former and self._table.checkpoint_every and request.correlation_id not in self._unfound:
+            self._seek(request)
+            return None
+        return self._not_found(request)
+
+    def _has_run_before(self, request: QueuedRequest) -> bool:
+        """Whether the request has run at the former owner: if it starts its sequence, that would begin again unnoticed."""
+        former = self._former.get(request.correlation_id)
+        return former is not None and former.gateway == request.gateway and request.key <= former.key
+
+    def _is_recent(self, request: QueuedRequest) -> bool:
+        """Whether since the takeover no more time has passed than a sequence of the former owner may be idle."""
+        if self._taken_over_us is not None and request.enqueued_us - self._taken_over_us > self._table.idle_us:
+            self._taken_over_us = None
+        return self._taken_over_us is not None
+
+    def _not_found(self, request: QueuedRequest) -> WeirError:
+        """The error for a request of a sequence that is not here: the former owner had it, may have had it, or had not."""
+        if request.correlation_id in self._former or (not self._knows_all_former and self._is_recent(request)):
             return lost_with_scheduler(request, self._model)
         return not_started(request, self._model)
 
-    def _may_be_former(self, request: QueuedRequest) -> bool:
-        """Whether the former owner may have had the request's sequence: not all that it had are known, and since the
-        takeover no more time has passed than a sequence may be idle.
-        """
-        since_us = self._former_unknown_since_us
-        if since_us is None:
-            return False
-        if request.enqueued_us - since_us <= self._table.idle_us:
-            return True
-        self._former_unknown_since_us = None
-        return False
+    def _seek(self, request: QueuedRequest) -> None:
+        """Queues a request of a sequence that may continue from its checkpoint, which the shell looks up."""
+        id = request.correlation_id
+        former = self._former.get(id)
+        self._table.seek(id, request.lane)
+        self._table.add(request, False, bool(request.sequence_flags & SEQUENCE_END))
+        self._sought.append(
+            SoughtSequence(self.version, id, self._table.checkpoint_every, former.number if former else 0)
+        )
+
+    def take_sought(self) -> list[SoughtSequence]:
+        """Returns the sequences to look up, for each of which `sequence_found` is to be called."""
+        sought, self._sought = self._sought, []
+        return sought
+
+    def sequence_found(self, id: CorrelationId, found: FoundSequence | None) -> list[Failure]:
+        """Has a sought sequence continue; None: nothing is stored from which it could. Returns the requests that fail."""
+        sequence = self._table.sought(id)
+        if sequence is None:
+            return []
+        longest_us = self._table.idle_us + TAKEOVER_US
+        if found is not None and (id in self._former or found.age_us <= longest_us):
+            sequence.ended = found.last_gateway, found.last_key
+            have_run = [request for request in sequence.queue if sequence.has_run(request)]
+            self._table.drop_waiting(sequence, have_run)
+            if self._table.found(
+                sequence, (found.origin_scheduler, found.origin_run), found.checkpoint, list(found.requests)
+            ):
+                self._former.pop(id, None)
+                return [Failure(request, response_lost(request, self._model)) for request in have_run]
+        else:
+            have_run = []
+        waiting = [*sequence.queue]
+        self._table.forget(sequence)
+        sequence.queue.clear()
+        self._unfound[id] = None
+        if len(self._unfound) > MAX_LOST:
+            del self._unfound[next(iter(self._unfound))]
+        for position, request in enumerate(waiting):
+            if request.sequence_flags & SEQUENCE_START:  # it has been started again meanwhile
+                lost, again = waiting[:position], waiting[position:]
+                break
+        else:
+            lost, again = waiting, []
+        failures = [Failure(request, self._not_found(request)) for request in (*have_run, *lost)]
+        return failures + self.enqueue(again)
 
     def _run_again(self, now_us: int, request: QueuedRequest, sequence: StatefulSequence) -> list[Failure]:
         """Queues a request that its model rescheduled; returns it as failed if its sequence ended meanwhile."""

@@ -24,8 +24,9 @@ CorrelationId = int | str
 class StatefulSequence:
     """One sequence: its waiting requests (`queue`), the one that is `running`, and its slot (`instance` None: none).
 
-    `is_closed`: its END has arrived, so it accepts no more requests. `is_over`: it was forgotten. `ended` is the
-    gateway and key of the last request of a gateway that has ended. `lane` is the lane of its first request.
+    `is_closed`: its END has arrived, so it accepts no more requests. `is_over`: it was forgotten. `is_sought`: it started
+    at another scheduler, and what is stored of it is being looked up. `ended` is the gateway and key of the last request of
+    a gateway that has ended. `lane` is the lane of its first request.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class StatefulSequence:
         "instance",
         "is_closed",
         "is_over",
+        "is_sought",
         "lane",
         "last_us",
         "progress",
@@ -54,6 +56,7 @@ class StatefulSequence:
         self.shape: object = ""
         self.is_closed = False
         self.is_over = False
+        self.is_sought = False
         self.last_us = 0
         self.ended: tuple[str, int] = (NO_REPLY, 0)
 
@@ -141,10 +144,21 @@ class SequenceProgress:
     """The progress of one sequence and of its state. A checkpoint follows every `every` requests; 0 means never.
 
     `run` numbers the sequence, so that one of the same id that is started again is distinguishable. `number` counts
-    the requests that have ended, `state_at` those whose effect is in the slot's state.
+    the requests that have ended, `state_at` those whose effect is in the slot's state. `origin` are the scheduler and the
+    run with which it started, None if it did here.
     """
 
-    __slots__ = ("_checkpoint", "_every", "_history", "_memory", "_needs_restore", "number", "run", "state_at")
+    __slots__ = (
+        "_checkpoint",
+        "_every",
+        "_history",
+        "_memory",
+        "_needs_restore",
+        "number",
+        "origin",
+        "run",
+        "state_at",
+    )
 
     def __init__(self, every: int, memory: ReplayBudget) -> None:
         self._every = every
@@ -152,15 +166,32 @@ class SequenceProgress:
         self._checkpoint = 0  # the last checkpoint holds the state after this many requests
         self._history: list[QueuedRequest] | None = []  # requests since then; None: they could not be kept
         self._needs_restore = False
+        self.origin: tuple[str, int] | None = None
         self.run = 0
         self.number = 0
         self.state_at = 0
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether checkpoints are taken."""
+        return self._every > 0
+
+    def adopt(self, run: int, origin: tuple[str, int], checkpoint: int, history: list[QueuedRequest]) -> bool:
+        """Continues a sequence of another scheduler, from a checkpoint and the requests since; False for want of memory."""
+        size_bytes = sum(len(request.body) for request in history)
+        if size_bytes > self._memory.left_bytes:
+            return False
+        self._memory.left_bytes -= size_bytes
+        self.run, self.origin = run, origin
+        self._checkpoint = self.state_at = checkpoint
+        self._history, self.number = history, checkpoint + len(history)
+        return True
 
     def begin(self, run: int) -> None:
         """Starts the sequence, or starts it again."""
         self.forget()
         self._history = []
-        self.run = run
+        self.run, self.origin = run, None
         self.number = self.state_at = self._checkpoint = 0
         self._needs_restore = False
 
@@ -210,6 +241,19 @@ class SequenceProgress:
         for request in self._history or ():
             self._memory.left_bytes += len(request.body)
         self._history = None
+
+
+def replay_of(stored: tuple[int, bytes], version: int, id: CorrelationId) -> QueuedRequest:
+    """A request that ran at another scheduler, from its flags and body, to run again without a response.
+
+    Its shape is not known, so it shares a batch with none.
+    """
+    flags, body = stored
+    request = QueuedRequest()
+    request.version, request.batch_size, request.shape_key = version, 1, f"\0{id}"
+    request.terms = NO_TERMS._replace(correlation_id=id, sequence_flags=flags)
+    request.body, request.enqueued_us = body, 0
+    return _replay_of(request)
 
 
 def _replay_of(request: QueuedRequest) -> QueuedRequest:

@@ -165,6 +165,36 @@ class SequenceTable:
             self._note_expiry(request.terms.deadline_us, sequence, request)
         return True
 
+    def seek(self, id: CorrelationId, lane: int) -> None:
+        """Opens a sequence that started at another scheduler. Its requests wait until `found` or `forget`."""
+        sequence = StatefulSequence(id, SequenceProgress(self.checkpoint_every, self._memory), lane)
+        sequence.is_sought = True
+        self._open[id] = sequence
+
+    def sought(self, id: CorrelationId) -> StatefulSequence | None:
+        """Returns the sequence of this id if `seek` has opened it and nothing was found of it yet."""
+        sequence = self._open.get(id)
+        return sequence if sequence is not None and sequence.is_sought else None
+
+    def found(
+        self, sequence: StatefulSequence, origin: tuple[str, int], checkpoint: int, history: list[QueuedRequest]
+    ) -> bool:
+        """Has a sought sequence continue from a checkpoint and the requests since; returns False if it can not."""
+        if not sequence.progress.adopt(self._next_run(), origin, checkpoint, history):
+            return False
+        sequence.is_sought = False
+        if sequence.queue:
+            self._make_eligible(sequence)
+        else:
+            self._idle[sequence] = None
+        return True
+
+    def drop_waiting(self, sequence: StatefulSequence, requests: Collection[QueuedRequest]) -> None:
+        """Removes waiting requests of a sequence."""
+        for request in requests:
+            sequence.queue.remove(request)
+            self.waiting_in[request.lane] -= 1
+
     def put_back(self, sequence: StatefulSequence, request: QueuedRequest) -> None:
         """Queues a taken request again before the others of its sequence: to repeat it, or as its next step."""
         sequence.running = None
@@ -302,6 +332,8 @@ class SequenceTable:
     def _make_eligible(self, sequence: StatefulSequence) -> None:
         """Makes a sequence with a waiting request, of which none runs, eligible to run or to get a slot."""
         instance = sequence.instance
+        if sequence.is_sought:
+            return
         if instance is not None:
             instance.make_ready(sequence)
             if not instance.batch_id:

@@ -8,11 +8,13 @@ from typing import Any
 
 from scheduler.batching.batch import Batch
 from scheduler.batching.version_scheduler import Failure
+from scheduler.sequences.scheduler import SequenceBatch
 from scheduler.service.owned_queue import OwnedQueue
 from schemas.wire.messages import (
     NO_REPLY,
     BatchMessage,
     CancelledRequests,
+    CheckpointName,
     DirectGrant,
     RunningCancellation,
     pack_error,
@@ -42,7 +44,18 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
         owned.epoch,
         owned.queue.partition,
         DirectGrant(GRANT_MS, request_us) if request_us else None,
+        checkpoint_names(scheduler, batch) if isinstance(batch, SequenceBatch) else [],
     ).pack()
+
+
+def checkpoint_names(scheduler: str, batch: SequenceBatch) -> list[CheckpointName]:
+    """Returns the names of the checkpoints of a batch's sequences, of those that have any."""
+    progresses = ((sequence.progress, sequence.id) for sequence in batch.sequences)
+    return [
+        CheckpointName(progress.run, *(progress.origin or (scheduler, progress.run)), id)
+        for progress, id in progresses
+        if progress.is_checkpointed
+    ]
 
 
 def error_responses(failures: Iterable[Failure]) -> dict[str, list[tuple[object, ...]]]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.kv.registry import RegistryView
+from bus.kv.sequence_states import CheckpointReader, StoredSequence
 from bus.links.link import LinkEnd
 from bus.naming import subjects
 from bus.naming.live_queues import LiveQueue
@@ -36,6 +37,8 @@ from scheduler.batching.lanes import LIVE
 from scheduler.batching.request import QueuedRequest, by_frame, requests_of
 from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
 from scheduler.recording.event_log import RecordedModelScheduler
+from scheduler.sequences.scheduler import FoundSequence, SoughtSequence
+from scheduler.sequences.sequence import replay_of
 from scheduler.service import clock
 from scheduler.service.former_sequences import SequenceReports, SequenceSurvey
 from scheduler.service.known_models import KnownModelStore
@@ -83,6 +86,9 @@ _UNDECODABLE = "the request could not be decoded"
 _NOT_SENT = "an unexpected error occurred while the request was sent to its worker; the scheduler's log has the details"
 
 _QUEUE_FAILED = "an unexpected error occurred in the model's queue; the scheduler's log has the details"
+
+MAX_LOOKUPS = 64
+"""Sequences of former owners that are looked up at a time."""
 
 RECENT_LOSS_S = 10.0
 """Time after the loss of a worker within which a former owner may have died together with it."""
@@ -143,6 +149,9 @@ class SchedulerService:
         self._expire_requests = self.lease_gate.guard(self._expire)
         self._reconciler = BatchReconciler(scheduler_id)
         self._stopped_workers = StoppedWorkers()
+        self._checkpoints = CheckpointReader(bus)
+        self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
+        self._take_found = self.lease_gate.guard(self._take_sequence)
         self._survey = SequenceSurvey(bus, scheduler_id, _limited)
         self._worker_lost_s = -RECENT_LOSS_S
         self._no_deaths_before_s = 0.0
@@ -154,6 +163,7 @@ class SchedulerService:
         await ensure_streams(self._bus)
         await self.listen()
         self.registry.on_model_change(self.lease_gate.guard(self._on_model_change))
+        self.registry.on_worker_lost(self._note_lost_worker)
         self.registry.on_worker_lost(self.lease_gate.guard(self._on_worker_lost))
         self.registry.on_heartbeat(self.lease_gate.guard(self._on_heartbeat))
         await self.known.start(self._background)
@@ -312,8 +322,33 @@ class SchedulerService:
         refused = owned.scheduler.enqueue(requests)
         if refused:
             self._answer_failures(refused)
+        if owned.scheduler.may_seek:
+            self._seek(owned)
         if owned.scheduler.has_withdrawn:
             self._finish(owned.scheduler.expire(now_us))
+        self._mark_dirty(owned)
+
+    def _seek(self, owned: OwnedQueue) -> None:
+        """Looks up sequences of a former owner whose states are checkpointed."""
+        for sought in owned.scheduler.take_sought():
+            self._background.create_task(self._look_up(owned, sought))
+
+    @contained()
+    async def _look_up(self, owned: OwnedQueue, sought: SoughtSequence) -> None:
+        async with self._lookups:
+            found = await self._checkpoints.find(owned.name, *sought)
+        self._take_found(owned, sought, found)
+
+    @contained(on_error="_queue_failed")
+    def _take_sequence(self, owned: OwnedQueue, sought: SoughtSequence, found: StoredSequence | None) -> None:
+        if owned.stopped:
+            return  # the queue may have another owner by now
+        row = None
+        if found is not None:
+            requests = [replay_of(each, sought.version, sought.id) for each in found.requests]
+            row = FoundSequence(*found.origin, found.checkpoint, *found.last, found.age_us, requests)
+        self._finish(owned.scheduler.sequence_found(sought.version, sought.id, row))
+        self._seek(owned)
         self._mark_dirty(owned)
 
     def _on_done(self, message: Message) -> None:
@@ -470,9 +505,11 @@ class SchedulerService:
             self._follow(owned)
         self._bus.publish(message.reply, DrainMessage.of(self._id, owned.name, free, owned.queue.partition).pack())
 
+    def _note_lost_worker(self, _worker: str) -> None:
+        self._worker_lost_s = time.monotonic()
+
     @contained()
     def _on_worker_lost(self, worker: str) -> None:
-        self._worker_lost_s = time.monotonic()
         now_us = clock.now_us()
         self._reconciler.forget(worker)
         for owned in list(self._queues.values()):

@@ -148,13 +148,27 @@ class DirectGrant(NamedTuple):
     request_us: _QueuedUs
 
 
+class CheckpointName(NamedTuple):
+    """Under which name the state of a sequence is checkpointed: that of the run in which it started.
+
+    `run` is the one of its `SequencePosition`. `origin_scheduler` and `origin_run` are the scheduler and the run with which
+    it started, which are others once the sequence continues at another scheduler. `id` is its correlation id.
+    """
+
+    run: NonNegative
+    origin_scheduler: SubjectToken
+    origin_run: NonNegative
+    id: int | str
+
+
 class BatchMessage(Message, frozen=True):
     """One batch for one instance of one worker.
 
     `acks` is empty: workers of earlier releases acknowledged frames on these subjects. In a microbatch series (`is_series`)
     the requests run one after another, each alone, whatever the model's configuration says. The requests come from queue
     `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the worker may run further requests of
-    its own for this version itself, on instances that run nothing.
+    its own for this version itself, on instances that run nothing. `checkpoints`
+    are the names of the sequences whose states are checkpointed.
     """
 
     scheduler: SubjectToken
@@ -168,6 +182,7 @@ class BatchMessage(Message, frozen=True):
     epoch: _Epoch = 0
     partition: _Epoch = 0
     grant: DirectGrant | None = None
+    checkpoints: list[CheckpointName] = []  # noqa: RUF012 - msgspec copies an empty default
 
 
 class BatchOutcome(IntEnum):
@@ -424,11 +439,17 @@ class SequenceQuery(Message, frozen=True):
 
 
 class StartedSequence(NamedTuple):
-    """A sequence of a version that has started and not ended. Its last request ended `age_us` ago."""
+    """A sequence of a version that has started and not ended: its last request ended `age_us` ago, as its `number`th.
+
+    That was request `key` of `gateway`.
+    """
 
     version: int
     id: int | str
     age_us: NonNegative
+    number: NonNegative = 0
+    gateway: str = ""
+    key: int = 0
 
 
 class SequenceReport(Message, frozen=True):

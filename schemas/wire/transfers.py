@@ -45,11 +45,17 @@ class OwnerAddress(Message, frozen=True):
 
 
 class StatePiece(Message, frozen=True):
-    """One message of a checkpoint: the state after `number` requests, in `pieces` pieces, of which this has `content`."""
+    """One message of a checkpoint: the state after `number` requests, in `pieces` pieces, of which this has `content`.
+
+    `gateway` and `key` are those of the last of these requests. Between two checkpoints a message has the body of that
+    request instead of the state, so that it can run again.
+    """
 
     number: int
     pieces: Annotated[int, Meta(ge=1)]
     content: bytes
+    gateway: str = ""
+    key: int = 0
 
 
 class _StateTensor(WireTensor, eq=False):
@@ -67,7 +73,7 @@ def unpack_state(data: bytes) -> list[Tensor]:
     return tensors
 
 
-def pack_pieces(number: int, state: bytes, piece_bytes: int) -> list[bytes]:
+def pack_pieces(number: int, state: bytes, piece_bytes: int, gateway: str = "", key: int = 0) -> list[bytes]:
     """The messages of a checkpoint, with at most `piece_bytes` bytes of the state each."""
     contents = [state[start : start + piece_bytes] for start in range(0, len(state), piece_bytes)] or [b""]
-    return [StatePiece(number, len(contents), content).pack() for content in contents]
+    return [StatePiece(number, len(contents), content, gateway, key).pack() for content in contents]

@@ -144,20 +144,22 @@ class ImplicitStates:
             del self._slots[place.slot]  # a repeated request failed that had succeeded before: the state is another one
             return []
         self._slots[place.slot] = _SlotState(batch.scheduler, place.run, place.number + 1, tensors)
-        return [] if self._checkpoints is None else self._checkpoint(batch, place, tensors, has_failed)
+        return [] if self._checkpoints is None else self._checkpoint(batch, entry, place, tensors, has_failed)
 
     def _checkpoint(
-        self, batch: BatchMessage, place: SequencePosition, tensors: list[Tensor], has_failed: bool
+        self, batch: BatchMessage, entry: BatchEntry, place: SequencePosition, tensors: list[Tensor], has_failed: bool
     ) -> list[Outgoing]:
         assert self._checkpoints is not None  # noqa: S101 - checked by the caller
         key = _key(batch, place)
         if place.flags & SEQUENCE_END:
             return self._checkpoints.removed(key)
-        number, every = place.number + 1, self._declared.checkpoint_every
+        number, every, last = place.number + 1, self._declared.checkpoint_every, (entry.gateway, entry.key)
         if number % every == 0:
-            return self._checkpoints.written(key, number, every, pack_state(tensors))
-        # Repeated from an earlier checkpoint the request might succeed, and the state would be another one.
-        return self._checkpoints.broken(key) if has_failed else []
+            return self._checkpoints.written(key, number, every, pack_state(tensors), last)
+        if has_failed:
+            # Repeated from an earlier checkpoint the request might succeed, and the state would be another one.
+            return self._checkpoints.broken(key)
+        return [] if entry.gateway == NO_REPLY else self._checkpoints.requested(key, number, every, entry.body, last)
 
     def _restore(self, batch: BatchMessage, places: Sequence[SequencePosition]) -> None:
         for place in places:
@@ -197,7 +199,12 @@ class ImplicitStates:
 
 
 def _key(batch: BatchMessage, place: SequencePosition) -> str:
-    return subjects.sequence_key(batch.model, batch.version, batch.scheduler, place.run)
+    for name in batch.checkpoints:
+        if name.run == place.run:
+            origin = name.origin_scheduler, name.origin_run
+            return subjects.sequence_key(batch.model, batch.version, name.id, *origin)
+    # From a scheduler of an earlier release.
+    return subjects.sequence_key(batch.model, batch.version, 0, batch.scheduler, place.run)
 
 
 def _with_own_memory(tensor: Tensor, is_shared: bool) -> Tensor:

@@ -1,9 +1,12 @@
-"""Sequences whose scheduler is killed: what follows is answered with an error that names the loss, over HTTP and gRPC."""
+"""Sequences whose scheduler is killed: those with checkpoints continue, others end with an error that names the loss."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.support.clients.stock import grpc_inputs, http_inputs
-from tests.support.models.sequences import write_accumulator
+from tests.support.models.sequences import write_accumulator, write_checkpointed
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
 
@@ -19,12 +22,14 @@ SEQUENCES = range(1, 7)
 UNSTARTED = 99
 
 
-@pytest.fixture(scope="module")
-def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("lost")
-    (models := folder / "models").mkdir()
+@pytest.fixture
+def stateful(tmp_path: Path) -> Iterator[Server]:
+    """A server of each test's own, for it restarts a role only so many times."""
+    (models := tmp_path / "models").mkdir()
     write_accumulator(models, "plain", "oldest { max_candidate_sequences: 64 }")
-    started = Server(folder, models)
+    write_checkpointed(models, "each", 1, strategy="oldest { max_candidate_sequences: 64 }")
+    write_checkpointed(models, "third", 3, strategy="oldest { max_candidate_sequences: 64 }")
+    started = Server(tmp_path, models)
     try:
         yield started
         assert started.stop() == 0
@@ -98,3 +103,65 @@ def test_a_loss_is_named_also_when_the_worker_is_lost_with_the_scheduler(statefu
     status, text = failure(client, "plain", 7)
     assert status.removeprefix("StatusCode.") == client.weir_statuses[0]
     assert "was lost with the scheduler that had it" in text
+
+
+@pytest.mark.parametrize("model", ["each", "third"])
+def test_a_checkpointed_sequence_continues_at_the_next_scheduler(stateful: Server, client: Any, model: str) -> None:
+    """After one, two and more losses, at a checkpoint and between two."""
+    for sequence in (*SEQUENCES, "text"):
+        assert total(client, model, sequence, start=True) == 1
+    for done in (1, 2, 3, 5):
+        kill(stateful, "scheduler")
+        for sequence in (*SEQUENCES, "text"):
+            assert total(client, model, sequence) == done + 1
+            if done == 3:
+                assert total(client, model, sequence) == done + 2
+    status, text = failure(client, model, UNSTARTED)
+    assert status.removeprefix("StatusCode.") == client.weir_statuses[1]
+    assert "must specify the START flag" in text
+
+
+@pytest.mark.parametrize("model", ["each", "third"])
+def test_a_checkpointed_sequence_outlives_scheduler_and_worker(stateful: Server, client: Any, model: str) -> None:
+    wait_until(lambda: has_started(client, model, 8))
+    assert [total(client, model, 8) for _ in range(4)] == [2, 3, 4, 5]
+    kill(stateful, "scheduler", "worker")
+    stateful.wait_ready()
+    assert [total(client, model, 8) for _ in range(3)] == [6, 7, 8]
+
+
+@pytest.mark.parametrize("model", ["each", "third"])
+def test_sequences_go_on_while_schedulers_are_killed(stateful: Server, model: str) -> None:
+    """Requests wait and run when the scheduler is killed: each is counted once, in order."""
+    over, steps, losses = threading.Event(), dict.fromkeys(range(100, 112), 0), list[str]()
+
+    def one(sequence: int) -> None:
+        with stateful.http() as client:
+            client.weir_inputs = http_inputs
+            while not over.is_set():
+                try:
+                    answer = total(client, model, sequence, start=steps[sequence] == 0)
+                except InferenceServerException as error:
+                    losses.append(str(error))
+                    return
+                steps[sequence] += 1
+                if answer != steps[sequence]:
+                    losses.append(f"sequence {sequence}: {answer} after {steps[sequence]} requests")
+
+    def wait_for_progress() -> None:
+        before = dict(steps)
+        wait_until(lambda: losses or all(steps[sequence] >= before[sequence] + 20 for sequence in steps))
+
+    with ThreadPoolExecutor(len(steps)) as pool:
+        running = [pool.submit(one, sequence) for sequence in steps]
+        try:
+            wait_for_progress()
+            for _ in range(3):
+                kill(stateful, "scheduler")
+                wait_for_progress()
+        finally:
+            over.set()
+        for future in running:
+            future.result(60)
+    print(f"{sum(steps.values())} requests of {len(steps)} sequences, three schedulers lost: {losses}")
+    assert losses == []

@@ -27,9 +27,9 @@ from worker.sequence_reports import SequenceReporter, SequenceRoll
 REPLY = f"{subjects.sequence_reports('scheduler')}.1"
 
 
-def batch(*rows: tuple[int | str, int], model: str = "m", version: int = 1) -> RunningBatch:
-    """A batch of requests of sequences, each with its correlation id and flags."""
-    places = [SequencePosition(slot, 0, False, 1, flags) for slot, (_, flags) in enumerate(rows)]
+def batch(*rows: tuple[int | str, int], model: str = "m", version: int = 1, number: int = 0) -> RunningBatch:
+    """A batch of requests of sequences, each with its correlation id and flags; `number` ran before each of them."""
+    places = [SequencePosition(slot, number, False, 1, flags) for slot, (_, flags) in enumerate(rows)]
     entries = [BatchEntry("gateway", key, 0, b"", 0, place) for key, place in enumerate(places)]
     running = RunningBatch(BatchMessage("scheduler", 1, model, version, 0, entries, []))
     running.sequence_ids = {position: id for position, (id, _) in enumerate(rows)}
@@ -37,7 +37,7 @@ def batch(*rows: tuple[int | str, int], model: str = "m", version: int = 1) -> R
 
 
 def ids(roll: SequenceRoll, model: str = "m") -> list[tuple[int, int | str]]:
-    return [(version, id) for version, id, age_us in roll.of(model) if age_us >= 0]
+    return [(version, id) for version, id, age_us, *_ in roll.of(model) if age_us >= 0]
 
 
 def test_a_sequence_is_on_the_roll_from_its_first_request_to_its_last() -> None:
@@ -47,7 +47,8 @@ def test_a_sequence_is_on_the_roll_from_its_first_request_to_its_last() -> None:
     roll.ended(batch((4, SEQUENCE_START), model="other"))
     roll.ended(batch((5, SEQUENCE_START | SEQUENCE_END)))
     assert ids(roll) == [(1, 1), (1, "two"), (2, 3)]
-    roll.ended(batch((1, 0), ("two", SEQUENCE_END)))
+    roll.ended(batch((1, 0), ("two", SEQUENCE_END), number=4))
+    assert [(row.number, row.gateway, row.key) for row in roll.of("m")] == [(5, "gateway", 0), (1, "gateway", 0)]
     assert ids(roll) == [(1, 1), (2, 3)]
     roll.forget("m")
     assert (ids(roll), ids(roll, "other")) == ([], [(1, 4)])
@@ -79,7 +80,7 @@ def report_in(bus: CollectingBus) -> tuple[list[tuple[int, int | str]], bool]:
     assert subject == REPLY
     report = SequenceReport.unpack(data)
     assert all(isinstance(row, StartedSequence) for row in report.sequences)
-    return [(version, id) for version, id, _ in report.sequences], report.is_complete
+    return [(version, id) for version, id, *_ in report.sequences], report.is_complete
 
 
 async def test_a_report_waits_for_what_runs() -> None:

@@ -26,6 +26,7 @@ NO_SUBJECTS = {
     "parse_settings_key",
     "region_key",
     "sequence_key",
+    "sequences_key",
     "live_consumer",
     "live_stream",
     "consumer_of",

@@ -25,6 +25,7 @@ NOT_SUBJECTS = {
     "parse_settings_key",
     "region_key",
     "sequence_key",
+    "sequences_key",
     "live_consumer",
     "live_stream",
     "queue_token",

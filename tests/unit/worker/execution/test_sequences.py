@@ -161,7 +161,8 @@ async def test_a_sequence_continues_on_another_worker_from_a_checkpoint(nats: Em
             return found
 
         await run(first, entry(0, 0), entry(1, 0, run=2), leaves=b"a")
-        assert not first.messages
+        stored = [(subject.rsplit(".", 2)[1], StatePiece.unpack(data)) for subject, data in first.messages]
+        assert stored == [("r1", StatePiece(1, 1, b"", "g", 1))] * 2, "the requests, for another scheduler"
         await run(first, entry(0, 1), entry(1, 1, run=2), leaves=large)
         await run(first, entry(0, 2), leaves=b"c")
         await run(first, entry(0, 3), leaves=b"d")
