@@ -78,7 +78,16 @@ class DurableConsumer:
         self._consumers = QueueConsumers(store.bus)
         self._objects = ObjectBodies(store.bus, store.messages, services.limits.input_size, services.ledger)
         self._outbox = ReplyOutbox(store.bus, self._api, f"{subjects.durable_inbox(consumer_id)}.answered")
-        self._recorder = Recorder(store.bus, store.publisher, self._api, self._objects, store.counters, self._outbox)
+        durability = store.durability
+        self._recorder = Recorder(
+            store.bus,
+            store.publisher,
+            self._api,
+            self._objects,
+            store.counters,
+            self._outbox,
+            lambda: durability.result.ack_is_fsync is not False,
+        )
         self._context = ConsumerContext(
             bus=store.bus,
             api=self._api,

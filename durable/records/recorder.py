@@ -81,6 +81,7 @@ class Recorder:
         objects: ObjectBodies,
         counters: DurableCounters,
         outbox: ReplyOutbox,
+        may_sync: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bus = bus
         self._publisher = publisher
@@ -88,7 +89,7 @@ class Recorder:
         self._objects = objects
         self._outbox = outbox
         self._counters = counters
-        self._records = RecordStore(bus, publisher)
+        self._records = RecordStore(bus, publisher, may_sync)
         self._header_cache = RecordHeaderCache()
         self._dead_letters = DeadLetterWriter(bus, publisher)
         self._background: asyncio.TaskGroup | None = None
