@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import socket
 import tempfile
 import time
 from collections import Counter
@@ -49,12 +50,19 @@ _CEILING, _CEILING_RESULT = "CEILING", "CEILING_RESULT"
 
 
 class LazyNats(EmbeddedNats):
-    """The embedded nats-server, but one that syncs when NATS's defaults say so: every two minutes."""
+    """The embedded nats-server, but one that syncs when NATS's defaults say so: every two minutes. Its monitor tells so."""
+
+    monitor_url = ""
 
     def _write_config(self) -> Path:
         path = super()._write_config()
         config = json.loads(path.read_text())
         del config["jetstream"]["sync_interval"]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        config["http"] = f"127.0.0.1:{port}"
+        self.monitor_url = f"http://127.0.0.1:{port}"
         path.write_text(json.dumps(config))
         return path
 
@@ -116,7 +124,7 @@ def broker(syncs: bool) -> Iterator[EmbeddedNats]:
 
 async def weir_row(case: Case, requests: int, producers: int, models: Path) -> Cost:
     """Through `weir serve`."""
-    with broker(case.syncs) as nats_server, Server(models, nats=nats_server.url) as server:
+    with broker(case.syncs) as nats_server, Server(models, nats=nats_server.url, **_monitor(nats_server)) as server:
         client = await nats.connect(nats_server.url)
         jetstream = client.jetstream()
         await _flood(case, "warm", WARM_UP, 1, nats_server.url, event(IDENTITY), client, RESULT_STREAM)
@@ -133,6 +141,10 @@ async def weir_row(case: Case, requests: int, producers: int, models: Path) -> C
         await _check_one(client)
         await client.close()
     return cost
+
+
+def _monitor(nats_server: EmbeddedNats) -> dict[str, str]:
+    return {"nats_monitor": nats_server.monitor_url} if isinstance(nats_server, LazyNats) else {}
 
 
 async def ceiling_row(case: Case, requests: int, producers: int) -> Cost:
