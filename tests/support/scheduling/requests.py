@@ -15,9 +15,10 @@ BODY = b"body"
 
 
 class CountingFrame:
-    """A frame that remembers how many of its requests have ended."""
+    """A frame of `size` requests that remembers how many of them have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
         self.ended = 0
 
     def requests_ended(self, requests: int) -> None:

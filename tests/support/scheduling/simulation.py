@@ -326,7 +326,7 @@ class Simulation(LaneLife, SeriesLife):
     # Consequences
 
     def _enqueue(self, gateway: str, rows: list[Any]) -> None:
-        frame = CountingFrame()
+        frame = CountingFrame(len(rows))
         self.frames.append(frame)
         requests = requests_of(gateway, rows, self.now_us, frame)
         new = [request for request in requests if (gateway, request.key) not in self.live]
