@@ -209,6 +209,7 @@ class ModelScheduler:
             )
         for replaced in self._replaced:
             failures += replaced.set_instances(worker, 0)
+            failures += replaced.end_sequences()
         routed = self._route()
         return concatenate([self._forget(((), failures)), routed]) if failures else routed
 

@@ -100,6 +100,10 @@ class VersionState(ABC):
         """Whether nothing waits or runs."""
         return not (self._in_flight or self.waiting)
 
+    def end_sequences(self) -> list[Failure]:
+        """Ends all started sequences, because no instance will continue them; returns their waiting requests."""
+        return []
+
     def in_flight_on(self, worker: str) -> list[int]:
         """Returns the ids of the batches in flight on `worker`, oldest first."""
         return self._in_flight.on(worker)

@@ -201,6 +201,13 @@ class SequenceScheduler(VersionState):
         """Takes out the requests of sequences that have not started; started ones stay bound here."""
         return self._table.drain_backlog()
 
+    def end_sequences(self) -> list[Failure]:
+        """Ends all started sequences, even those that could continue elsewhere; returns their waiting requests.
+
+        Running requests end with their batches.
+        """
+        return list(self._lost((), self._table.lose_started())[1])
+
     def drop_cancelled(self, cancelled: Iterable[QueuedRequest]) -> list[Failure]:
         """Ends the sequences of cancelled requests: later requests would make no sense without them."""
         failures: list[Failure] = []

@@ -117,6 +117,16 @@ class SequenceTable:
                 del self._lost[next(iter(self._lost))]
         self.forget(sequence)
 
+    def lose_started(self) -> list[StatefulSequence]:
+        """Ends all sequences that have had a slot, here or at another scheduler, and returns them.
+
+        The caller answers the requests in their queues.
+        """
+        started = [sequence for sequence in self._open.values() if sequence not in self._backlogs[sequence.lane]]
+        for sequence in started:
+            self.lose(sequence)
+        return started
+
     def quarantine(self, instance: SlottedInstance, now_us: int) -> None:
         """Gives the instance, which did not respond, no sequences for a while."""
         if instance.present:

@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.batching.request import requests_of
+from scheduler.batching.version_scheduler import Failure
 from scheduler.model_scheduler import ModelScheduler
 from scheduler.sequences.sequence import MAX_REPLAY_BYTES, ReplayBudget
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope
+from schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, StartedSequence
+from schemas.wire.registry import MAX_INSTANCES
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, requests_in_memory
 from tests.support.scheduling.sequences import IDLE_US, SLOTS, Life, ReconfiguredLife
 from tests.unit.scheduler.test_model_simulation import LIVES
@@ -149,13 +151,91 @@ def test_any_life_of_iterative_sequences(config: ModelConfig, events: list[tuple
     live(Life, config, events)
 
 
-RECONFIGURED = st.tuples(st.just("configure"), st.sampled_from([*CONFIGS[:4], PLAIN[0], CHECKPOINTED[1], ITERATIVE[2]]))
+RECONFIGURED = st.tuples(
+    st.just("configure"), st.sampled_from([*CONFIGS[:4], PLAIN[0], CHECKPOINTED[1], ITERATIVE[2], ITERATIVE[3]])
+)
 
 
 @settings(max_examples=2 * LIVES, deadline=None)
 @given(st.lists(st.one_of(EVENT, EVENT, EVENT, EVENT, RECONFIGURED), min_size=5, max_size=80))
 def test_any_life_of_a_version_that_has_sequences_at_times(events: list[tuple[Any, ...]]) -> None:
     live(ReconfiguredLife, PLAIN[0], events)
+
+
+def test_a_lost_request_ends_after_its_version_has_become_stateless() -> None:
+    """Its sequence could continue from a checkpoint, but the replaced scheduler gets no instance where it could."""
+    life = live(
+        ReconfiguredLife,
+        PLAIN[0],
+        [
+            ("send", 1, 0),
+            ("configure", CHECKPOINTED[1]),
+            ("send", 1, 0),
+            ("send", 1, SEQUENCE_START),
+            ("configure", CONFIGS[0]),
+            ("complete", 0, BatchOutcome.UNANSWERED, 0),
+        ],
+    )
+    assert not life.live
+
+
+def reconfigured(model: ModelScheduler, config: ModelConfig) -> list[Failure]:
+    """Gives version 1 another configuration, as after a reload on worker `a`; returns the requests that fail."""
+    model.configure(1, config)
+    model.set_lifecycle(frozenset(), frozenset(), False)
+    _, failures = model.set_instances("a", {1: 1}, {1: [MAX_INSTANCES]})
+    return list(failures)
+
+
+@pytest.mark.parametrize("outcome", [BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED, BatchOutcome.NOT_RUN])
+@pytest.mark.parametrize("has_slot", [True, False])
+@pytest.mark.parametrize("every", [0, 1, 2])
+def test_started_sequences_end_when_their_version_becomes_stateless(every: int, has_slot: bool, outcome: int) -> None:
+    """Those that wait fail at once, without `expire`; one that runs ends with its batch."""
+    model = ModelScheduler("model")
+    model.configure(1, config({"direct": {}}, every))
+    model.set_instances("a", {1: 1})
+    rows = [RequestEnvelope(key, -1, 1, "", 0, 0, 0, 5, flags, "", b"") for key, flags in ((1, SEQUENCE_START), (2, 0))]
+    model.enqueue(requests_of("gateway", rows, 0, CountingFrame()))
+    (batch,), _ = model.dispatch(1)
+    failures = [] if has_slot else list(model.set_instances("a", {})[1])
+    failures += reconfigured(model, CONFIGS[0])
+    assert [(request.key, error.message) for request, error in failures] == [
+        (2, "the state of sequence 5 of model 'model' was lost with its instance: start the sequence again")
+    ]
+    completed, failures = model.complete(2, batch.id, outcome, 5)
+    assert [request.key for request in completed] == ([1] if outcome == BatchOutcome.ANSWERED else [])
+    assert [request.key for request, _ in failures] == ([] if outcome == BatchOutcome.ANSWERED else [1])
+    assert len(model) == model.waiting == 0
+
+
+def test_a_sequence_between_two_slots_ends_when_its_version_becomes_stateless() -> None:
+    model = ModelScheduler("model")
+    model.configure(1, CHECKPOINTED[0])
+    model.set_instances("a", {1: 1})
+    row = RequestEnvelope(1, -1, 1, "", 0, 0, 0, 5, SEQUENCE_START, "", b"")
+    model.enqueue(requests_of("gateway", [row], 0, CountingFrame()))
+    model.dispatch(1)
+    assert not model.worker_lost(2, "a")[1]
+    assert model.waiting == 1
+    (failure,) = reconfigured(model, CONFIGS[0])
+    assert failure.error.code is ErrorCode.UNAVAILABLE
+    assert len(model) == model.waiting == 0
+
+
+def test_a_sequence_that_is_looked_up_ends_when_its_version_becomes_stateless() -> None:
+    """Its request would wait for ever: what is found is for the new scheduler, which does not know the sequence."""
+    model = ModelScheduler("model")
+    model.take_over(0, [StartedSequence(1, 5, 0, 1, "gateway", 1)], is_complete=True)
+    model.configure(1, CHECKPOINTED[0])
+    model.set_instances("a", {1: 1})
+    row = RequestEnvelope(2, -1, 1, "", 0, 0, 0, 5, 0, "", b"")
+    assert not model.enqueue(requests_of("gateway", [row], 0, CountingFrame()))
+    assert [sought.id for sought in model.take_sought()] == [5]
+    (failure,) = reconfigured(model, CONFIGS[0])
+    assert failure.error.code is ErrorCode.UNAVAILABLE
+    assert model.sequence_found(1, 5, None) == ((), ())
+    assert len(model) == model.waiting == 0
 
 
 def test_padding_keeps_each_sequence_at_its_row() -> None:
