@@ -147,11 +147,14 @@ class Link:
                 sent = 0
             except OSError as error:
                 logger.debug("link to %s: %s", self.name, error)
-                self._stop_writing(LinkEnd.LOST)
+                # What the peer has sent is still to be read; the end of it ends the connection.
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+                self._stop_writing(has_failed=True)
                 return Sent.BUFFERED
             self._rest = self._rest[sent:]
             if self._rest or self._end_due is not None:
-                self._stop_writing(None)
+                self._stop_writing()
                 return Sent.BUFFERED
             with self._state:
                 self._buffered_bytes -= sum([len(data) for _, data in self._writing])
@@ -166,15 +169,15 @@ class Link:
             logger.error("link to %s: dropped %d messages: %s", self.name, len(messages), error)
             return b""
 
-    def _stop_writing(self, end: LinkEnd | None) -> None:
-        """Leaves the rest to the event loop, which ends the connection if `end` or `_end_due` is set."""
+    def _stop_writing(self, has_failed: bool = False) -> None:
+        """Leaves the rest to the event loop, which ends the connection if `_end_due` is set."""
         with self._state:
             self._phase = _Phase.BLOCKED
-            end = end or self._end_due
-        if end is None:
-            self._loop.call_soon_threadsafe(self._watch_writable)
-        else:
+            end = self._end_due
+        if end is not None:
             self._loop.call_soon_threadsafe(self._end, end)
+        elif not has_failed:
+            self._loop.call_soon_threadsafe(self._watch_writable)
 
     # In the event loop
 
@@ -243,6 +246,7 @@ class Link:
         with self._state:
             if self._phase is _Phase.ENDED:
                 return
+            end = self._end_due or end  # the first reason counts: after it the socket is read to its end
             if self._phase is _Phase.WRITING:
                 # The thread calls this again when it has noticed.
                 self._end_due = end

@@ -7,13 +7,13 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from bus.links import folder, link
-from bus.links.framing import HEADER, pack_frames, pack_subjects
+from bus.links.framing import HEADER, Outgoing, pack_frames, pack_subjects
 from bus.links.link import Link, LinkEnd, Sent
 from bus.links.links import Links
 from tests.support.waiting import eventually
@@ -149,6 +149,40 @@ async def test_a_half_written_frame_is_not_delivered(pair: Pair) -> None:
     route._socket.shutdown(socket.SHUT_RDWR)
     await eventually(lambda: bool(pair.caller.ends))
     assert pair.caller.received == [("reply.g", b"whole")]
+
+
+async def test_a_failed_write_does_not_discard_what_the_process_sent_before_its_death(pair: Pair) -> None:
+    """The caller releases a slot before it reads the last responses of a worker that was killed."""
+    route = pair.accepted()
+    assert route.send([("reply.g", bytes(200_000)), ("reply.g", b"last")]) is Sent.WRITTEN
+    route._socket.shutdown(socket.SHUT_RDWR)
+    opened = pair.opened()
+    assert opened.send([("release.w", b"slot")]) is Sent.BUFFERED
+    await eventually(lambda: bool(pair.caller.ends))
+    assert [len(data) for _, data in pair.caller.received] == [200_000, 4]
+    assert pair.caller.ends == [("w", LinkEnd.LOST)]
+    assert pair.caller.published == [("release.w", b"slot")]
+
+
+async def test_a_link_that_is_broken_off_while_a_thread_writes_is_reported_as_broken_off(pair: Pair) -> None:
+    """Its caller sends pending requests again: it has not read all responses."""
+    opened, ready = pair.opened(), threading.Event()
+    packed = opened._packed
+
+    def pack_slowly(messages: Sequence[Outgoing]) -> bytes:
+        ready.set()
+        assert ended.wait(10)
+        return packed(messages)
+
+    ended = threading.Event()
+    opened._packed = pack_slowly  # type: ignore[method-assign]
+    sending = asyncio.create_task(asyncio.to_thread(opened.send, [("release.w", b"slot")]))
+    await eventually(ready.is_set)
+    opened._end(LinkEnd.BROKEN_OFF)
+    ended.set()
+    await sending
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.BROKEN_OFF)])
+    assert pair.caller.published == [("release.w", b"slot")]
 
 
 async def test_a_process_that_does_not_read_gets_its_messages_from_the_broker(
