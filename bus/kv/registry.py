@@ -243,7 +243,9 @@ class RegistryView:
     def _connect(self, record: WorkerRecord) -> None:
         """Opens a link to a worker of this host, before any message to it."""
         if record.link and shares_memory(record.worker):
-            self._bus.links.connect(record.worker, record.link, subjects.taken_by_worker(record.worker))
+            worker = record.worker
+            taken = subjects.work(worker), subjects.cancelled(worker), subjects.release(worker)
+            self._bus.links.connect(worker, record.link, taken)
 
     def _on_link_lost(self, worker: str, _end: LinkEnd) -> None:
         view = self.workers.get(worker)

@@ -157,11 +157,6 @@ def release(owner: str) -> str:
     return f"release.{owner}"
 
 
-def taken_by_worker(worker: str) -> tuple[str, ...]:
-    """The subjects on which a worker takes messages through links."""
-    return work(worker), cancelled(worker), release(worker)
-
-
 def fetch(owner: str) -> str:
     """Requests of readers on other hosts for pieces of payloads in the memory of `owner`."""
     return f"fetch.{owner}"

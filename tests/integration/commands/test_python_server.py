@@ -51,7 +51,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     processes = family(started.pid)
     started.infer("identity", {"IN": np.zeros((1, BIG), np.float32)})
     segments = segments_of(processes)
-    assert len(processes) == 7, "supervisor, nats-server, four roles, and the Python model"
+    assert len(processes) == 8, "supervisor, nats-server, four roles, the fork server, and the Python model"
     assert segments
     assert list(folder.iterdir()), "its data"
     yield started

@@ -140,7 +140,10 @@ def test_the_fork_server_has_one_thread_and_no_files_of_its_processes(models: Mo
 def test_processes_end_with_the_fork_server_which_is_started_again(models: Models, no_fork_server: None) -> None:
     with models.running(IDENTITY) as process:
         (server,) = [server for server in fork_servers() if process.pid in [c.pid for c in server.children()]]
+        model = psutil.Process(process.pid)
         server.kill()
+        psutil.wait_procs([server], timeout=10)
+        wait_until(lambda: not model.is_running() or model.status() == psutil.STATUS_ZOMBIE)
         with pytest.raises(ProcessDied):
             process.execute([python_request()])
         with models.running(IDENTITY) as another:
