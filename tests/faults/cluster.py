@@ -135,6 +135,11 @@ class Cluster:
         name = f"gateway-{number}"
         return self._address(name), int(self.members[name].facts["http_port"])
 
+    def grpc(self, number: int = 0) -> str:
+        """The gRPC address of a gateway."""
+        name = f"gateway-{number}"
+        return f"{self._address(name)}:{self.members[name].facts['grpc_port']}"
+
     def metrics(self, number: int = 0) -> str:
         """The URL of a gateway's metrics."""
         name = f"gateway-{number}"

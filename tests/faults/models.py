@@ -18,6 +18,9 @@ DIGEST = "digest"
 TOTAL = "total"
 """A sequence model: the sum of the inputs since the start of the sequence."""
 
+COUNTED = "counted"
+"""A decoupled model: as many responses as the input says, numbered from 0."""
+
 FRAIL = "frail"
 """Echoes bytes in batches of up to 32; certain inputs make it crash, hang or fail."""
 
@@ -73,6 +76,29 @@ sequence_batching {
 }
 instance_group { kind: KIND_CPU count: 1 }
 """
+_COUNTED_CODE = """
+import time
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            sender = request.get_response_sender()
+            wanted = pb_utils.get_input_tensor_by_name(request, "N").as_numpy().item()
+            for number in range(wanted):
+                tensor = pb_utils.Tensor("NUMBER", np.array([number], np.int32))
+                flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if number == wanted - 1 else 0
+                sender.send(pb_utils.InferenceResponse([tensor]), flags=flags)
+                time.sleep(0.001)
+"""
+_COUNTED = """
+backend: "python" max_batch_size: 0
+input { name: "N" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "NUMBER" data_type: TYPE_INT32 dims: [ 1 ] }
+model_transaction_policy { decoupled: true }
+instance_group { kind: KIND_CPU count: 1 }
+"""
 _FRAIL_CODE = """
 import ctypes
 import os
@@ -121,6 +147,7 @@ def write_models(
     known = {
         DIGEST: (_divided(_DIGEST, partitions), _DIGEST_CODE),
         TOTAL: (_divided(_TOTAL, partitions), _TOTAL_CODE),
+        COUNTED: (_COUNTED, _COUNTED_CODE),
         FRAIL: (_FRAIL + _parameters(frail_parameters or {}), _FRAIL_CODE),
     }
     for name in names:

@@ -7,29 +7,39 @@ the environment variable `WEIR_PAUSE_POINTS`, which names a folder.
 A role receives orders on the datagram socket `<folder>/<process id>`, one per message: `point action passages delay_ms`.
 `action` is `kill` (SIGKILL), `stop` (SIGSTOP) or `tell`; it happens `delay_ms` after the role has passed the point that
 many times. `none` cancels an order. Before it acts, the role reports `role process-id point` to `<folder>/driver`.
+`cut` shuts down the links of the role, `halve` ends the next of them that is written to in the midst of a frame, and `fill`
+sends on all of them at once, whatever the point, until a peer that does not read blocks them.
 With action `raise`, `point` is the name of a contained site (`runtime.containment.SITES`), which then raises
 `InjectedFailure` once, in the role that has it; with 0 passages the order is cancelled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bus.links import folder as link_folder
+from bus.links.link import Link, Sent
 from runtime.containment import SITES, Site
 from weir.commands import roles
 
 VARIABLE = "WEIR_PAUSE_POINTS"
 """Names the folder of the sockets. Without it no function is replaced."""
+
+LINK_FORM_VARIABLE = "WEIR_LINK_FORM_OF_TESTS"
+"""The version of the frames of links that a role uses, if it is set."""
 
 logger = logging.getLogger("weir.pause_points")
 
@@ -73,6 +83,57 @@ class InjectedFailure(Exception):
     """Raised at a contained site by order of a test."""
 
 
+LINK_ACTIONS = ("cut", "halve", "fill")
+"""What is done to the links of a role."""
+
+
+_PADDING = "reply.nobody", bytes(1 << 16)
+"""A message that no process takes."""
+
+_MOST_PADDING = 64
+
+
+class OwnLinks:
+    """The links of this process from now on, and what an order does to them."""
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[Link] = weakref.WeakSet()
+        opened, packed = Link.__init__, Link._packed
+        self._halving = threading.Event()
+
+        @wraps(opened)
+        def open_and_note(link: Link, *arguments: Any, **named: Any) -> None:
+            opened(link, *arguments, **named)
+            self._all.add(link)
+
+        @wraps(packed)
+        def pack_or_halve(link: Link, messages: Any) -> bytes:
+            data = packed(link, messages)
+            if self._halving.is_set():
+                self._halving.clear()
+                with contextlib.suppress(OSError):
+                    link._socket.send(data[: len(data) // 2])
+                    link._socket.shutdown(socket.SHUT_RDWR)
+            return data
+
+        Link.__init__ = open_and_note  # type: ignore[method-assign]
+        Link._packed = pack_or_halve  # type: ignore[method-assign]
+
+    def harm(self, action: str) -> None:
+        """Carries out one of `LINK_ACTIONS`, in any thread."""
+        if action == "halve":
+            self._halving.set()
+            return
+        for link in list(self._all):
+            with contextlib.suppress(OSError):
+                if action == "cut":
+                    link._socket.shutdown(socket.SHUT_RDWR)
+                else:
+                    for _ in range(_MOST_PADDING):
+                        if link.send([_PADDING]) is not Sent.WRITTEN:
+                            break
+
+
 class _Order:
     def __init__(self, action: str, passages: int, delay_s: float) -> None:
         self.action = action
@@ -88,6 +149,7 @@ class _Armed:
         self._driver = str(folder / "driver")
         self._orders: dict[str, _Order] = {}
         self._lock = threading.Lock()
+        self._links = OwnLinks()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(folder / str(os.getpid())))
         threading.Thread(target=self._listen, name="pause points", daemon=True).start()
@@ -98,6 +160,9 @@ class _Armed:
             if action == "raise":
                 if point in SITES:
                     self._raise_once(SITES[point], int(passages))
+                continue
+            if action == "fill":
+                self._links.harm(action)
                 continue
             with self._lock:
                 self._orders.clear()
@@ -149,7 +214,9 @@ class _Armed:
             self._socket.sendto(f"{self._role} {os.getpid()} {point}".encode(), self._driver)
         except OSError as error:
             logger.warning("pause point %s can't be reported: %s", point, error)
-        if order.action != "tell":
+        if order.action in LINK_ACTIONS:
+            self._links.harm(order.action)
+        elif order.action != "tell":
             os.kill(os.getpid(), signal.SIGKILL if order.action == "kill" else signal.SIGSTOP)
 
 
@@ -174,6 +241,9 @@ def arm(role: str) -> None:
         return
     logger.warning("pause points are armed: orders in %s may stop or kill this process", folder)
     armed = _Armed(role, Path(folder))
+    if form := os.environ.get(LINK_FORM_VARIABLE):
+        link_folder._FORM = int(form)
+        link_folder._is_address = re.compile(rf"{form}-[0-9a-f]{{16}}").fullmatch
     for name, point in POINTS.items():
         if point.role == role:
             owner, attribute, function = resolve_point(point)
