@@ -322,7 +322,8 @@ class DirectDispatcher:
         if is_released:
             return
         for pending in batch.requests:
-            if outcome == BatchOutcome.ANSWERED:
+            # A response that could not be applied leaves its request without one, although the batch has ended well.
+            if outcome == BatchOutcome.ANSWERED and self._find(pending.key) is not pending:
                 self._by_key.pop(pending.key, None)
             else:
                 self._requeue(pending)

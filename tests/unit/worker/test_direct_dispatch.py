@@ -58,7 +58,13 @@ class Worker:
         self.pending: dict[int, Any] = {}
         self.responses: list[bytes] = []
         self.requeued: list[int] = []
-        self.direct.attach(self.pending.get, self.responses.append, lambda pending: self.requeued.append(pending.key))
+        self.direct.attach(self.pending.get, self._received, lambda pending: self.requeued.append(pending.key))
+
+    def _received(self, data: bytes) -> None:
+        """Ends the requests whose keys a message of responses names."""
+        self.responses.append(data)
+        for key in map(int, data.split()):
+            self.pending.pop(key, None)
 
     def request(self, key: int, **envelope: Any) -> Any:
         row = RequestEnvelope(key, -1, 1, "", 0, 0, 0, 0, 0, "", b"body")._replace(**envelope)
@@ -90,7 +96,8 @@ class Worker:
         batch = ended.submitted[ended.ended]
         ended.ended += outcome != BatchOutcome.RELEASED
         completion = BatchCompletion(batch.message.batch_id, outcome, busy_us)
-        responses = [("w", b"responses")] if outcome == BatchOutcome.ANSWERED else []
+        keys = " ".join(str(entry.key) for entry in batch.message.entries).encode()
+        responses = [("w", keys)] if outcome == BatchOutcome.ANSWERED else []
         update = BatchUpdate(batch.message.scheduler, completion, responses)
         await asyncio.to_thread(self.direct.update, update)
         await asyncio.sleep(0)
@@ -174,7 +181,7 @@ async def test_requests_of_one_turn_share_a_batch_and_the_next_ones_wait_for_it(
     assert worker.running() == [[1, 2]]
     await worker.end()
     assert worker.running() == [[1, 2], [3, 4]]
-    assert worker.responses == [b"responses"]
+    assert worker.responses == [b"1 2"]
 
 
 async def test_batches_hold_the_models_rows_of_one_shape(worker: Worker) -> None:
@@ -283,6 +290,17 @@ async def test_requests_whose_responses_can_not_be_delivered_go_to_the_scheduler
     await worker.end()
     assert worker.requeued == [1]
     assert worker.running() == [[1], [2]]
+
+
+async def test_a_lost_response_before_the_end_of_a_batch_sends_its_request_to_the_scheduler(worker: Worker) -> None:
+    """As of a model that responds during its run: the end of the batch carries no response."""
+    worker.take(1, 2)
+    (batch,) = worker.instances[0].submitted
+    worker.direct.update(BatchUpdate("w", None, [("w", b"1")]))
+    await asyncio.sleep(0)
+    worker.direct.update(BatchUpdate("w", BatchCompletion(batch.message.batch_id, BatchOutcome.ANSWERED, 50)))
+    await asyncio.sleep(0)
+    assert worker.requeued == [2], "the response to request 2 was lost on the way"
 
 
 async def test_requests_that_can_not_be_started_go_to_the_scheduler(
