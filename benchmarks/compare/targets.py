@@ -63,13 +63,18 @@ class Target:
 
 
 TARGETS = [
-    Target("identity-64", Workload("identity_fp32", 64), Quantity.CPU, Baseline.TRITON, 1.0, 0.6),
-    Target("identity-64-rate", Workload("identity_fp32", 64), Quantity.RATE, Baseline.TRITON, 1.0, 1.6),
-    Target("mlp-64", Workload("mlp", 64), Quantity.CPU, Baseline.TRITON, 1.0, 0.6),
-    Target("identity-8", Workload("identity_fp32", 8), Quantity.CPU, Baseline.TRITON, 1.6, 0.8),
-    Target("cnn-8", Workload("cnn", 8), Quantity.CPU, Baseline.ONNXRUNTIME, 1.17, 1.08),
-    Target("identity-1", Workload("identity_fp32", 1), Quantity.LATENCY, Baseline.NOTHING, 0.9, 0.5),
-    Target("grpc-mlp-64", Workload("mlp", 64, Protocol.GRPC), Quantity.CPU, Baseline.TRITON, 2.5, 1.5),
+    Target("identity-1", Workload("identity_fp32", 1), Quantity.LATENCY, Baseline.NOTHING),
+    Target("identity-1-cpu", Workload("identity_fp32", 1), Quantity.CPU, Baseline.TRITON),
+    Target("identity-8", Workload("identity_fp32", 8), Quantity.CPU, Baseline.TRITON, 1.15, 0.95),
+    Target("grpc-identity-8", Workload("identity_fp32", 8, Protocol.GRPC), Quantity.CPU, Baseline.TRITON, 0.85, 0.7),
+    Target("identity-64", Workload("identity_fp32", 64), Quantity.CPU, Baseline.TRITON, 0.65, 0.5),
+    Target("identity-64-rate", Workload("identity_fp32", 64), Quantity.RATE, Baseline.TRITON, 1.5, 2.1),
+    Target("mlp-8", Workload("mlp", 8), Quantity.CPU, Baseline.TRITON, 1.3, 1.0),
+    Target("grpc-mlp-8", Workload("mlp", 8, Protocol.GRPC), Quantity.CPU, Baseline.TRITON, 1.1, 0.8),
+    Target("mlp-64", Workload("mlp", 64), Quantity.CPU, Baseline.TRITON, 0.95, 0.75),
+    Target("grpc-mlp-64", Workload("mlp", 64, Protocol.GRPC), Quantity.CPU, Baseline.TRITON, 0.8, 0.6),
+    Target("cnn-1", Workload("cnn", 1), Quantity.CPU, Baseline.ONNXRUNTIME, 1.2, 1.05),
+    Target("cnn-8", Workload("cnn", 8), Quantity.CPU, Baseline.ONNXRUNTIME, 1.12, 1.05),
     Target("bert-32", Workload("bert_tiny", 32), Quantity.CPU, Baseline.TRITON),
 ]
 
