@@ -27,6 +27,9 @@ MAX_BUFFERED_BYTES = 64 << 20
 ENDING: Outgoing = "", b""
 """The last message of a process that ends in good order."""
 
+ERROR_CHECK_DELAY_S = 0.05
+"""How long after a read the socket is checked for an error: see `Link._check_error`."""
+
 _SOCKET_BUFFER_BYTES = 1 << 20
 _READ_BYTES = 65536
 
@@ -101,6 +104,7 @@ class Link:
         self._writing: list[Outgoing] = []  # the messages of `_rest`
         self._rest = memoryview(b"")
         self._stall: asyncio.TimerHandle | None = None
+        self._error_check: asyncio.TimerHandle | None = None
         self._peer_ends = False
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         self._loop.add_reader(connection.fileno(), self._read)
@@ -147,7 +151,7 @@ class Link:
                 sent = 0
             except OSError as error:
                 logger.debug("link to %s: %s", self.name, error)
-                # What the peer has sent is still to be read; the end of it ends the connection.
+                # What the peer has sent is still to be read: `_read_to_end` does that, and ends the connection.
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
                 self._stop_writing(has_failed=True)
@@ -170,13 +174,15 @@ class Link:
             return b""
 
     def _stop_writing(self, has_failed: bool = False) -> None:
-        """Leaves the rest to the event loop, which ends the connection if `_end_due` is set."""
+        """Leaves the rest to the event loop, which ends the connection after a failure or if `_end_due` is set."""
         with self._state:
             self._phase = _Phase.BLOCKED
             end = self._end_due
         if end is not None:
             self._loop.call_soon_threadsafe(self._end, end)
-        elif not has_failed:
+        elif has_failed:
+            self._loop.call_soon_threadsafe(self._read_to_end)
+        else:
             self._loop.call_soon_threadsafe(self._watch_writable)
 
     # In the event loop
@@ -211,26 +217,44 @@ class Link:
             )
             self._end(LinkEnd.BROKEN_OFF)
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Reads once; returns whether there was something to read."""
         try:
             data = self._socket.recv(max(_READ_BYTES, self._reader.missing_bytes))
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             logger.debug("link to %s: %s", self.name, error)
             data = b""
         if not data:
             self._end(LinkEnd.ORDERLY if self._peer_ends else LinkEnd.LOST)
-            return
+            return False
+        if self._error_check is None:
+            self._error_check = self._loop.call_later(ERROR_CHECK_DELAY_S, self._check_error)
         try:
             frames = self._reader.feed(data)
         except MalformedFrame as error:
             logger.error("link to %s: closing it, because the process does not send frames: %s", self.name, error)
             self._end(LinkEnd.BROKEN_OFF)
-            return
+            return False
         if frames:
             self._peer_ends = self._peer_ends or frames[-1] == (b"", b"")
             self._on_frames(self, frames)
+        return True
+
+    def _check_error(self) -> None:
+        """Reads the rest if the peer has ended before it has read everything.
+
+        The kernel then sets an error on the socket. libuv reports a socket with an error once and stops watching it
+        (`uv__poll_io`), so `_read` is not called for what is behind the first read, or for the end.
+        """
+        self._error_check = None
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._read_to_end()
+
+    def _read_to_end(self) -> None:
+        while self._phase is not _Phase.ENDED and self._read():
+            pass
 
     def read_waiting(self) -> None:
         """Reads what has arrived, without waiting for the event loop to report it."""
@@ -257,8 +281,9 @@ class Link:
             unsent = [*(self._writing if self._rest else ()), *self._queued]
             self._queued = []
             waiting, self._when_written = self._when_written, []
-        if self._stall is not None:
-            self._stall.cancel()
+        for timer in (self._stall, self._error_check):
+            if timer is not None:
+                timer.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()

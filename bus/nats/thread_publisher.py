@@ -220,12 +220,14 @@ class ThreadPublisher:
     def _drop(self) -> None:
         """Called with the lock held."""
         if self._socket is not None:
-            # Shut down, not closed: the loop still watches the descriptor, and closes it when it reads the end of it.
+            # Shut down, not closed: the loop still watches the descriptor. It need not report the end: after a reset uvloop
+            # stops watching.
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # the peer has closed it
             self._socket = None
+            self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _keep(self) -> None:
         while True:

@@ -164,6 +164,42 @@ async def test_a_failed_write_does_not_discard_what_the_process_sent_before_its_
     assert pair.caller.published == [("release.w", b"slot")]
 
 
+def kill(killed: Link) -> None:
+    """Ends the link as the kernel does when the process at this end is killed."""
+    asyncio.get_running_loop().remove_reader(killed._socket)
+    killed._phase = link._Phase.ENDED
+    killed._socket.close()
+
+
+async def test_the_death_of_a_process_that_had_not_read_everything_is_noticed(pair: Pair) -> None:
+    """The socket then has an error, and uvloop stops watching it although there is more to read."""
+    route = pair.accepted()
+    assert pair.opened().send([("release.w", b"unread")]) is Sent.WRITTEN
+    assert route.send([("reply.g", bytes(200_000)), ("reply.g", b"last")]) is Sent.WRITTEN
+    kill(route)
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.LOST)], 2)
+    assert [len(data) for _, data in pair.caller.received] == [200_000, 4]
+
+
+async def test_a_write_to_a_process_that_died_before_it_read_everything_ends_the_link(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not written goes to the broker, and the completions that wait for it go on."""
+    route, written = pair.accepted(), asyncio.Event()
+
+    def respond(_subject: str, _data: bytes) -> None:
+        assert route.send([("reply.g", b"response")]) is Sent.BUFFERED
+        route.when_written(written.set)
+
+    monkeypatch.setattr(pair.worker, "receive", respond)
+    assert route.send([("reply.g", b"unread")]) is Sent.WRITTEN
+    assert pair.opened().send([("release.w", b"last")]) is Sent.WRITTEN
+    kill(pair.opened())
+    await asyncio.wait_for(written.wait(), 2)
+    assert pair.worker.published == [("reply.g", b"response")]
+    assert pair.worker.links.route("reply.g") is None
+
+
 async def test_a_link_that_is_broken_off_while_a_thread_writes_is_reported_as_broken_off(pair: Pair) -> None:
     """Its caller sends pending requests again: it has not read all responses."""
     opened, ready = pair.opened(), threading.Event()

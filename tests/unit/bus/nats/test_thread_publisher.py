@@ -90,3 +90,14 @@ async def test_an_end_of_the_connection_frees_the_threads_that_write(stalled: St
     async with asyncio.timeout(10):
         await writing
         await stalled.watching
+
+
+async def test_a_failed_write_ends_the_connection_that_the_event_loop_does_not_report(stalled: Stalled) -> None:
+    """As after a reset: uvloop stops watching a socket with an error."""
+    while (connection := stalled.publisher._socket) is None:
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().remove_reader(connection)
+    stalled.end.close()
+    await asyncio.to_thread(stalled.publisher.publish, [("subject", b"1")])
+    async with asyncio.timeout(10):
+        await stalled.watching
