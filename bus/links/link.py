@@ -14,12 +14,15 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from bus.links.framing import FrameReader, MalformedFrame, Outgoing, pack_frames
+from runtime.containment import call_each
 
 logger = logging.getLogger("weir.bus")
+
+_AFTER_WRITE = "bus.links.link: what waits for a write"
 
 MAX_BUFFERED_BYTES = 64 << 20
 """Bytes that a peer has not read; a peer that exceeds it is disconnected."""
@@ -35,6 +38,9 @@ _READ_BYTES = 65536
 
 Frames = list[tuple[bytes, bytes]]
 
+WhenWritten = Callable[[bool], None]
+"""Called with whether the kernel has everything that was buffered; if not, the connection has ended."""
+
 
 class Sent(Enum):
     """What became of messages that were sent."""
@@ -43,7 +49,7 @@ class Sent(Enum):
     """The kernel has them."""
 
     BUFFERED = "buffered"
-    """They are written once the peer reads, or handed to `on_lost` if the connection ends before."""
+    """They are written once the peer reads; `Link.take_unsent` returns them if the connection ends before."""
 
     REJECTED = "rejected"
     """The connection had ended."""
@@ -74,8 +80,9 @@ class _Phase(Enum):
 class Link:
     """One connection. The owner's callbacks run in the event loop.
 
-    `on_frames` is called with the frames that have arrived, `on_end` once when the connection has ended, with the messages
-    that were not written completely. A peer that reads nothing for `stall_limit_s` is disconnected.
+    `on_frames` is called with the frames that have arrived, `on_end` once when the connection has ended: it sends the
+    messages of `take_unsent` another way, until there are none. A peer that reads nothing for `stall_limit_s` is
+    disconnected.
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class Link:
         name: str,
         connection: socket.socket,
         on_frames: Callable[[Link, Frames], None],
-        on_end: Callable[[Link, LinkEnd, Sequence[Outgoing]], None],
+        on_end: Callable[[Link, LinkEnd], None],
         stall_limit_s: float,
     ) -> None:
         self.name = name
@@ -97,7 +104,7 @@ class Link:
         self._phase = _Phase.IDLE
         self._queued: list[Outgoing] = []
         self._buffered_bytes = 0  # of messages that are queued or not written completely
-        self._when_written: list[Callable[[], None]] = []
+        self._when_written: list[WhenWritten] = []
         self._end_due: LinkEnd | None = (
             None  # a thread writes, and must not find another file in the place of its socket
         )
@@ -106,6 +113,7 @@ class Link:
         self._stall: asyncio.TimerHandle | None = None
         self._error_check: asyncio.TimerHandle | None = None
         self._peer_ends = False
+        self._has_ended = False  # in the event loop
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         self._loop.add_reader(connection.fileno(), self._read)
 
@@ -126,13 +134,14 @@ class Link:
             self._phase = _Phase.WRITING
         return self._write()
 
-    def when_written(self, callback: Callable[[], None]) -> None:
-        """Calls `callback`, in any thread, once nothing is buffered or the connection has ended."""
+    def when_written(self, callback: WhenWritten) -> None:
+        """Calls `callback`, in any thread, once nothing is buffered, or the connection has ended and `on_end` has run."""
         with self._state:
             if self._phase is _Phase.WRITING or self._phase is _Phase.BLOCKED:
                 self._when_written.append(callback)
                 return
-        callback()
+            is_written = self._phase is _Phase.IDLE
+        callback(is_written)
 
     def _write(self) -> Sent:
         """Writes what is queued, in the thread that has set the phase."""
@@ -162,8 +171,7 @@ class Link:
                 return Sent.BUFFERED
             with self._state:
                 self._buffered_bytes -= sum([len(data) for _, data in self._writing])
-        for callback in waiting:
-            callback()
+        call_each(_AFTER_WRITE, waiting, True)
         return Sent.WRITTEN
 
     def _packed(self, messages: Sequence[Outgoing]) -> bytes:
@@ -188,7 +196,7 @@ class Link:
     # In the event loop
 
     def _watch_writable(self) -> None:
-        if self._phase is _Phase.BLOCKED:
+        if self._phase is _Phase.BLOCKED and not self._has_ended:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
             self._stall = self._loop.call_later(self._stall_limit_s, self._disconnect_stalled_peer)
 
@@ -209,7 +217,7 @@ class Link:
         self._end(LinkEnd.BROKEN_OFF)
 
     def _disconnect_slow_peer(self) -> None:
-        if self._phase is not _Phase.ENDED and self._buffered_bytes > MAX_BUFFERED_BYTES:
+        if not self._has_ended and self._buffered_bytes > MAX_BUFFERED_BYTES:
             logger.warning(
                 "link to %s: the process has not read %d bytes; closing the link, messages go through nats-server",
                 self.name,
@@ -253,12 +261,12 @@ class Link:
             self._read_to_end()
 
     def _read_to_end(self) -> None:
-        while self._phase is not _Phase.ENDED and self._read():
+        while not self._has_ended and self._read():
             pass
 
     def read_waiting(self) -> None:
         """Reads what has arrived, without waiting for the event loop to report it."""
-        if self._phase is not _Phase.ENDED:
+        if not self._has_ended:
             self._read()
 
     def close(self) -> None:
@@ -268,7 +276,7 @@ class Link:
 
     def _end(self, end: LinkEnd) -> None:
         with self._state:
-            if self._phase is _Phase.ENDED:
+            if self._has_ended:
                 return
             end = self._end_due or end  # the first reason counts: after it the socket is read to its end
             if self._phase is _Phase.WRITING:
@@ -277,21 +285,34 @@ class Link:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
                 return
-            self._phase = _Phase.ENDED
-            unsent = [*(self._writing if self._rest else ()), *self._queued]
-            self._queued = []
-            waiting, self._when_written = self._when_written, []
+            self._has_ended = True
+            self._phase = _Phase.BLOCKED  # what threads send goes behind what is unsent
         for timer in (self._stall, self._error_check):
             if timer is not None:
                 timer.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
-        self._on_end(self, end, _without_own(unsent))
-        for callback in waiting:
-            callback()
+        try:
+            self._on_end(self, end)
+        finally:
+            while self.take_unsent():
+                pass  # `on_end` has raised an exception
+            waiting, self._when_written = self._when_written, []
+            call_each(_AFTER_WRITE, waiting, False)
 
+    def take_unsent(self) -> list[Outgoing]:
+        """Returns what was not written completely, after the end; called again until there is nothing more.
 
-def _without_own(messages: Iterable[Outgoing]) -> list[Outgoing]:
-    """The messages without those of the link itself, which have no subject."""
-    return [message for message in messages if message[0]]
+        From then on the link rejects messages: what threads have sent meanwhile goes the same way, and in order.
+        """
+        while True:
+            with self._state:
+                unsent = [*(self._writing if self._rest else ()), *self._queued]
+                self._writing, self._rest, self._queued = [], memoryview(b""), []
+                if not unsent:
+                    self._phase = _Phase.ENDED
+                    return []
+            # Those of the link itself have no subject.
+            if messages := [message for message in unsent if message[0]]:
+                return messages

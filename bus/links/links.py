@@ -73,6 +73,9 @@ class Links:
         self._due: dict[Link, list[Outgoing]] = {}
         self._lost_listeners: list[LostLink] = []
         self._is_closed = False
+        self.send_unsent: Callable[[Sequence[Outgoing]], None] = self._publish
+        """Sends what a lost link has not sent another way: the process may still read from nats-server. A process that
+        sends from threads replaces it, so that these messages and later ones keep their order."""
         self.received = 0
         """Messages that came through links."""
 
@@ -215,18 +218,20 @@ class Links:
 
     # Ends
 
-    def _on_accepted_end(self, link: Link, _end: LinkEnd, unsent: Sequence[Outgoing]) -> None:
+    def _on_accepted_end(self, link: Link, _end: LinkEnd) -> None:
         self._accepted.discard(link)
         self._remove(link)
-        self._publish(unsent)
+        while unsent := link.take_unsent():
+            self.send_unsent(unsent)
 
-    def _on_opened_end(self, peer: str, link: Link, end: LinkEnd, unsent: Sequence[Outgoing]) -> None:
+    def _on_opened_end(self, peer: str, link: Link, end: LinkEnd) -> None:
         known = self._links.get(peer)
         if known is not None and known[0] is link:
             del self._links[peer]
         self._remove(link)
-        # Batches are not sent again here: their scheduler does that, because it treats the worker as lost.
-        self._publish([message for message in unsent if not message[0].startswith("work.")])
+        while unsent := link.take_unsent():
+            # Batches are not sent again here: their scheduler does that, because it treats the worker as lost.
+            self.send_unsent([message for message in unsent if not message[0].startswith("work.")])
         if not self._is_closed:
             call_each("bus.links: a listener for lost links", self._lost_listeners, peer, end)
 
@@ -235,6 +240,5 @@ class Links:
             del self._routes[subject]
 
     def _publish(self, messages: Iterable[Outgoing]) -> None:
-        """Publishes what a lost link has not sent: the process may still read from nats-server."""
         for subject, data in messages:
             self._carrier.publish(subject, data)

@@ -165,8 +165,11 @@ class Bus:
         A message to a process with a link goes through that, without `reply`. While the broker is away other messages are
         kept up to MAX_KEPT_BYTES, except heartbeats and the like.
         """
-        if self.links.send(subject, data):
-            return
+        if not self.links.send(subject, data):
+            self.publish_to_broker(subject, data, reply, header_block)
+
+    def publish_to_broker(self, subject: str, data: bytes, reply: str = "", header_block: bytes = b"") -> None:
+        """As `publish`, without links: a message behind one that went to the broker stays behind it."""
         if self._protocol is not None:
             self._protocol.publish(subject, data, reply, header_block)
         elif subject.startswith(_TRANSIENT):

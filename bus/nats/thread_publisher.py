@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from bus.links.framing import Outgoing
-from bus.links.link import Link, Sent
+from bus.links.link import Link, Sent, WhenWritten
 from bus.nats.connection import Bus
 from bus.nats.dialing import TlsSocket, dial_from_thread
 from runtime.containment import contained
@@ -66,6 +66,7 @@ class ThreadPublisher:
         self._busy: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         bus.on_loss(self._ended.set)
+        bus.links.send_unsent = self.send
         self._keeper: asyncio.Task[None] | None = None
 
     def start(self, background: asyncio.TaskGroup) -> None:
@@ -89,8 +90,8 @@ class ThreadPublisher:
     def send(self, messages: Sequence[Outgoing], last: Sequence[Outgoing] = (), on_sent: OnSent = lambda: None) -> None:
         """Sends `messages`, each through the link to its process or, without one, to the broker; then those in `last`.
 
-        `last` leaves once the kernel has all others, so that none of them is lost with this process. Calls `on_sent` in
-        the end, in any thread.
+        `last` leaves once the kernel has all others, so that none of them is lost with this process; behind others that go
+        to the broker, because their link has ended, it goes to the broker, too. Calls `on_sent` in the end, in any thread.
         """
         by_link, others = self._by_link(messages)
         ends, other_ends = self._by_link(last)
@@ -108,12 +109,17 @@ class ThreadPublisher:
         _when_written(buffering, partial(self._send_last, others, ends, other_ends, on_sent))
 
     def _send_last(
-        self, others: list[Outgoing], ends: dict[Link, list[Outgoing]], other_ends: list[Outgoing], on_sent: OnSent
+        self,
+        others: list[Outgoing],
+        ends: dict[Link, list[Outgoing]],
+        other_ends: list[Outgoing],
+        on_sent: OnSent,
+        are_written: bool,
     ) -> None:
         to_broker = [*others, *other_ends]
         for link, linked in ends.items():
             # Behind messages to the broker only the broker keeps the order.
-            if others or link.send(linked) is Sent.REJECTED:
+            if others or not are_written or link.send(linked) is Sent.REJECTED:
                 to_broker += linked
         if to_broker:
             self.publish(to_broker, on_sent)
@@ -215,7 +221,7 @@ class ThreadPublisher:
 
     @contained()
     def _publish_one(self, subject: str, data: bytes) -> None:
-        self._bus.publish(subject, data)
+        self._bus.publish_to_broker(subject, data)
 
     def _drop(self) -> None:
         """Called with the lock held."""
@@ -289,9 +295,9 @@ class ThreadPublisher:
             self._ended.set()
 
 
-def _when_written(links: Sequence[Link], then: Callable[[], None]) -> None:
-    """Calls `then` once none of the links has anything buffered, or has ended."""
+def _when_written(links: Sequence[Link], then: WhenWritten, are_written: bool = True) -> None:
+    """Calls `then` once none of the links has anything buffered, or has ended, with whether all has been written."""
     if links:
-        links[0].when_written(partial(_when_written, links[1:], then))
+        links[0].when_written(lambda is_written: _when_written(links[1:], then, are_written and is_written))
     else:
-        then()
+        then(are_written)

@@ -44,6 +44,9 @@ class CollectingBus:
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         self.published.append((subject, data, reply))
 
+    def publish_to_broker(self, subject: str, data: bytes, reply: str = "") -> None:
+        self.published.append((subject, data, reply))
+
     def defer(self, callback: Callable[[], None]) -> None:
         self._deferred.append(callback)
 

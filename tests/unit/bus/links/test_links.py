@@ -167,7 +167,7 @@ async def test_a_failed_write_does_not_discard_what_the_process_sent_before_its_
 def kill(killed: Link) -> None:
     """Ends the link as the kernel does when the process at this end is killed."""
     asyncio.get_running_loop().remove_reader(killed._socket)
-    killed._phase = link._Phase.ENDED
+    killed._phase, killed._has_ended = link._Phase.ENDED, True
     killed._socket.close()
 
 
@@ -185,17 +185,17 @@ async def test_a_write_to_a_process_that_died_before_it_read_everything_ends_the
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was not written goes to the broker, and the completions that wait for it go on."""
-    route, written = pair.accepted(), asyncio.Event()
+    route, written = pair.accepted(), list[bool]()
 
     def respond(_subject: str, _data: bytes) -> None:
         assert route.send([("reply.g", b"response")]) is Sent.BUFFERED
-        route.when_written(written.set)
+        route.when_written(written.append)
 
     monkeypatch.setattr(pair.worker, "receive", respond)
     assert route.send([("reply.g", b"unread")]) is Sent.WRITTEN
     assert pair.opened().send([("release.w", b"last")]) is Sent.WRITTEN
     kill(pair.opened())
-    await asyncio.wait_for(written.wait(), 2)
+    await eventually(lambda: written == [False], 2)
     assert pair.worker.published == [("reply.g", b"response")]
     assert pair.worker.links.route("reply.g") is None
 
@@ -233,14 +233,34 @@ async def test_a_process_that_does_not_read_gets_its_messages_from_the_broker(
         numbers += 1
     route.send([("reply.g", b"behind")])
     waiting: list[bool] = []
-    route.when_written(lambda: waiting.append(True))
+    route.when_written(waiting.append)
     assert not waiting
-    await eventually(lambda: bool(waiting))
+    await eventually(lambda: waiting == [False])
     published = [data[:8] for _, data in pair.worker.published]
     assert published == [b"%8d" % numbers, b"behind"], "the message that was written in part, and those behind it"
     asyncio.get_running_loop().add_reader(pair.opened()._socket, pair.opened()._read)
     await eventually(lambda: bool(pair.caller.ends))
     assert [int(data[:8]) for _, data in pair.caller.received] == list(range(numbers))
+
+
+async def test_what_threads_send_while_a_link_ends_goes_behind_what_it_had_not_sent(pair: Pair) -> None:
+    """Responses of a stream would overtake each other otherwise."""
+    route = pair.accepted()
+    asyncio.get_running_loop().remove_reader(pair.opened()._socket)
+    while route.send([("reply.g", bytes(100_000))]) is Sent.WRITTEN:
+        pass
+    published: list[bytes] = []
+
+    def publish(messages: Sequence[Outgoing]) -> None:
+        if not published:
+            assert route.send([("reply.g", b"later")]) is Sent.BUFFERED
+        published.extend(data for _, data in messages)
+
+    pair.worker.links.send_unsent = publish
+    route.send([("reply.g", b"behind")])
+    route._end(LinkEnd.BROKEN_OFF)
+    assert [len(data) for data in published] == [100_000, 6, 5]
+    assert route.send([("reply.g", b"")]) is Sent.REJECTED
 
 
 async def test_a_process_that_reads_too_slowly_is_disconnected(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
+from bus.links import folder
+from bus.links.link import LinkEnd, Sent
 from bus.nats.thread_publisher import ThreadPublisher
 from tests.support.collecting_bus import CollectingBus
+from tests.support.waiting import eventually
 
 LARGE = b"x" * (64 << 20)
 """More than any socket takes without a reader."""
@@ -101,3 +106,38 @@ async def test_a_failed_write_ends_the_connection_that_the_event_loop_does_not_r
     await asyncio.to_thread(stalled.publisher.publish, [("subject", b"1")])
     async with asyncio.timeout(10):
         await stalled.watching
+
+
+async def test_a_completion_stays_behind_the_responses_that_a_lost_link_had_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its scheduler forgets the requests when it has the completion, and the worker may be killed at any moment."""
+    with tempfile.TemporaryDirectory() as place:
+        monkeypatch.setattr(folder, "SHARED_MEMORY_DIRECTORY", Path(place))
+        worker, gateway, scheduler = LosableBus(), LosableBus(), LosableBus()
+        worker.links.listen()
+        publisher = ThreadPublisher(worker, "test")  # type: ignore[arg-type]
+        for caller, subject in ((gateway, "reply.g"), (scheduler, "done.s")):
+            caller.links.take(subject)
+            caller.links.connect("w", worker.links.address, ())
+        worker.links.accept_waiting()
+        link = worker.links.route("reply.g")
+        assert link is not None
+        # The gateway reads nothing.
+        asyncio.get_running_loop().remove_reader(gateway.links._links["w"][0]._socket)
+        while link.send([("reply.g", bytes(100_000))]) is Sent.WRITTEN:
+            pass
+        sent: list[bool] = []
+        publisher.send([("reply.g", b"response")], [("done.s", b"completion")], lambda: sent.append(True))
+        assert not sent
+        link._end(LinkEnd.BROKEN_OFF)
+        await eventually(lambda: len(worker.published) == 3)
+        assert [(subject, data[:10]) for subject, data, _ in worker.published] == [
+            ("reply.g", bytes(10)),
+            ("reply.g", b"response"),
+            ("done.s", b"completion"),
+        ]
+        assert sent
+        assert not scheduler.links.received
+        for bus in (gateway, scheduler, worker):
+            bus.links.close()
