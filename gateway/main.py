@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -41,6 +42,7 @@ from gateway.admin.repository import RepositoryControl, RepositoryIndex
 from gateway.admin.shared_memory import SharedMemoryRegions
 from gateway.admin.statistics import CacheCounterReporter, Statistics
 from gateway.context import GatewayContext
+from gateway.cross_site import CrossSiteCheck
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import make_app
 from gateway.http.listeners import HttpListeners
@@ -48,6 +50,9 @@ from gateway.http.protocol import LINGER_S, HttpProtocol
 from gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
 from gateway.nats.frontend import NatsFrontend
 from gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
+from gateway.platforms.frontend import Platform, PlatformApp, PlatformProtocol
+from gateway.platforms.sagemaker import SageMaker
+from gateway.platforms.vertex_ai import VertexAi
 from gateway.settings import GatewaySettings
 from gateway.stall_detection import MonitoredConnection, end_stalled_connections
 from jobs.api.service import JobService
@@ -136,8 +141,14 @@ def _bind(settings: GatewaySettings) -> HttpListeners:
     listeners = HttpListeners()
     if settings.allow_http:
         listeners.bind("HTTP", settings.http_address, settings.http_port, settings.reuse_http_port)
-    if settings.allow_metrics and not settings.gateway_number:
+    if settings.gateway_number:
+        return listeners
+    if settings.allow_metrics:
         listeners.bind("metrics", settings.metrics_address, settings.metrics_port)
+    if settings.allow_sagemaker:
+        listeners.bind("SageMaker", settings.sagemaker_address, settings.sagemaker_port)
+    if settings.allow_vertex_ai:
+        listeners.bind("Vertex AI", settings.vertex_ai_address, settings.vertex_ai_port)
     return listeners
 
 
@@ -169,6 +180,7 @@ class _Gateway:
     ) -> None:
         id, bus, peers = connected
         self._settings = settings
+        self._parsed = parsed
         self._id = id
         self._bus = bus
         self._listeners = listeners
@@ -328,7 +340,8 @@ class _Gateway:
             self._ports["http_port"] = self._listeners.port("HTTP")
             make_connection = functools.partial(HttpProtocol, self._context, {}, make_app(self._context))
             await self._listeners.serve("HTTP", make_connection)
-            stops.push_async_callback(self._stop_http, deadline)
+            stops.push_async_callback(self._stop_http, "HTTP", deadline)
+        await self._start_platforms(stops, deadline)
         if settings.durable_consumer:
             work = self._background_work()
             await work.start(background)
@@ -342,23 +355,51 @@ class _Gateway:
         stops.callback(presence.publish, leaving=True)
         stops.callback(announcements.cancel)
 
-    async def _stop_http(self, deadline: _ExitDeadline) -> None:
+    async def _start_platforms(self, stops: contextlib.AsyncExitStack, deadline: _ExitDeadline) -> None:
+        """Serves the managed services that a port was bound for."""
+        settings, parsed = self._settings, self._parsed
+        platforms: list[tuple[str, Platform, str]] = []
+        if parsed.sagemaker is not None:
+            platforms.append(("sagemaker", SageMaker(parsed.sagemaker, self._catalog), settings.sagemaker_address))
+        if parsed.vertex_ai_routes is not None:
+            vertex_ai = VertexAi(*parsed.vertex_ai_routes, settings.vertex_ai_default_model, self._catalog)
+            platforms.append(("vertex_ai", vertex_ai, settings.vertex_ai_address))
+        for prefix, platform, address in platforms:
+            name = platform.service
+            if not self._listeners.has(name):
+                continue
+            self._ports[f"{prefix}_port"] = self._listeners.port(name)
+            cross_site = CrossSiteCheck(settings.allowed_hosts, settings.allowed_origins, address)
+            app = make_app(dataclasses.replace(self._context, cross_site=cross_site))
+            make_connection = functools.partial(
+                PlatformProtocol, self._context, platform, PlatformApp(platform, app, self._metrics.app())
+            )
+            await self._listeners.serve(name, make_connection)
+            stops.push_async_callback(self._stop_http, name, deadline)
+
+    async def _stop_http(self, name: str, deadline: _ExitDeadline) -> None:
         """Refuses new connections. Open ones are served meanwhile, and end with their next response: a client that sends
         a request just now gets its response, not a reset.
         """
-        self._listeners.stop("HTTP")
-        await self._listeners.wait_disconnected("HTTP", min(LINGER_S, deadline.left_s()))
+        self._listeners.stop(name)
+        await self._listeners.wait_disconnected(name, min(LINGER_S, deadline.left_s()))
 
     @property
     def _durability(self) -> Durability:
         return self._durable.durability.result
 
     def _connections(self) -> list[MonitoredConnection]:
-        return [*self._listeners.connections("HTTP"), *self._listeners.connections("metrics"), *self._grpc.connections]
+        return [*self._listeners.all_connections(), *self._grpc.connections]
 
     def announce(self) -> None:
         """Reports on stdout and in the log that the gateway is ready."""
-        names = {"http": "HTTPService", "grpc": "GRPCInferenceService", "metrics": "Metrics Service"}
+        names = {
+            "http": "HTTPService",
+            "grpc": "GRPCInferenceService",
+            "metrics": "Metrics Service",
+            "sagemaker": "Sagemaker HTTPService",
+            "vertex_ai": "Vertex AI HTTPService",
+        }
         for name, service in names.items():
             if f"{name}_port" in self._ports:
                 address, port = getattr(self._settings, f"{name}_address"), self._ports[f"{name}_port"]
@@ -368,7 +409,13 @@ class _Gateway:
 
 def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:
     """The URLs of this gateway for people; an address that stands for all of a host's is shown as it is."""
-    forms = {"http": "http://{}:{}", "grpc": "grpc://{}:{}", "metrics": "http://{}:{}/metrics"}
+    forms = {
+        "http": "http://{}:{}",
+        "grpc": "grpc://{}:{}",
+        "metrics": "http://{}:{}/metrics",
+        "sagemaker": "http://{}:{}",
+        "vertex_ai": "http://{}:{}",
+    }
     return [
         form.format(getattr(settings, f"{name}_address"), ports[f"{name}_port"])
         for name, form in forms.items()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from client.cache.config import CacheConfig
@@ -12,6 +13,8 @@ from gateway.access import Access
 from gateway.cross_site import CrossSiteCheck
 from gateway.grpc.codec import MAX_MESSAGE_BYTES
 from gateway.grpc.options import GrpcOptions
+from gateway.platforms.sagemaker import SageMakerOptions
+from gateway.platforms.vertex_ai import read_routes
 from gateway.settings import GatewaySettings
 from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
 from runtime.process_memory import available_memory_bytes
@@ -28,6 +31,8 @@ class ParsedSettings(NamedTuple):
     metrics: MetricsConfig
     cache: CacheConfig | None
     grpc: GrpcOptions
+    sagemaker: SageMakerOptions | None
+    vertex_ai_routes: tuple[str, str] | None
 
 
 def parse_settings(settings: GatewaySettings) -> ParsedSettings:
@@ -43,6 +48,8 @@ def parse_settings(settings: GatewaySettings) -> ParsedSettings:
         parse_metrics_config(settings.metrics_config),
         CacheConfig.parse(settings.cache_config),
         grpc,
+        SageMakerOptions.of(os.environ) if settings.allow_sagemaker else None,
+        read_routes(os.environ) if settings.allow_vertex_ai else None,
     )
 
 

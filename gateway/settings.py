@@ -16,16 +16,18 @@ from telemetry.log_settings import LogOptions
 class GatewaySettings(QueueSettings, LogOptions):
     """Settings of one gateway.
 
-    With `gateway_id` None the gateway draws an id. With a port of 0 it takes a free one and announces it when it is
-    ready (`http_port`, `grpc_port`, `metrics_port`). `server_id` is the server's name in its metadata, as Triton's
-    `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With `strict_readiness`
-    the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests after SIGTERM.
+    With `gateway_id` None the gateway draws an id. With a port of 0 it takes a free one and announces it when it is ready
+    (`http_port`, `grpc_port`, `metrics_port`, `sagemaker_port`, `vertex_ai_port`). `server_id` is the server's name in its
+    metadata, as Triton's `--id`. `http_max_input_size` bounds, in bytes, a request body as sent and as decompressed. With
+    `strict_readiness` the server is ready only when all its models are. `exit_timeout_secs` is the time for open requests
+    after SIGTERM.
     `live_streams` None uses as many streams as exist. `payload_listen` is the address for readers of payloads, None: none.
     `payload_memory_byte_size` 0 derives the limit from the host. `gateway_memory_byte_size` limits the memory ledger; 0
     derives it from the memory of the container or machine (`gateway.parsed_settings`).
     With `durable_consumer` the gateway runs durable requests and jobs itself. `durable_id` names the `weir durable` process
     whose counters this gateway reports. `gateway_number` is above 0 for further gateways of one `weir serve`: they serve no
-    metrics, but report their counters to the first one, which has the same `durable_id`.
+    metrics and no managed services (SageMaker, Vertex AI), but report their counters to the first one, which has the same
+    `durable_id`.
     Tuples of text hold the values of options that may be repeated, as they were given.
     """
 
@@ -78,6 +80,14 @@ class GatewaySettings(QueueSettings, LogOptions):
     metrics_address: str = "127.0.0.1"
     metrics_port: int = 8002
     metrics_config: tuple[str, ...] = ()
+
+    allow_sagemaker: bool = False
+    sagemaker_address: str = "127.0.0.1"
+    sagemaker_port: int = 8080
+    allow_vertex_ai: bool = False
+    vertex_ai_address: str = "127.0.0.1"
+    vertex_ai_port: int = 8080
+    vertex_ai_default_model: str = ""
 
     cache_config: tuple[str, ...] = ()
 

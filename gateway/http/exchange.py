@@ -503,15 +503,16 @@ class InferExchange:
         if header_length is None:
             head = b"%bContent-Type: application/json\r\n" % _OK
         else:
-            head = b"%bContent-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % (
-                _OK,
-                header_length,
-            )
+            head = _OK + self._binary_head(header_length)
         encoding = response_encoding(self.accept_encoding) if self.accept_encoding else ""
         if encoding:
             self._respond_deflated(head, chunks, encoding)
         else:
             self._respond(head, chunks)
+
+    def _binary_head(self, header_length: int) -> bytes:
+        """The header lines of a response whose body is a JSON header of this length and binary tensors."""
+        return b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % header_length
 
     def _on_written(
         self, pending: PendingRequest, response: InferResponse, wishes: list[OutputWish], parts: list[memoryview]

@@ -59,6 +59,10 @@ class HttpListeners:
         """The open connections to the port of `name`."""
         return list(self._connections.get(name, ()))
 
+    def all_connections(self) -> list[HttpConnection]:
+        """The open connections to all ports."""
+        return [connection for connections in self._connections.values() for connection in connections]
+
     def stop(self, name: str, at_once: bool = False) -> None:
         """Accepts no more connections for `name`, if it is served. Open ones end with their next response, or when they
         stay idle for a while (`HttpConnection.linger_s`), or `at_once`.

@@ -64,15 +64,19 @@ class HttpProtocol(HttpConnection):
 
 def parse_route(routes: dict[bytes, tuple[str, str] | None], url: bytes) -> tuple[str, str] | None:
     """(model, version) of an infer URL, None for any other URL. Caches short URLs in `routes`, which stays bounded."""
-    match = _INFER.fullmatch(url)
-    route = None
-    if match is not None:
-        model = urllib.parse.unquote(match[1].decode("latin-1"))
-        # Triton reads 01 as 1. A number that is too long for a version is rejected by the catalog.
-        version = (match[2] or b"").decode()
-        route = (model, version.lstrip("0") or version[:1])
+    route = infer_route(url)
     if len(url) <= _MAX_CACHED_URL_BYTES:
         if len(routes) >= MAX_CACHED_ROUTES:
             routes.clear()  # a client that never repeats a URL must not keep those of others out for good
         routes[url] = route
     return route
+
+
+def infer_route(url: bytes) -> tuple[str, str] | None:
+    """(model, version) of an infer URL, version "" where it names none; None for any other URL."""
+    match = _INFER.fullmatch(url)
+    if match is None:
+        return None
+    # Triton reads 01 as 1. A number that is too long for a version is rejected by the catalog.
+    version = (match[2] or b"").decode()
+    return urllib.parse.unquote(match[1].decode("latin-1")), version.lstrip("0") or version[:1]

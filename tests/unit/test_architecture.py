@@ -49,6 +49,7 @@ ROOMS = {
         "access http2",
         "context",
         "grpc http nats",
+        "platforms",
         "metrics parsed_settings",
         "main",
     ),

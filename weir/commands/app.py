@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from weir.commands.option_commands import command, with_implied_values
 from weir.commands.roles import hide_secrets
 from weir.errors import StartError
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
+from weir.options.platforms import platform_arguments
 from weir.running_server import BrokerTarget, with_broker_options
 from weir.terminal import SectionedCommand
 
@@ -225,6 +227,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given = with_implied_values(given, BARE)
         elif given[:1] != [batch.info.name]:
             given = with_implied_values(given)
+        if given[:1] == [SERVE]:
+            given[1:1] = platform_arguments(os.environ)
         app(given, prog_name="weir")
     except (StartError, UsageError) as error:
         announce_failure(str(error))

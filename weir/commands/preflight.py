@@ -59,6 +59,15 @@ def check_backend_directories(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
 
 
+def check_port_range(listeners: Sequence[Listener], first: int, last: int) -> None:
+    """Check that each port lies between `first` and `last`. Raises StartError, in Triton's wording."""
+    for protocol, _, port, _ in listeners:
+        if not first <= port <= last:
+            raise StartError(
+                f"The server cannot listen to {protocol} requests at port {port}, allowed port range is [{first}, {last}]"
+            )
+
+
 def check_listeners(listeners: Sequence[Listener]) -> None:
     """Check that each address is free; port 0 always is. Raises StartError."""
     taken: dict[tuple[str, int], str] = {}

@@ -97,7 +97,8 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     if "backend_directories" in fields:
         fields["backend_directories"] = check_backend_directories(fields["backend_directories"])
     if "metrics_address" in fields:
-        fields["metrics_address"] = fields["metrics_address"] or fields["http_address"]
+        for name in ("metrics_address", "sagemaker_address", "vertex_ai_address"):
+            fields[name] = fields[name] or fields["http_address"]
         fields["grpc_use_ssl"] = fields["grpc_use_ssl"] or fields["grpc_use_ssl_mutual"]
     kind = getattr(import_module(f"{role}.settings"), f"{role.title()}Settings")
     # Every field has an option.

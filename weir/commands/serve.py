@@ -13,7 +13,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -28,13 +28,20 @@ from schemas.core.errors import WeirError
 from telemetry.log_settings import LogOptions, LogSettings
 from telemetry.logs import configure_logging
 from weir import NATS_URL_VARIABLE, __version__
-from weir.commands.preflight import Listener, check_backend_directories, check_listeners, check_repositories
+from weir.commands.preflight import (
+    Listener,
+    check_backend_directories,
+    check_listeners,
+    check_port_range,
+    check_repositories,
+)
 from weir.commands.roles import check_gateway_options
 from weir.commands.serve_roles import gateway_roles, role_command, role_names, worker_roles
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
 from weir.options.broker import ACCESS_OPTIONS
 from weir.options.deprecated import replaced
+from weir.options.platforms import platform_repositories
 from weir.running_server import data_home, write_addresses
 from weir.server_process import parent_fd
 from weir.supervisor.forked_role import import_roles, importing
@@ -60,6 +67,8 @@ _FRONTENDS = (
     _Frontend("grpc", "GRPC", "GRPCInferenceService"),
     _Frontend("http", "HTTP", "HTTPService"),
     _Frontend("metrics", "metrics", "Metrics Service"),
+    _Frontend("sagemaker", "SageMaker", "Sagemaker HTTPService"),
+    _Frontend("vertex_ai", "Vertex AI", "Vertex AI HTTPService"),
 )
 
 
@@ -70,6 +79,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     process has initialised a GPU driver library to count the GPUs.
     """
     values, warnings = replaced(values)
+    values["model_repository"] = values["model_repository"] or platform_repositories(values, os.environ)
     try:
         configure_logging(
             "supervisor", LogSettings.of(LogOptions(**{field.name: values[field.name] for field in fields(LogOptions)}))
@@ -80,7 +90,11 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     values["model_repository"] = tuple(map(str, repositories))
     values["backend_directory"] = tuple(map(str, check_backend_directories(values["backend_directory"])))
     listeners = listeners_of(values)
-    check_listeners([listeners[name] for name in ("http", "grpc", "metrics") if name in listeners])
+    safe_ports = values["sagemaker_safe_port_range"]
+    if safe_ports is not None and "sagemaker" in listeners:
+        check_port_range([place for name, place in listeners.items() if name != "sagemaker"], *safe_ports)
+    order = ("http", "grpc", "metrics", "sagemaker", "vertex_ai")
+    check_listeners([listeners[name] for name in order if name in listeners])
     for warning in warnings:
         logger.warning("%s", warning)
     for option in OPTIONS:
@@ -158,7 +172,7 @@ def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
     if named is not None and not named:
         raise UsageError("--data-dir must not be empty")
     # Without HTTP, the folder is named after another port.
-    allowed = [door for door in ("http", "grpc", "metrics") if values[f"allow_{door}"]]
+    allowed = [door for door in ("http", "grpc", "vertex_ai", "sagemaker", "metrics") if values[f"allow_{door}"]]
     port = values[f"{allowed[0]}_port"] if allowed else 0
     if named:
         yield Path(named)
@@ -198,6 +212,7 @@ def _report(  # noqa: PLR0913 - of one call
         http=places.get("http"),
         grpc=places.get("grpc"),
         metrics=places.get("metrics"),
+        platforms={door.protocol: places[door.prefix] for door in _FRONTENDS[3:] if door.prefix in places},
         nats_url=without_user(embedded.url) if embedded else nats_url or "",
         data_dir=str(embedded.data_dir) if embedded else None,
         nats_url_file=str(embedded.url_file.absolute()) if embedded else "",
@@ -259,7 +274,8 @@ class StartupFacts:
     """The facts printed at startup: addresses as `host:port` (None: not enabled), and models as the gateway announces them.
 
     `data_dir` is None with an external broker. `nats_url_file` is the path of the file with the broker's URL and password,
-    "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`.
+    "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`. `platforms` has the
+    address of the frontend of each managed service.
     """
 
     http: str | None
@@ -270,6 +286,7 @@ class StartupFacts:
     nats_url_file: str = ""
     models: Sequence[Mapping[str, Any]]
     durability: Mapping[str, Any]
+    platforms: Mapping[str, str] = field(default_factory=dict)
 
 
 def render_startup_block(facts: StartupFacts) -> str:
@@ -278,6 +295,7 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("HTTP", f"http://{facts.http}" if facts.http else _NOT_ALLOWED),
         ("gRPC", facts.grpc or _NOT_ALLOWED),
         ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
+        *((service, f"http://{address}") for service, address in facts.platforms.items()),
         ("NATS", _without_password(facts.nats_url)),
         *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
         ("durability", _durability(facts.durability)),

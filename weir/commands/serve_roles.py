@@ -12,7 +12,13 @@ from weir.supervisor.role import RoleSpec
 
 # -P: modules in the current folder must not replace Weir's packages.
 _WEIR = (sys.executable, "-P", "-m", "weir")
-_DRAWN_PORTS = {"http_port": "--http-port", "grpc_port": "--grpc-port", "metrics_port": "--metrics-port"}
+_DRAWN_PORTS = {
+    "http_port": "--http-port",
+    "grpc_port": "--grpc-port",
+    "metrics_port": "--metrics-port",
+    "sagemaker_port": "--sagemaker-port",
+    "vertex_ai_port": "--vertex-ai-port",
+}
 
 
 def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -36,8 +42,8 @@ def role_names(role: str, count: int) -> list[str]:
 def gateway_roles(values: Mapping[str, Any], count: int, durable_id: str) -> list[RoleSpec]:
     """`count` gateways on the same ports. They share the memory that is for requests of clients.
 
-    The first one selects the ports where they are 0, and serves the metrics of all: the counters of several processes on
-    one metrics port would seem to jump back and forth.
+    The first one selects the ports where they are 0, and serves managed services and the metrics of all: the counters of
+    several processes on one metrics port would seem to jump back and forth.
     """
     command = (
         *role_command("gateway", {**values, **_gateway_memory(values, count)}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.options.option import DURABLE, GATEWAY, SERVE, WORKER, Option, switch
-from weir.options.values import Choice, Integer, Text
+from weir.options.values import Choice, Integer, PortRange, Text
 
 _IN_GATEWAY = (SERVE, GATEWAY)
 _IN_WORKER = (SERVE, WORKER)
@@ -235,9 +235,60 @@ def _metrics_and_trace() -> tuple[Option, ...]:
     )
 
 
+def _platforms() -> tuple[Option, ...]:
+    """The frontends of managed services. `weir.options.platforms` has the defaults that their containers set."""
+    sagemaker: dict[str, Any] = {"panel": "SageMaker", "commands": _IN_GATEWAY}
+    vertex_ai: dict[str, Any] = {"panel": "Vertex AI", "commands": _IN_GATEWAY}
+    address: dict[str, Any] = {
+        "value": _ADDRESS,
+        "shown_default": "the HTTP address",
+        "help": "Address to listen on.",
+        "ours": True,
+    }
+    return (
+        switch("--allow-sagemaker", False, "Serve Amazon SageMaker's protocol.", **sagemaker),
+        Option(names=("--sagemaker-address",), **address, **sagemaker),
+        Option(names=("--sagemaker-port",), value=_PORT, differs=_RANGE, default=8080, help=_PORT_HELP, **sagemaker),
+        Option(
+            names=("--sagemaker-safe-port-range",),
+            value=PortRange(),
+            help="The ports that SageMaker allows for the other frontends.",
+            panel="SageMaker",
+            commands=(SERVE,),
+        ),
+        switch(
+            "--allow-vertex-ai",
+            False,
+            "Serve Google Vertex AI's protocol.",
+            shown_default="false; true if AIP_MODE is PREDICTION",
+            **vertex_ai,
+        ),
+        Option(names=("--vertex-ai-address",), **address, **vertex_ai),
+        Option(
+            names=("--vertex-ai-port",),
+            value=_PORT,
+            differs=_RANGE,
+            default=8080,
+            shown_default="AIP_HTTP_PORT, else 8080",
+            help=_PORT_HELP,
+            **vertex_ai,
+        ),
+        Option(
+            names=("--vertex-ai-default-model",),
+            value=Text("NAME"),
+            default="",
+            shown_default="the only model",
+            help="The model of requests that name none.",
+            differs="A model that is not there is an error of the requests, not of the start.",
+            **vertex_ai,
+        ),
+    )
+
+
 FRONTEND_OPTIONS: tuple[Option, ...] = (
     *_http(),
     *_grpc(),
     *_metrics_and_trace(),
+    *_platforms(),
 )
 """The options declared in this module."""

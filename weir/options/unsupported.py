@@ -20,13 +20,7 @@ def _never(value: Any) -> bool:
     return False
 
 
-def _off(value: Any) -> bool:
-    return value is False
-
-
 _REFUSED_ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
-    ("--allow-sagemaker", Switch(), _off, "SageMaker endpoints are not served"),
-    ("--allow-vertex-ai", Switch(), _off, "Vertex AI endpoints are not served"),
     (
         "--cache-directory",
         Text("FOLDER"),
@@ -56,8 +50,6 @@ _PANEL = "Accepted without effect"
 _EVENT_LOOPS = "the gateway serves requests from one event loop, without request threads"
 _NO_POOL = "requests are not pooled"
 _NO_CUDA_POOL = "backends allocate device memory themselves"
-_NO_SAGEMAKER = "it applies only with --allow-sagemaker=true, which is rejected"
-_NO_VERTEX = "it applies only with --allow-vertex-ai=true, which is rejected"
 
 _THREADS = Integer(2, 128, "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
 _RESPONSES = Integer(1, math.inf, "Error: --grpc-max-response-pool-size must be greater than 0.")
@@ -73,12 +65,8 @@ _ROWS: tuple[tuple[str, Value, bool, str], ...] = (
     ("--buffer-manager-thread-count", Integer(), False, "instance threads copy the tensors"),
     ("--enable-peer-access", Switch(), False, "tensors are not copied from one GPU to another"),
     ("--min-supported-compute-capability", Number(), False, "each backend checks which GPUs it can use"),
-    ("--sagemaker-port", Integer(), False, _NO_SAGEMAKER),
-    ("--sagemaker-safe-port-range", Text("PORT-PORT"), False, _NO_SAGEMAKER),
-    ("--sagemaker-thread-count", Integer(), False, _NO_SAGEMAKER),
-    ("--vertex-ai-port", Integer(), False, _NO_VERTEX),
-    ("--vertex-ai-thread-count", Integer(), False, _NO_VERTEX),
-    ("--vertex-ai-default-model", Text("NAME"), False, _NO_VERTEX),
+    ("--sagemaker-thread-count", Integer(), False, _EVENT_LOOPS),
+    ("--vertex-ai-thread-count", Integer(), False, _EVENT_LOOPS),
 )
 """(name, value type, whether it may be repeated, why it has no effect)."""
 

@@ -133,6 +133,29 @@ class IntegerOrAuto(Integer):
 
 
 @dataclass(frozen=True)
+class PortRange(_Plain):
+    """Two ports, the lowest and the highest one: `8081-9000`."""
+
+    metavar: str = "PORT-PORT"
+
+    def read(self, text: str) -> tuple[int, int]:
+        """The two ports. Raises BadValue."""
+        first, dash, last = text.partition("-")
+        if not (dash and first.isdecimal() and last.isdecimal()):
+            raise BadValue(
+                "Cannot parse pair option due to incorrect number of inputs.--<pair option> argument requires format "
+                f"<first>-<second>. Found: {text}"
+            )
+        if not int(first) <= int(last) <= 65535:
+            raise BadValue(f"Provided option value is out of bound. Got {text}. It must be 0-65535 or a part of that.")
+        return int(first), int(last)
+
+    def write(self, value: tuple[int, int]) -> str:
+        """`8081-9000`."""
+        return f"{value[0]}-{value[1]}"
+
+
+@dataclass(frozen=True)
 class Number(_Plain):
     """A finite number, at least `min`."""
 

@@ -16,6 +16,9 @@ PAGES = (
 EVENTS = "docs/events.md"
 """Its `sh` blocks are whole scripts: test_events.py runs them as such."""
 
+MANAGED_SERVICES = ("docs/sagemaker.md", "docs/vertex-ai.md")
+"""Their commands need a server of their own: test_managed_services.py runs them."""
+
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,11 +40,11 @@ def all_blocks() -> list[Block]:
 
 
 def commands() -> list[tuple[str, str]]:
-    """(page, command) of each line of each `sh` block, but for scripts."""
+    """(page, command) of each line of each `sh` block, but for pages that other tests run."""
     return [
         (block.page, line)
         for block in blocks("sh")
-        if block.page != EVENTS
+        if block.page not in (EVENTS, *MANAGED_SERVICES)
         for line in block.text.splitlines()
         if line.strip()
     ]

@@ -74,13 +74,13 @@ class Server(Endpoints):
             self.process.wait()
             raise
         super().__init__(
-            self._printed_value("HTTP").removeprefix("http://"),
-            self._printed_value("gRPC"),
-            self._printed_value("metrics").removeprefix("http://").removesuffix("/metrics"),
+            self.printed_value("HTTP").removeprefix("http://"),
+            self.printed_value("gRPC"),
+            self.printed_value("metrics").removeprefix("http://").removesuffix("/metrics"),
         )
         is_embedded = "  NATS access " in self.printed()
-        self.nats_url = Path(self._printed_value("NATS access")).read_text().strip() if is_embedded else ""
-        self.nats_url = self.nats_url or self._printed_value("NATS")
+        self.nats_url = Path(self.printed_value("NATS access")).read_text().strip() if is_embedded else ""
+        self.nats_url = self.nats_url or self.printed_value("NATS")
 
     def printed(self) -> str:
         """What it wrote to its standard output."""
@@ -90,7 +90,8 @@ class Server(Endpoints):
         """What it wrote to its standard error."""
         return self._log.read_text()
 
-    def _printed_value(self, row: str) -> str:
+    def printed_value(self, row: str) -> str:
+        """The value in a row of the start-up block."""
         found = re.search(rf"^  {row} +(\S+)$", self.printed(), re.MULTILINE)
         assert found, self.printed()
         return found[1]

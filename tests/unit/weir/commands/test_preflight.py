@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.commands.preflight import Listener, check_listeners, check_repositories
+from weir.commands.preflight import Listener, check_listeners, check_port_range, check_repositories
 from weir.errors import StartError
 
 
@@ -76,3 +76,14 @@ def test_a_port_that_is_shared_is_free_for_those_who_share_it() -> None:
 def test_remote_repositories_are_refused() -> None:
     with pytest.raises(StartError, match=r"^model repository s3://bucket/models is not a folder: remote"):
         check_repositories(["s3://bucket/models"])
+
+
+def test_other_frontends_keep_to_the_ports_that_sagemaker_allows() -> None:
+    http = Listener("HTTP", "127.0.0.1", 8000)
+    check_port_range([http], 8000, 9000)
+    check_port_range([], 8081, 9000)
+    with pytest.raises(StartError) as caught:
+        check_port_range([Listener("GRPC", "127.0.0.1", 8500), http], 8081, 9000)
+    assert str(caught.value) == (
+        "The server cannot listen to HTTP requests at port 8000, allowed port range is [8081, 9000]"
+    )

@@ -72,6 +72,10 @@ TRITONS_DEFAULTS = {
     "log_error": True,
     "log_format": "default",
     "allow_client_shm": False,
+    "allow_sagemaker": False,
+    "sagemaker_port": 8080,
+    "allow_vertex_ai": False,
+    "vertex_ai_port": 8080,
 }
 
 
@@ -95,7 +99,7 @@ def test_each_field_of_a_role_s_settings_is_an_option_with_the_same_default(role
     assert options.keys() - set(ACCESS_FIELDS) == fields.keys() - {"nats_access"}
     assert fields["nats_access"] == BrokerAccess.of({key: options[key].default for key in ACCESS_FIELDS}, {})
     required = {"nats_url", "nats_access", "model_repositories"}
-    follows_http = {"metrics_address"}
+    follows_http = {"metrics_address", "sagemaker_address", "vertex_ai_address"}
     for name in fields.keys() - required - follows_http:
         default = () if options[name].repeatable else options[name].default
         assert default == fields[name], name

@@ -1,0 +1,1 @@
+"""The protocols of managed services: Amazon SageMaker and Google Vertex AI."""

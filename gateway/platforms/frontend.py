@@ -1,0 +1,174 @@
+"""The HTTP protocols of managed services: a port of its own on which their requests become requests of Weir's own API.
+
+A `Platform` names the target of each request: `POST /invocations` means `POST /v2/models/<model>/infer`. Inference is
+answered as on the HTTP port (`InferExchange`); everything else goes to the same ASGI application, so restrictions and
+cross-site checks apply to the target and hold on every port.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+from urllib.parse import quote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from client.catalog import Catalog
+from gateway.context import GatewayContext
+from gateway.http.asgi import HttpExchange
+from gateway.http.connection import HttpConnection
+from gateway.http.exchange import InferExchange
+from gateway.http.protocol import HttpProtocol, infer_route
+from gateway.http.routing import error_response, weir_error_response
+from schemas.core.errors import WeirError, invalid
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+METRICS_PATH = "/metrics"
+"""The target that the metrics application answers."""
+
+_HEADER_LENGTH = b"inference-header-content-length"
+_CONTENT_TYPE = b"content-type"
+_UNSUPPORTED_HEADERS = frozenset([_HEADER_LENGTH, b"accept-encoding"])
+"""Headers of Triton's HTTP protocol that these protocols do not have, as in Triton."""
+
+
+class Target(NamedTuple):
+    """A request of Weir's own API: method and path."""
+
+    method: str
+    path: str
+
+
+class Platform(Protocol):
+    """The protocol of one managed service."""
+
+    service: str
+    """Its name in the log and in errors."""
+
+    media_type: str
+    """The content type, up to the number, of a body that begins with a JSON header of so many bytes."""
+
+    answers_with_media_type: bool
+    """Whether binary responses have that content type too, instead of Triton's header."""
+
+    def target(self, method: str, path: str, headers: Headers) -> Target | None:
+        """The target of a request; None for one that the protocol does not have. Raises WeirError."""
+
+
+class PlatformProtocol(HttpProtocol):
+    """A connection to the port of a platform."""
+
+    def __init__(
+        self, context: GatewayContext, platform: Platform, app: ASGIApp, connections: set[HttpConnection]
+    ) -> None:
+        super().__init__(context, {}, app, connections)
+        self._platform = platform
+
+    def make_exchange(self, keep_alive: bool) -> HttpExchange:
+        """An `InferExchange` for inference; requests for anything else, and rejected ones, go to the application."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        try:
+            target = self._platform.target(self.parser.get_method().decode("ascii"), path, self.headers)
+        except WeirError:
+            target = None  # the application answers with the same error
+        route = None if target is None or target.method != "POST" else infer_route(target.path.encode("latin-1"))
+        if route is None or self._context.access.rejects_inference(self.headers):
+            return HttpConnection.make_exchange(self, keep_alive)
+        return PlatformExchange(self._context, self, *route, keep_alive, self._platform)
+
+
+class PlatformExchange(InferExchange):
+    """An inference request in the form of a platform: the length of its JSON header is part of the content type."""
+
+    __slots__ = ("_platform",)
+
+    def __init__(  # noqa: PLR0913 - an InferExchange of a platform
+        self,
+        context: GatewayContext,
+        connection: HttpConnection,
+        model: str,
+        version: str,
+        keep_alive: bool,
+        platform: Platform,
+    ) -> None:
+        self._platform = platform
+        super().__init__(context, connection, model, version, keep_alive)
+
+    def _read_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
+        known = [row for row in headers if row[0] not in _UNSUPPORTED_HEADERS]
+        content_type = next((value for name, value in reversed(known) if name == _CONTENT_TYPE), b"")
+        try:
+            length = read_header_length(content_type.decode("latin-1"), self._platform.media_type)
+        except WeirError as error:
+            super()._read_headers(known)
+            self.rejection = self.rejection or error
+            return
+        super()._read_headers(known if length is None else [*known, (_HEADER_LENGTH, length.encode())])
+
+    def _binary_head(self, header_length: int) -> bytes:
+        if not self._platform.answers_with_media_type:
+            return super()._binary_head(header_length)
+        return b"Content-Type: %b%d\r\n" % (self._platform.media_type.encode(), header_length)
+
+
+def read_header_length(content_type: str, media_type: str) -> str | None:
+    """The number behind `media_type` in a content type, None where the body is JSON only. Raises WeirError."""
+    if media_type not in content_type:
+        return None
+    if not content_type.startswith(media_type):
+        raise invalid(f"expect MIME type for binary data starts with '{media_type}', got: {content_type}")
+    length = content_type.removeprefix(media_type).strip()
+    if not re.fullmatch(r"-?[0-9]{1,18}", length):
+        raise invalid(f"Unable to parse inference header size, got: {length}")
+    return length
+
+
+class PlatformApp:
+    """The ASGI application of a platform's port: passes each request on to its target.
+
+    `app` answers all targets but the metrics, which `metrics` answers.
+    """
+
+    def __init__(self, platform: Platform, app: ASGIApp, metrics: ASGIApp) -> None:
+        self._platform = platform
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers the request."""
+        answer: ASGIApp
+        try:
+            target = self._platform.target(scope["method"], scope["path"], scope["headers"])
+        except WeirError as error:
+            answer = weir_error_response(error)
+        else:
+            if target is None:
+                text = f"{self._platform.service} requests for {scope['method']} {scope['path']} are not served"
+                answer = error_response(400, text)
+            else:
+                scope = {**scope, "method": target.method, "path": target.path, "raw_path": quote(target.path).encode()}
+                answer = self._metrics if target.path == METRICS_PATH else self._app
+        await answer(scope, receive, send)
+
+
+def default_model(catalog: Catalog, name: str, setting: str) -> str:
+    """The model of requests that name none: `name`, or the only one there is. Raises WeirError for several or none.
+
+    `setting` is what selects one, for the error.
+    """
+    if name:
+        return name
+    served = catalog.served()
+    if len(served) != 1:
+        raise catalog.warmup_error(name) or invalid(
+            "Expect the model repository contains only a single model if default model is not specified: "
+            f"{len(served)} are served, and {setting} names none"
+        )
+    return served[0].name
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The first header of this name, which is in lower case; None without one."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
