@@ -40,6 +40,7 @@ from client.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from client.tracing import Tracing
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
+from runtime.ticks import next_tick
 from schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
 from schemas.core.request_limits import is_cancelled_error
 from schemas.core.requests import InferRequest, InferResponse
@@ -67,6 +68,7 @@ _UNDECODABLE = "the response of the worker could not be decoded"
 _MESSAGE_OVERHEAD_BYTES = 4096  # for the envelope and the subject beside a body
 _RERUN_WAIT_S = 0.05
 _DRAIN_POLL_S = 0.02
+_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +500,7 @@ class RequestDispatcher:
 
     async def _watch_broker(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await next_tick(_CHECK_INTERVAL_S)
             await self._check_broker(time.monotonic())
 
     @contained()

@@ -39,6 +39,7 @@ from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
 from runtime.process_memory import available_memory_bytes
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
+from runtime.ticks import next_tick
 from schemas.core.errors import WeirError
 from schemas.core.request_limits import RequestLimits
 from schemas.wire.statistics import ConsumerCounters
@@ -204,7 +205,7 @@ async def _follow_settings(bus: Bus, log: RoleLog, tracing: Tracing) -> None:
 
 async def _expire(registry: RegistryView, bus: Bus) -> None:
     while True:
-        await asyncio.sleep(_EXPIRY_INTERVAL_S)
+        await next_tick(_EXPIRY_INTERVAL_S)
         if bus.is_connected:
             registry.expire()
 

@@ -60,6 +60,7 @@ from jobs.records.folders import BatchRoots
 from jobs.records.store import JobStore
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
+from runtime.ticks import next_tick
 from schemas.core.errors import WeirError
 from schemas.core.request_limits import RequestLimits
 from telemetry.log_settings import LogSettings
@@ -425,7 +426,7 @@ def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:
 
 async def _expire(registry: RegistryView, peers: GatewayPeers, bus: Bus) -> None:
     while True:
-        await asyncio.sleep(_EXPIRY_INTERVAL_S)
+        await next_tick(_EXPIRY_INTERVAL_S)
         if bus.is_connected:
             registry.expire()
             peers.expire()

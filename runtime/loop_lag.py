@@ -7,6 +7,10 @@ the last 10 s.
 
 A stall is seen when it is over, and up to `INTERVAL_S` too short: the timer was due some time after the stall began.
 
+At rest the timer wakes every `REST_INTERVAL_S` only, because each wake-up costs an idle process more than all else that
+it does. A loop is at rest after a second in which it used less than `REST_SHARE` of a processor. So the first stall after
+a rest is up to `REST_INTERVAL_S` too short.
+
 `process_health`: what a role reports about its own condition.
 """
 
@@ -19,23 +23,37 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.containment import failures
+from runtime.ticks import delay_to_tick_s
 
 INTERVAL_S = 0.1
 WINDOW_S = 10.0
+
+REST_INTERVAL_S = 0.5
+REST_SHARE = 0.02
+"""A loop that uses a smaller share of a processor is at rest."""
+
+_QUIET_INTERVALS = 10
+"""So many intervals with little processor time make a rest."""
 
 
 class LoopLag:
     """Measures the lag of one event loop. Everything is called in that loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
+        self._cpu_clock = cpu_clock
+        self._cpu_s = 0.0
+        self._quiet_intervals = 0
         self._seconds: deque[tuple[int, float]] = deque()  # each second of the window, with the greatest lag in it
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measures from now on, until `stop`."""
-        self._wait(loop)
+        self._cpu_s = self._cpu_clock()
+        self._wait(loop, INTERVAL_S)
 
     def stop(self) -> None:
         """Ends the measurement."""
@@ -57,13 +75,22 @@ class LoopLag:
             self._seconds.append((second, lag_s))
             self._forget_old(second)
 
-    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._due_s = self._clock() + INTERVAL_S
-        self._timer = loop.call_later(INTERVAL_S, self._woken, loop)
+    def _wait(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
+        self._due_s = self._clock() + delay_s
+        self._timer = loop.call_later(delay_s, self._woken, loop, delay_s)
 
-    def _woken(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _woken(self, loop: asyncio.AbstractEventLoop, waited_s: float) -> None:
         self.record(max(0.0, self._clock() - self._due_s))
-        self._wait(loop)
+        self._wait(loop, self.next_delay_s(waited_s))
+
+    def next_delay_s(self, waited_s: float) -> float:
+        """Returns how long to wait for the next measurement, by the processor time used in the last `waited_s`."""
+        cpu_s, self._cpu_s = self._cpu_s, self._cpu_clock()
+        is_quiet = self._cpu_s - cpu_s < REST_SHARE * waited_s
+        self._quiet_intervals = self._quiet_intervals + 1 if is_quiet else 0
+        if self._quiet_intervals < _QUIET_INTERVALS:
+            return INTERVAL_S
+        return delay_to_tick_s(self._clock(), REST_INTERVAL_S)
 
     def _forget_old(self, second: int) -> None:
         while self._seconds and self._seconds[0][0] < second - WINDOW_S:

@@ -25,6 +25,7 @@ from bus.payloads.server import PayloadServer
 from bus.streams.declarations import ensure_streams
 from runtime.containment import contained
 from runtime.loop_lag import process_health
+from runtime.ticks import next_tick
 from schemas.wire.registry import Heartbeat, ModelRecord, WorkerRecord
 from schemas.wire.statistics import pack_counters
 from telemetry.instruments import Utilization
@@ -192,7 +193,7 @@ class WorkerService:
         while True:
             self._send_heartbeat()
             self._measure_load()
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await next_tick(HEARTBEAT_INTERVAL_S)
 
     @contained()
     def _send_heartbeat(self) -> None:

@@ -22,6 +22,7 @@ from bus.nats.jetstream import EXPECTED_SEQUENCE
 from bus.streams.acked_publisher import AckedPublisher, StoreAck
 from bus.streams.declarations import ensure_stream
 from runtime.containment import call_each
+from runtime.ticks import next_tick
 
 TTL_S = 2
 """A lease that is not renewed for so long is free."""
@@ -137,7 +138,7 @@ class Leases:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(RENEWAL_S)
+            await next_tick(RENEWAL_S)
             now_s = time.monotonic()
             for key, lease in list(self._leases.items()):
                 if lease.revision and now_s > lease.sure_until_s:

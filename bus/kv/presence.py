@@ -23,6 +23,7 @@ from bus.naming.identity import host
 from bus.nats.connection import Bus, Message
 from runtime import loop_lag
 from runtime.containment import call_each, contained
+from runtime.ticks import next_tick
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.registry import Role, RoleRecord
 
@@ -70,7 +71,7 @@ class Presence:
 
     async def _repeat(self, interval_s: float) -> None:
         while True:
-            await asyncio.sleep(interval_s)
+            await next_tick(interval_s)
             if self._bus.is_connected:
                 self.publish()
 

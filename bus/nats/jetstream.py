@@ -81,10 +81,11 @@ class StoredMessage(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """How many messages a stream holds, and the sequence of the last message it received."""
+    """How many messages a stream holds, the sequence of the last message it received, and how many consumers it has."""
 
     messages: int
     last_sequence: int
+    consumers: int
 
 
 class DeliveryInfo(msgspec.Struct, frozen=True, gc=False):
@@ -182,7 +183,7 @@ class JetStream(JetStreamContext):
     async def stream_state(self, stream: str) -> StreamState:
         """Raises NotFoundError where there is no such stream."""
         state = (await self.ask(f"STREAM.INFO.{stream}"))["state"]
-        return StreamState(int(state["messages"]), int(state["last_seq"]))
+        return StreamState(int(state["messages"]), int(state["last_seq"]), int(state["consumer_count"]))
 
     async def find_stream(self, stream: str, subjects_filter: str = "") -> dict[str, Any] | None:
         """What JetStream says about a stream (`config`, `created`, `state`), None where there is no such stream.

@@ -21,6 +21,7 @@ from bus.naming import durable_subjects as subjects
 from bus.nats.connection import Bus, Message
 from bus.nats.jetstream import WRONG_LAST_SEQUENCE
 from runtime.containment import contained
+from runtime.ticks import next_tick
 
 NO_ROOM = (10077,)
 """Its codes for a stream that is full."""
@@ -29,6 +30,7 @@ _is_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]{1,19})\}', re.
 
 _NOT_SENT = 1  # not a code of JetStream
 _RETRY_S = 0.1  # no stream responds: it is being created, or its server restarts
+_CHECK_INTERVAL_S = 1.0
 _ACK_TIMEOUT_S = 5.0
 _CLUSTER_ACK_TIMEOUT_S = 2.0  # the server that stored it may be lost with the acknowledgement
 
@@ -147,7 +149,7 @@ class AckedPublisher:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await next_tick(_CHECK_INTERVAL_S)
             late_s = time.monotonic() - (_CLUSTER_ACK_TIMEOUT_S if self._bus.is_clustered else _ACK_TIMEOUT_S)
             for number, unacked in list(self._unacked.items()):
                 if unacked.sent_s > late_s:

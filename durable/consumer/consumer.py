@@ -46,12 +46,18 @@ from durable.requests.headers import ID, REPLAYED_ID
 from durable.requests.retry_policy import UNKNOWN_MODEL_TIMEOUT_MS, DurableRetryPolicy
 from durable.settings import QueueSettings
 from runtime.containment import contained
+from runtime.ticks import next_tick
 from schemas.config.parameters import QueueBounds
 
 logger = logging.getLogger("weir.gateway")
 
 
 SWEEP_INTERVAL_S = 0.5
+"""How often stream QUEUE is asked whether it has changed."""
+
+LIST_INTERVAL_S = 2.0
+"""How often the stream's consumers are listed while their number stays the same: one may have replaced another."""
+
 _TICK_S = 0.1
 _STOP_POLL_S = 0.02
 _UNKNOWN_IDLE_S = 2.0
@@ -110,6 +116,8 @@ class DurableConsumer:
         self._known: dict[str, ConsumerRecord] = {}
         self._unknown_since_s: dict[Queue, float] = {}
         self._last_state: StreamState | None = None
+        self._listed_consumers = -1  # how many were listed last and are tracked, -1 if they have to be listed again
+        self._listed_s = 0.0
         self._found: dict[Queue, int] = {}
         self._misaddressed: set[str] = set()
         self._misaddressed_messages = MisaddressedMessages(self._api, store.publisher)
@@ -184,10 +192,11 @@ class DurableConsumer:
             now_s = time.monotonic()
             for leased in list(self._models.values()):
                 leased.tick(now_s)
-            if now_s - swept_s >= SWEEP_INTERVAL_S and self._store.bus.is_connected and not self.is_stopping:
+            # Ticks keep their interval on average only.
+            if now_s - swept_s >= SWEEP_INTERVAL_S - _TICK_S / 2 and self._store.bus.is_connected and not self.is_stopping:
                 swept_s = now_s
                 await self._sweep_once(now_s)
-            await asyncio.sleep(_TICK_S)
+            await next_tick(_TICK_S if self._models else SWEEP_INTERVAL_S)
 
     async def _sweep_once(self, now_s: float) -> None:
         try:
@@ -199,8 +208,10 @@ class DurableConsumer:
 
     @contained(passes=(NatsError, OSError, TimeoutError))
     async def _sweep(self, now_s: float) -> None:
-        await self._find_consumers()
         state = await self._api.stream_state(subjects.QUEUE_STREAM)
+        if state.consumers != self._listed_consumers or now_s - self._listed_s >= LIST_INTERVAL_S:
+            await self._find_consumers()
+            self._listed_s = now_s
         if state != self._last_state:
             self._found = await self._find_messages() if state.messages else {}
             self._last_state = state
@@ -232,6 +243,8 @@ class DurableConsumer:
         for name in names:
             if name not in self._known:
                 await self._look_up(name)
+        # Those that could not be tracked yet are looked up again by the next sweep.
+        self._listed_consumers = len(names) if self._known.keys() >= set(names) else -1
 
     @contained(passes=(NatsError, OSError, TimeoutError))
     async def _look_up(self, name: str) -> None:
@@ -324,6 +337,7 @@ class DurableConsumer:
 
     def _reacquire_all(self) -> None:
         self._last_state = None
+        self._listed_consumers = -1
         for leased in self._models.values():
             leased.reacquire()
 

@@ -29,6 +29,7 @@ from bus.nats.jetstream import JetStream
 from bus.streams.acked_publisher import read_ack
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
+from runtime.ticks import next_tick
 
 logger = logging.getLogger("weir.gateway")
 
@@ -43,6 +44,7 @@ RECENT_BYTES = 8 << 20
 """Responses that were delivered within this time before a loss of the connection, up to these bytes, are sent again."""
 
 _TICK_S = 0.25
+_IDLE_TICK_S = 0.5  # while no response waits
 _RESEND_S = 5.0
 _STREAMS_FRESH_S = 30.0
 _MAX_CACHED_STREAMS = 4096
@@ -240,7 +242,7 @@ class ReplyOutbox:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await next_tick(_TICK_S if self._open else _IDLE_TICK_S)
             self._forget_recent(time.monotonic() - RECENT_S)
             self._send_due()
 

@@ -28,6 +28,7 @@ from bus.nats.connection import Bus, Message
 from bus.streams.declarations import acquire_live_consumer, ensure_live_streams, ensure_streams
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
+from runtime.ticks import next_tick
 from scheduler.ownership.policy import SILENCE_S, Acquire, Action, HandOver, OwnershipPolicy, ReadOwner
 from scheduler.service.owned_queue import OwnedQueue
 from scheduler.service.service import RECONNECT_GRACE_S, SchedulerService
@@ -308,7 +309,7 @@ class OwnershipController:
 
     async def _heartbeat_loop(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await next_tick(HEARTBEAT_INTERVAL_S)
             await self._heartbeat(time.monotonic())
 
     @contained()

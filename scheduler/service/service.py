@@ -31,6 +31,7 @@ from bus.streams.declarations import ensure_streams, live_pull_group
 from bus.streams.pull import StandingPull
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
+from runtime.ticks import next_tick
 from scheduler.batching.batch import Batch, BatchReconciler
 from scheduler.batching.custom_strategy import StrategyFiles
 from scheduler.batching.lanes import LIVE
@@ -588,7 +589,7 @@ class SchedulerService:
     async def _tick(self) -> None:
         seconds = 0.0
         while True:
-            await asyncio.sleep(PROBE_INTERVAL_S)
+            await next_tick(PROBE_INTERVAL_S)
             self._probe_workers()
             self._drop_stopped_workers()
             seconds += PROBE_INTERVAL_S

@@ -35,6 +35,7 @@ from client.readiness import Readiness
 from client.request_templates import RequestTemplate
 from client.tracing import PassedTraces
 from runtime.containment import contained
+from runtime.ticks import next_tick
 from schemas.core.errors import Reason, WeirError, overloaded
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import PayloadRef
@@ -200,7 +201,7 @@ class InferenceClient:
 
     async def _expire(self) -> None:
         while True:
-            await asyncio.sleep(_EXPIRY_INTERVAL_S)
+            await next_tick(_EXPIRY_INTERVAL_S)
             if self._bus.is_connected:
                 self._tick(self.registry.expire)
                 for listener in self._on_tick:

@@ -19,6 +19,7 @@ import psutil
 
 from runtime.containment import contained
 from runtime.process_usage import process_usage
+from runtime.ticks import next_tick
 
 logger = logging.getLogger("weir.worker")
 
@@ -47,7 +48,7 @@ class DevicePoller:
         """Polls until it is cancelled."""
         while True:
             await asyncio.to_thread(self._poll)
-            await asyncio.sleep(interval_ms / 1000)
+            await next_tick(interval_ms / 1000)
 
     @contained()
     def _poll(self) -> None:

@@ -211,7 +211,7 @@ async def test_single_messages_are_read(nats: EmbeddedNats) -> None:
 async def test_a_stream_is_described(nats: EmbeddedNats) -> None:
     async with stream(nats, *FOUR) as bus:
         api = bus.jetstream
-        assert await api.stream_state("S") == (4, 4)
+        assert await api.stream_state("S") == (4, 4, 0)
         assert await api.subject_counts("S", "s.>") == {"s.a": 2, "s.b": 1, "s.c": 1}
         info = await api.find_stream("S", "s.a")
         assert info is not None
