@@ -193,7 +193,11 @@ class DurableConsumer:
             for leased in list(self._models.values()):
                 leased.tick(now_s)
             # Ticks keep their interval on average only.
-            if now_s - swept_s >= SWEEP_INTERVAL_S - _TICK_S / 2 and self._store.bus.is_connected and not self.is_stopping:
+            if (
+                now_s - swept_s >= SWEEP_INTERVAL_S - _TICK_S / 2
+                and self._store.bus.is_connected
+                and not self.is_stopping
+            ):
                 swept_s = now_s
                 await self._sweep_once(now_s)
             await next_tick(_TICK_S if self._models else SWEEP_INTERVAL_S)
