@@ -12,13 +12,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gateway.http.asgi import HttpExchange
+from gateway.read_turns import TURN_BYTES
 
 DIRECT_FROM_BYTES = 32 * 1024
 """The rest of a body is received directly if it has at least so many bytes; exchanging the protocol costs some 10 us."""
-
-TURN_BYTES = 512 * 1024
-"""How much of one connection is read in a turn of the event loop. libuv would go on while the client is faster, up to 32
-times; a few large bodies would then hold up all small requests for tens of milliseconds."""
 
 _DROPPED_AT_ONCE_BYTES = 64 * 1024
 

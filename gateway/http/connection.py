@@ -17,7 +17,8 @@ import httptools
 
 from gateway.connection_memory import ConnectionMemory, no_memory
 from gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
-from gateway.http.body_reader import DIRECT_FROM_BYTES, TURN_BYTES, BodyReader, exchange_protocol
+from gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
+from gateway.read_turns import ReadTurns
 from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
 from runtime.containment import contained, report
 from runtime.memory_ledger import MemoryLedger
@@ -133,7 +134,6 @@ class HttpConnection(asyncio.Protocol):
         self._arrival = StallDetector()
         self._reading = StallDetector()
         self._is_read_paused = False
-        self._turn_bytes = 0  # read since it last gave way to other connections
         self.is_write_paused = False
         self._is_held = False  # until the client has read what it was sent
         self._writable = asyncio.Event()
@@ -291,17 +291,8 @@ class HttpConnection(asyncio.Protocol):
                 self._read_body_directly(self._latest)
 
     def count_read(self, size: int) -> None:
-        """Counts `size` bytes that were read. After `TURN_BYTES` the connection reads on in the next turn of the loop."""
-        self._turn_bytes += size
-        if self._turn_bytes >= TURN_BYTES:
-            self._turn_bytes = 0
-            if not self._is_read_paused:
-                self.transport.pause_reading()
-                self.loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        if not self._is_read_paused and not self.transport.is_closing():
-            self.transport.resume_reading()
+        """Counts `size` bytes that were read, so that other connections have their turn."""
+        self._turns.count(size)
 
     def _feed(self, data: bytes) -> None:
         """Passes all of `data` to the parser. Raises HttpParserError.
@@ -435,6 +426,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """Opens the accounts of the connection in the memory ledgers."""
         self.transport = transport
+        self._turns = ReadTurns(transport, lambda: self._is_read_paused)
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
         self.memory = ConnectionMemory(self._limits.ledger, self._limits.arriving_slots, peer[0] if peer else None)
@@ -449,6 +441,7 @@ class HttpConnection(asyncio.Protocol):
         self._unanswered.clear()
         self._writable.set()
         self.memory.close()
+        self._turns.close()
         self.parser = None  # it refers to this connection
 
     def pause_writing(self) -> None:

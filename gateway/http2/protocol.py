@@ -15,6 +15,7 @@ from gateway.http2.keepalive import KeepaliveManager
 from gateway.http2.options import Http2Options
 from gateway.http2.send_buffer import SendBuffer
 from gateway.http2.stream import Application
+from gateway.read_turns import ReadTurns
 from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
 from runtime.memory_ledger import MemoryLedger
 
@@ -26,6 +27,7 @@ class Http2Protocol(asyncio.Protocol):
     """One connection; it is in `connections` for as long as its transport is."""
 
     connection: Connection
+    _turns: ReadTurns
     _keepalive: KeepaliveManager
     _transport: Any
 
@@ -51,6 +53,7 @@ class Http2Protocol(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._connections.add(self)
         address = transport.get_extra_info("peername")
+        self._turns = ReadTurns(self._transport, lambda: not self._is_listening)
         self._account = self._ledger.account(principal_of(address[0] if address else None))
         self._send_buffer = SendBuffer(self._schedule_flush, self._account)
         self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
@@ -59,6 +62,7 @@ class Http2Protocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
         self._keepalive.last_received_s = self._loop.time()
+        self._turns.count(len(data))
         self.connection.receive(data)
         self._govern_reading()
 
@@ -83,6 +87,7 @@ class Http2Protocol(asyncio.Protocol):
         """Implements `asyncio.Protocol.connection_lost`."""
         self._connections.discard(self)
         self._keepalive.end()
+        self._turns.close()
         self.connection.lose()
         self._account.close()
 

@@ -45,7 +45,7 @@ ROOMS = {
         "__main__ pytest_plugin",
     ),
     "gateway": (
-        "admin connection_memory cross_site inflation settings stall_detection",
+        "admin connection_memory cross_site inflation read_turns settings stall_detection",
         "access http2",
         "context",
         "grpc http nats",

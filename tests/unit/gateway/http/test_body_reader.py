@@ -14,9 +14,9 @@ import uvloop
 from bus.naming.identity import new_id
 from bus.payloads.arena import PayloadArena, PayloadBudget
 from client.payload_store import PayloadStore
-from gateway.http.body_reader import TURN_BYTES
 from gateway.http.connection import HttpConnection
 from gateway.http.exchange import InferExchange
+from gateway.read_turns import TURN_BYTES
 from gateway.stall_detection import STALL_PERIOD_S
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import internal

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from gateway.http2 import keepalive as lifetime
 from gateway.http2.frames import MAX_WINDOW, Flag, FrameType, Setting
 from gateway.http2.options import Http2Options
 from gateway.http2.protocol import Http2Protocol
+from gateway.read_turns import TURN_BYTES
 from tests.support.gateway.grpc_frontend import Loop
 from tests.support.gateway.http2_peer import (
     GREETING,
@@ -62,6 +64,36 @@ def serving(loop: Loop, **options: float) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+def test_other_connections_have_their_turn_while_a_large_request_arrives(
+    grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [0]
+    data_received = Http2Protocol.data_received
+
+    def spy(protocol: Http2Protocol, received: bytes) -> None:
+        turns[-1] += len(received)
+        data_received(protocol, received)
+        time.sleep(0.002)  # the client is faster: there is always more to read than a turn takes
+
+    async def count_turns() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Http2Protocol, "data_received", spy)
+    content = b"".join([headers(1), *(data(1, bytes(16_000)) for _ in range(1000)), data(1, b"", end=True)])
+    with serving(grpc_loop) as server, Wire(server.port) as wire:
+        counting = grpc_loop.spawn(count_turns())
+        wire.send(settings_frame(Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW), window_update(0, MAX_WINDOW - 65_535))
+        sender = threading.Thread(target=wire.send, args=(content,))
+        sender.start()
+        assert len(wire.response(1)[1]) == 16_000_000
+        sender.join()
+        counting.cancel()
+    assert sum(turns) > len(content)
+    assert max(turns) < 2 * TURN_BYTES, "a read that begins before the limit may end after it"
 
 
 def test_twenty_megabytes_pass_both_ways(grpc_loop: Loop) -> None:
