@@ -84,6 +84,7 @@ class ReplyOutbox:
         self._flushing: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._is_stopped = False
         self._limiter = LogLimiter(logger)
 
     def __len__(self) -> int:
@@ -104,7 +105,7 @@ class ReplyOutbox:
 
     def stop(self) -> None:
         """Stops sending; the next owner sends what is not delivered."""
-        self._is_stopping = True
+        self._is_stopping = self._is_stopped = True
         for task in (self._flushing, self._ticking):
             if task is not None:
                 task.cancel()
@@ -130,7 +131,7 @@ class ReplyOutbox:
         response.sent_s, response.losses = time.monotonic(), self._bus.losses
         self._bus.publish(response.subject, response.data, f"{self._inbox}.{number}", response.header_block)
         self._unflushed.append(number)
-        if self._flushing is None and self._background is not None and not self._is_stopping:
+        if self._flushing is None and self._background is not None and not self._is_stopped:
             self._flushing = self._background.create_task(self._flush())
         elif self._flushing is None:
             self._unflushed.clear()

@@ -102,6 +102,15 @@ async def test_a_gateway_that_stops_waits_for_no_subscriber(nats_url: str) -> No
         await eventually(lambda: to.left == [b"1"])
 
 
+async def test_a_gateway_that_stops_delivers_the_responses_of_requests_that_end_meanwhile(nats_url: str) -> None:
+    async with setting(nats_url) as to:
+        await to.subscribe("stopping.*")
+        to.outbox.stop_waiting()
+        to.send("stopping.1", b"1")
+        await eventually(lambda: to.left == [b"1"], 5)
+        await eventually(lambda: to.came == [b"1"])
+
+
 async def test_what_had_not_left_when_the_connection_was_lost_comes(nats_url: str) -> None:
     async with setting(nats_url) as to:
         await to.subscribe("lost.*")
