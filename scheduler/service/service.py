@@ -334,11 +334,15 @@ class SchedulerService:
         for sought in owned.scheduler.take_sought():
             self._background.create_task(self._look_up(owned, sought))
 
-    @contained()
+    @contained(on_error="_look_up_failed")
     async def _look_up(self, owned: OwnedQueue, sought: SoughtSequence) -> None:
         async with self._lookups:
             found = await self._checkpoints.find(owned.name, *sought)
         self._take_found(owned, sought, found)
+
+    def _look_up_failed(self, _error: Exception, owned: OwnedQueue, sought: SoughtSequence) -> None:
+        """Ends the sequence as one of which nothing is stored: its requests wait for the lookup."""
+        self._take_found(owned, sought, None)
 
     @contained(on_error="_queue_failed")
     def _take_sequence(self, owned: OwnedQueue, sought: SoughtSequence, found: StoredSequence | None) -> None:

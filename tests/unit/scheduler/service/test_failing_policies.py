@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from scheduler.service.owned_queue import OwnedQueue
 from scheduler.service.service import SchedulerService
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode
+from schemas.core.requests import SEQUENCE_START
 from schemas.wire.codec import WIRE_VERSION
 from schemas.wire.messages import (
     BatchCompletion,
@@ -290,3 +292,31 @@ async def test_no_site_of_the_scheduler_passes_an_exception_on(
     cluster.frame("a", part(3), ack="$JS.ACK.3")
     keys = [entry.key for batch in cluster.batches() for entry in batch.entries]
     assert 3 in keys or len(cluster.owned["a"].scheduler) > 0
+
+
+async def test_a_sequence_whose_checkpoint_can_not_be_looked_up_is_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests do not wait for ever, and a client may start it again."""
+    config = {
+        "max_batch_size": 1,
+        "sequence_batching": {"max_sequence_idle_microseconds": 60_000_000},
+        "parameters": {"weir_checkpoint_every": {"string_value": "1"}},
+    }
+
+    asked: list[object] = []
+
+    async def find(_model: str, _version: int, id: int, *_others: object) -> None:
+        asked.append(id)
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(cluster.service._checkpoints, "find", find)
+    async with asyncio.TaskGroup() as background:
+        monkeypatch.setattr(cluster.service, "_background", background)
+        await cluster.own("s", is_successor=True, config=config)
+        cluster.frame("s", part(1)._replace(correlation_id=7))
+    assert asked == [7]
+    assert [key for key, _ in cluster.errors()] == [1]
+    cluster.frame("s", part(2)._replace(correlation_id=7, sequence_flags=SEQUENCE_START))
+    assert [entry.key for batch in cluster.batches() for entry in batch.entries] == [2]
+    assert cluster.failed == []
