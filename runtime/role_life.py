@@ -13,6 +13,7 @@ import uvloop
 
 from runtime import loop_lag
 from runtime.process_memory import keep_freed_memory
+from runtime.processors import finish_before_woken
 
 logger = logging.getLogger("weir.runtime")
 
@@ -28,6 +29,7 @@ def run_role(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any, A
     """
     faulthandler.enable()
     keep_freed_memory()
+    finish_before_woken()
     return uvloop.run(_run(role))
 
 

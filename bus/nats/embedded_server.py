@@ -29,7 +29,7 @@ from typing import Any
 
 from bus.nats.access import BrokerServer
 from runtime.child_processes import dies_with_parent
-from runtime.processors import processor_count
+from runtime.processors import finish_before_woken, processor_count
 
 MINIMUM_VERSION = (2, 12, 6)
 MAX_PAYLOAD = 8 * 1024 * 1024
@@ -212,6 +212,12 @@ class EmbeddedNats:
 
     def _spawn(self, binary: Path, config: Path) -> None:
         assert self._lock_fd is not None  # noqa: S101
+        die_with_parent = dies_with_parent()
+
+        def prepare() -> None:
+            die_with_parent()
+            finish_before_woken()
+
         with self._log_file.open("ab") as log:
             self._log_start = log.tell()
             # Go's scheduler polls every processor that it may use: with a quarter of them a message costs 15 to 30 % less
@@ -226,7 +232,7 @@ class EmbeddedNats:
                 env={"GOMAXPROCS": processors} | os.environ,
                 pass_fds=(self._lock_fd,),
                 start_new_session=True,
-                preexec_fn=dies_with_parent(),
+                preexec_fn=prepare,
             )
 
     def _wait_ready(self, deadline: float, cancelled: Callable[[], bool]) -> None:

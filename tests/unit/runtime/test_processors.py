@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from runtime.processors import processor_count, processors_by_core
+from runtime.processors import finish_before_woken, processor_count, processors_by_core
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +64,32 @@ def test_hyperthreads_of_a_core_are_neighbours(tmp_path: Path, monkeypatch: pyte
 
 def test_without_a_topology_they_are_in_order(tmp_path: Path) -> None:
     assert processors_by_core(tmp_path) == list(range(16))
+
+
+def in_a_thread(run: Callable[[], int]) -> int:
+    """The result of `run` in a thread of its own, because a policy belongs to a thread."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(run).result()
+
+
+def policy_after(policy: int) -> int:
+    """The policy after `finish_before_woken` in a thread with `policy`."""
+    os.sched_setscheduler(0, policy, os.sched_param(0))
+    finish_before_woken()
+    return os.sched_getscheduler(0)
+
+
+def test_the_default_policy_becomes_the_one_for_throughput() -> None:
+    assert in_a_thread(lambda: policy_after(os.SCHED_OTHER)) == os.SCHED_BATCH
+
+
+def test_a_policy_that_the_user_has_set_stays() -> None:
+    assert in_a_thread(lambda: policy_after(os.SCHED_IDLE)) == os.SCHED_IDLE
+
+
+def test_a_system_that_does_not_permit_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, policy: int, param: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    finish_before_woken()
