@@ -15,10 +15,15 @@ from typing import Any
 
 from bus.kv.known_models import KnownModels
 from bus.kv.registry import RegistryView
+from bus.kv.traffic import TrafficRecords
 from client.queues import destination_of
 from client.request_templates import RequestTemplates
+from client.traffic.counters import TrafficCounters
+from client.traffic.split import TrafficSplit
 from runtime.containment import contained
 from schemas.config.model_config import ModelConfig
+from schemas.config.parameters import ParameterError
+from schemas.config.traffic import TrafficRule, rule_of
 from schemas.core.errors import Reason, WeirError, invalid, not_found, overloaded, unavailable
 from schemas.core.names import namespace_of, plain_name
 from schemas.kserve.normalizer import RequestNormalizer
@@ -68,7 +73,8 @@ class ServedModel:
 
     `name` is its identity (`schemas.core.names.model_identity`), `namespace` that of its repository, "" without
     namespacing. `loads` are digests of what its workers have loaded, by version: they change with each reload, and are
-    "" where they are unknown. `queue` is the destination of requests that belong to no sequence.
+    "" where they are unknown. `queue` is the destination of requests that belong to no sequence. `split` chooses the
+    version of requests that name none; without one, they run on the latest.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a model, each of which the catalog computes by itself
@@ -92,6 +98,7 @@ class ServedModel:
         self.templates = RequestTemplates()
         self.queue = destination_of(name, config)
         self.preserves_ordering = config.dynamic_batching is not None and config.dynamic_batching.preserve_ordering
+        self.split: TrafficSplit | None = None
 
     @property
     def latest(self) -> str:
@@ -122,6 +129,11 @@ class Catalog:
         self._away: set[str] = set()  # known models without a live worker, which are accepted
         self._is_unwanted: Callable[[str], bool] = lambda _name: False
         self._warmup: RegistryWarmup | None = None
+        self._traffic: TrafficRecords | None = None
+        self._traffic_counters = TrafficCounters()
+        self._sticky_by_model: dict[str, str] = {}
+        self.sticky_headers: frozenset[str] = frozenset()
+        """The headers, in lower case, whose values keep callers of some model on one version."""
         registry.on_model_change(self._refresh)
 
     def set_unwanted_check(self, is_unwanted: Callable[[str], bool]) -> None:
@@ -132,6 +144,22 @@ class Catalog:
         """Accepts requests for models in `known` even while no worker serves them."""
         self._known = known
         known.on_change(self._refresh)
+
+    def follow_traffic(self, records: TrafficRecords, counters: TrafficCounters) -> None:
+        """Splits requests that name no version by `records` and by the configurations of models, and counts them."""
+        self._traffic = records
+        self._traffic_counters = counters
+        records.on_change(self._apply_traffic)
+
+    def traffic_rule(self, served: ServedModel) -> tuple[TrafficRule | None, bool]:
+        """(the rule that applies to the model, whether an operator has set it rather than its configuration)."""
+        record = None if self._traffic is None else self._traffic.get(served.name)
+        if record is not None and record.weights:
+            return record.rule, True
+        try:
+            return rule_of(served.config), False
+        except ParameterError:
+            return None, False  # workers reject such a configuration
 
     def start_warmup(self) -> None:
         """Starts the warm-up: until it ends, an unknown model is answered with 503. Called once the registry has been
@@ -284,6 +312,7 @@ class Catalog:
             config = ModelConfig.model_validate(record.config)
             loads = _loads(records, versions)
             self._served[name] = ServedModel(name, config, versions, record.labels, loads, record.namespace)
+            self._apply_traffic(name)
             self._accept_until_s.pop(name, None)
             self._away.discard(name)
             return
@@ -303,9 +332,26 @@ class Catalog:
                 self._served[name] = ServedModel(
                     name, config, sorted(known.versions), known.labels, {}, known.namespace
                 )
+                self._apply_traffic(name)
         else:
             self._away.discard(name)
             self._accept_until_s.setdefault(name, self._clock() + RECOVERY_GRACE_S)
+
+    @contained()
+    def _apply_traffic(self, name: str) -> None:
+        """Gives the model the split of its rule, if it is served and has a rule."""
+        served = self._served.get(name)
+        if served is None or self._traffic is None:
+            return
+        rule, _ = self.traffic_rule(served)
+        is_stateful = served.config.sequence_batching is not None
+        served.split = None
+        if rule is not None:
+            served.split = TrafficSplit(name, rule, served.versions, self._traffic_counters, is_stateful)
+        header = rule.header if rule is not None else ""
+        if header != self._sticky_by_model.get(name, ""):
+            self._sticky_by_model[name] = header
+            self.sticky_headers = frozenset(filter(None, self._sticky_by_model.values()))
 
     def _is_accepted(self, name: str) -> bool:
         until = self._accept_until_s.get(name)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -38,6 +39,8 @@ from client.request_templates import RequestTemplate
 from client.responses.delivery import UNEXPECTED, ResponseDispatcher
 from client.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from client.tracing import Tracing
+from client.traffic.counters import ArmKey
+from client.traffic.split import TrafficSplit
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
 from runtime.ticks import next_tick
@@ -69,6 +72,24 @@ _MESSAGE_OVERHEAD_BYTES = 4096  # for the envelope and the subject beside a body
 _RERUN_WAIT_S = 0.05
 _DRAIN_POLL_S = 0.02
 _CHECK_INTERVAL_S = 1.0
+
+
+def _count(  # noqa: PLR0913 - bound once for a request: an object for its arguments would cost as much
+    split: TrafficSplit,
+    request: InferRequest,
+    arm: str,
+    began_ns: int,
+    on_response: OnResponse,
+    outcome: InferResponse | WeirError | None,
+    is_final: bool,
+) -> None:
+    """Passes a response of a model with a traffic rule on, and counts the request when it ends."""
+    on_response(outcome, is_final)
+    if is_final:
+        version = outcome.model_version if isinstance(outcome, InferResponse) else request.model_version
+        duration_us = (time.monotonic_ns() - began_ns) // 1000
+        key = ArmKey(split.model, int(version or 0), arm)
+        split.counters.count(key, isinstance(outcome, WeirError), duration_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +232,13 @@ class RequestDispatcher:
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
+        if model.split is not None:
+            model.normalizer.normalize(request)
+            request, on_response = self._route(model.split, request, on_response)
         if self.backpressure.active and not self.caches(model):
             self.backpressure.check(time.monotonic(), model.queue, request)
-        model.normalizer.normalize(request)
+        if model.split is None:
+            model.normalizer.normalize(request)
         trace = self.tracing.start(request, model.name, is_traced)
         lookup = self._cache.look_up(model, request) if model.caches and self._cache is not None else None
         if lookup is not None and lookup.response is not None:
@@ -265,16 +290,34 @@ class RequestDispatcher:
         on_response: OnResponse,
         deadline_ms: int = 0,
         body_slot: Slot | None = None,
+        traffic_key: str = "",
     ) -> PendingRequest:
         """As `submit`, for a request of a template: `body` is packed, and small enough for a message.
 
-        `deadline_ms` is the request's own, since requests share the template. `body` refers to content in `body_slot`.
+        `deadline_ms` and `traffic_key` are the request's own, since requests share the template. `body` refers to content
+        in `body_slot`.
         """
+        request = template.request
         self._in_flight.check_room()
+        if model.split is not None:
+            request, on_response = self._route(model.split, request, on_response, traffic_key)
         if self.backpressure.active:
-            self.backpressure.check(time.monotonic(), model.queue, template.request)
+            self.backpressure.check(time.monotonic(), model.queue, request)
         attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
-        return self._accept(model, template.request, body, on_response, deadline_ms, attachments)
+        return self._accept(model, request, body, on_response, deadline_ms, attachments)
+
+    def _route(
+        self, split: TrafficSplit, request: InferRequest, on_response: OnResponse, traffic_key: str = ""
+    ) -> tuple[InferRequest, OnResponse]:
+        """The request with its version, and the `on_response` that also counts what becomes of it.
+
+        The caller's request stays without a version: it may become a template.
+        """
+        request = copy(request)
+        if traffic_key:
+            request.traffic_key = traffic_key
+        arm = split.route(request)
+        return request, partial(_count, split, request, arm, time.monotonic_ns(), on_response)
 
     def _accept(  # noqa: PLR0913 - runs for every request: an object for its arguments would cost as much
         self,

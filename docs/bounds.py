@@ -51,6 +51,9 @@ client.cache.response_cache:MAX_HASHED_BYTES | content of a request that is look
 client.responses.delivery:MAX_BUFFERED_RESPONSES | responses that wait for those of earlier requests | as below
 client.responses.delivery:MAX_BUFFERED_BYTES | their outputs | requests: 503; a waiting stream ends: UNAVAILABLE
 client.cache.stores:LOOKUP_TIMEOUT_S | wait for a shared response cache | the request is queued
+client.traffic.counters:MAX_PROCESSES | processes whose counters by version a process keeps | the oldest are dropped
+bus.kv.traffic:MAX_RECORDS | models with a traffic rule that was set | further rules are not applied
+schemas.config.traffic:MAX_ARMS | versions in a traffic rule | 400
 client.outbox:MAX_FRAME_BYTES | bodies that share a frame | the next frame takes the rest
 client.model_control:DEPENDENTS_TIMEOUT_S | wait for an ensemble's running requests before its models are unloaded with it | they are unloaded
 client.payload_store:FRAME_INLINE_BYTES | bodies inside a frame, where memory is shared | by reference

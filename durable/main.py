@@ -15,6 +15,7 @@ from bus.kv.model_files import ModelFiles
 from bus.kv.presence import Presence
 from bus.kv.registry import RegistryView
 from bus.kv.settings import LOGGING, TRACE, SharedSettings
+from bus.kv.traffic import TrafficRecords
 from bus.naming.identity import own_id
 from bus.nats.connection import Bus
 from bus.payloads.arena import PayloadArena, limit_payloads, remove_dead_segments
@@ -29,6 +30,7 @@ from client.model_control import ModelControl
 from client.payload_store import PayloadStore
 from client.regions import RegionDirectory
 from client.tracing import Tracing
+from client.traffic.counters import TrafficCounters, TrafficTotals
 from durable.api.reporting import CounterReporter, read_counters
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork
@@ -120,6 +122,10 @@ class _Process:
         self._catalog.set_unwanted_check(lambda name: control.is_explicit and self._desired.is_unwanted(name))
         self._known.follow(self._desired, lambda: control.is_explicit)
         self._catalog.accept_known(self._known)
+        self._traffic = TrafficRecords(bus)
+        counters = TrafficCounters()
+        self._traffic_totals = TrafficTotals(bus, id, counters)
+        self._catalog.follow_traffic(self._traffic, counters)
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
         self._jobs = JobStore(bus, self._durable.publisher)
         self._services = ConsumerServices(
@@ -146,6 +152,9 @@ class _Process:
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped together with the work
         await _follow_settings(self._bus, log, self._tracing)
+        await self._traffic.start()
+        await self._traffic_totals.start()
+        stops.callback(self._traffic_totals.stop)
         await self._registry.start(background)
         await self._known.start(background)
         await self._desired.start()

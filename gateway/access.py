@@ -51,6 +51,7 @@ _CATEGORY_OF_PATH = [
         (_MODEL + "/ready", "health"),
         (_MODEL + "/config", "model-config"),
         (_MODEL + "/stats", "statistics"),
+        (_MODEL + "/(?:traffic|history)(?:/.*)?", "model-repository"),
         (_MODEL + "/trace/.*", "trace"),
         (_MODEL + "/(?:infer|generate|generate_stream)", "inference"),
         (r"/v2/jobs(?:/.*)?", "inference"),
@@ -70,6 +71,9 @@ _CATEGORY_OF_METHOD = {
     "ModelStatistics": "statistics",
     "TraceSetting": "trace",
     "LogSettings": "logging",
+    "GetTraffic": "model-repository",
+    "SetTraffic": "model-repository",
+    "ClearTraffic": "model-repository",
 }
 _CATEGORY_OF_METHOD_START = {
     "Repository": "model-repository",

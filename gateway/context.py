@@ -15,6 +15,7 @@ from gateway.admin.live_settings import LiveSettings
 from gateway.admin.repository import RepositoryControl
 from gateway.admin.shared_memory import SharedMemoryRegions
 from gateway.admin.statistics import Statistics
+from gateway.admin.traffic import TrafficControl
 from gateway.cross_site import LOCAL, CrossSiteCheck
 from jobs.api.service import JobService
 from runtime.memory_ledger import MemoryLedger
@@ -45,6 +46,7 @@ class GatewayContext:
     cross_site: CrossSiteCheck = LOCAL
     async_requests: AsyncRequests | None = None
     batch_jobs: JobService | None = None
+    traffic: TrafficControl | None = None
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
     offload: Offload = field(default_factory=Offload)

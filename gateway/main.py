@@ -17,6 +17,7 @@ from bus.kv.model_files import ModelFiles
 from bus.kv.presence import Presence
 from bus.kv.registry import RegistryView
 from bus.kv.settings import SharedSettings
+from bus.kv.traffic import TrafficRecords
 from bus.naming.identity import own_id
 from bus.nats.connection import Bus
 from bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
@@ -31,6 +32,7 @@ from client.model_control import ModelControl
 from client.payload_store import PayloadStore
 from client.readiness import Readiness
 from client.tracing import Tracing
+from client.traffic.counters import TrafficCounters, TrafficTotals
 from durable.api.acceptance import QueueProvisioner
 from durable.api.async_requests import AsyncRequests
 from durable.api.reporting import CounterReporter
@@ -41,6 +43,7 @@ from gateway.admin.peers import GatewayPeers
 from gateway.admin.repository import RepositoryControl, RepositoryIndex
 from gateway.admin.shared_memory import SharedMemoryRegions
 from gateway.admin.statistics import CacheCounterReporter, Statistics
+from gateway.admin.traffic import TrafficControl
 from gateway.context import GatewayContext
 from gateway.cross_site import CrossSiteCheck
 from gateway.grpc.server import GrpcServer
@@ -216,6 +219,9 @@ class _Gateway:
         self._repository = RepositoryControl(
             RepositoryIndex(bus, id, self._registry), control, desired, self._peers.synchronise
         )
+        counters = TrafficCounters()
+        totals = TrafficTotals(bus, id, counters)
+        self._traffic = TrafficControl(self._catalog, TrafficRecords(bus), counters, totals, self._peers.synchronise)
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
@@ -235,6 +241,7 @@ class _Gateway:
             repository=self._repository,
             settings=self._live_settings,
             durable=self._durable,
+            traffic=self._traffic,
             access=parsed.access,
             cross_site=parsed.cross_site,
             async_requests=self._async_requests,
@@ -261,6 +268,8 @@ class _Gateway:
             await self._durable.start(background)
         stops.callback(self._durable.stop)
         await self._live_settings.start()
+        await self._traffic.start()
+        stops.callback(self._traffic.stop)
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped with the frontends
         await self._readiness.start()

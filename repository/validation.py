@@ -21,6 +21,7 @@ from repository.scheduler_rules import (
 )
 from schemas.config.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from schemas.config.parameters import ParameterError, check_partitions, needs_of, queue_bounds_problem
+from schemas.config.traffic import rule_of
 
 _FOR_TENSORRT = {
     "is_shape_tensor": "shape tensors are only supported for TensorRT platform",
@@ -215,6 +216,7 @@ def _check_needs(config: ModelConfig) -> None:
     try:
         needs_of(config)
         check_partitions(config)
+        rule_of(config)
     except ParameterError as problem:
         raise ConfigProblem(f'parameters["{problem.parameter}"]', f"model '{config.name}': {problem}") from problem
     problem_of_queue = queue_bounds_problem(config)

@@ -46,6 +46,7 @@ from scheduler.sequences.scheduler import (
 from scheduler.sequences.sequence import CorrelationId
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
+from schemas.core.requests import SEQUENCE_START
 from schemas.wire.messages import BatchOutcome
 
 LATEST = -1
@@ -220,6 +221,24 @@ class ModelScheduler:
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Accepts requests of one gateway; returns those that are rejected, which the caller answers with an error."""
+        if len(self._versions) < 2 or not isinstance(self._latest, SequenceScheduler):
+            return self._enqueue(requests)
+        refused: list[Failure] = []
+        for request in requests:  # one by one, because an earlier one may start the sequence of a later one
+            if request.version == LATEST and not request.sequence_flags & SEQUENCE_START:
+                request.version = self._version_of_sequence(request.correlation_id)
+            refused += self._enqueue([request])
+        return refused
+
+    def _version_of_sequence(self, id: CorrelationId) -> int:
+        """The version that runs this sequence, else the one that lost it; LATEST if none knows it."""
+        if not id:
+            return LATEST
+        stateful = [(number, v) for number, v in self._versions.items() if isinstance(v, SequenceScheduler)]
+        running = [number for number, version in stateful if version.has_sequence(id)]
+        return next(iter(running or [number for number, version in stateful if version.has_lost(id)]), LATEST)
+
+    def _enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         live = self._live[requests[0].gateway]
         refused: list[Failure] = []
         new: list[QueuedRequest] = []

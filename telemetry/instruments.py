@@ -90,6 +90,11 @@ class DurationSketch:
             if count:
                 self._sketch.add(0 if key == _ZERO_BIN else _MAPPING.value(key), count)
 
+    @staticmethod
+    def duration_us(bin: int) -> float:
+        """Returns the duration that a bin stands for."""
+        return 0.0 if bin == _ZERO_BIN else float(_MAPPING.value(bin))
+
     def bins(self) -> dict[int, int]:
         """Returns the counts by DDSketch's bin; -1 is the bin of zero."""
         store = self._store

@@ -56,6 +56,7 @@ RESERVED_TOKENS = frozenset(
         "result",
         "statistics",
         "stored",
+        "traffic",
         "work",
     }
 )

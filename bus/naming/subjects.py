@@ -303,6 +303,20 @@ def desired_subject(key: str) -> str:
     return f"$KV.{MODELS_BUCKET}.{key}"
 
 
+TRAFFIC_BUCKET = "traffic"
+TRAFFIC_STREAM = f"KV_{TRAFFIC_BUCKET}"
+TRAFFIC_WRITES = f"$KV.{TRAFFIC_BUCKET}.>"
+"""The bucket of what operators have set for the traffic of models."""
+
+TRAFFIC_COUNTERS = "traffic.counters"
+"""Counters of requests by version, of each caller that has models with a traffic rule."""
+
+
+def traffic_subject(key: str) -> str:
+    """The subject of writes of a key of bucket `traffic`."""
+    return f"$KV.{TRAFFIC_BUCKET}.{key}"
+
+
 def known_model_subject(key: str) -> str:
     """The subject of writes of a key of bucket `known-models`."""
     return f"$KV.{KNOWN_MODELS_BUCKET}.{key}"

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from bus.nats.headers import parse_headers
 from client.catalog import ServedModel
 from client.message_bodies import (
     BodyFormat,
@@ -153,6 +154,7 @@ class RequestRunner:
         assert asked is not None  # noqa: S101 - it was read
         inference = self._context.inference
         asked.deadline_ms = _deadline_ms(request, now_ms)
+        asked.traffic_key = _traffic_key(request, served)
         request.pending = inference.submit(asked, partial(self._on_response, request))
         length = request.headers.template_length
         if length and not inference.caches(served):
@@ -178,7 +180,12 @@ class RequestRunner:
         request.attempt_history.has_timeout = asked.timeout_us > 0
         body = template.pack(request.body)
         request.pending = self._context.inference.submit_template(
-            served, template, body, partial(self._on_response, request), _deadline_ms(request, now_ms)
+            served,
+            template,
+            body,
+            partial(self._on_response, request),
+            _deadline_ms(request, now_ms),
+            traffic_key=_traffic_key(request, served),
         )
 
     def _response_templates_of(self, template: RequestTemplate) -> ResponseTemplates:
@@ -358,6 +365,13 @@ def _deadline_ms(request: DurableRequest, now_ms: int) -> int:
     """The deadline for the scheduler: the request's own one, or the end of its age where that is near."""
     ends_ms = request.attempt_history.expires_ms
     return ends_ms if ends_ms < now_ms + _NEAR_MS else request.attempt_history.deadline_ms
+
+
+def _traffic_key(request: DurableRequest, served: ServedModel) -> str:
+    """The value of the header that keeps producers of the model on one version; "" without one."""
+    if served.split is None or not served.split.rule.header:
+        return ""
+    return parse_headers(request.message.header_block).get(served.split.rule.header, "")
 
 
 MAX_RUNNING_REQUESTS = 1024

@@ -359,13 +359,15 @@ class CallMetadata:
     `accepted_encoding` the preferred one for responses, "" for none. With `wants_grpc_errors` (`triton_grpc_error`) an
     error of one request ends the whole call. `timeout_s` is None for a call without a deadline. `rejection` is the header
     block of the response to an invalid call, otherwise empty. `forwarded` are the headers that become parameters of a
-    request. `async_headers` are all headers of an asynchronous inference request, else None.
+    request. `async_headers` are all headers of an asynchronous inference request, else None. `fields` has the last header
+    of each name.
     """
 
     __slots__ = (
         "accepted_encoding",
         "async_headers",
         "encoding",
+        "fields",
         "forwarded",
         "handler",
         "rejection",
@@ -376,7 +378,7 @@ class CallMetadata:
     )
 
     def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any], access: Access = OPEN) -> None:
-        fields = dict(head.fields)
+        self.fields = fields = dict(head.fields)
         self.handler: Any = handlers.get(head.path)
         self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
         self.traceparent = fields.get(b"traceparent", b"").decode("latin-1")

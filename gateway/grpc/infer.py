@@ -210,6 +210,7 @@ class InferSubmitter:
         if is_traced:
             now_ns = time.time_ns()
             request.arrival = ("GRPC_WAITREAD_START", now_ns), ("GRPC_WAITREAD_END", now_ns)
+        request.traffic_key = _traffic_key(call, served)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
         pending = self._inference.submit(request, partial(on_response, served, request), is_traced=is_traced)
@@ -239,11 +240,21 @@ class InferSubmitter:
             return served, self.submit(call, decoded, served, on_response, True)
         on_response = partial(on_response, served, request)
         packed = prepared.pack(data)
-        return served, self._inference.submit_template(served, prepared, packed, on_response, call.deadline_ms)
+        key = _traffic_key(call, served)
+        return served, self._inference.submit_template(
+            served, prepared, packed, on_response, call.deadline_ms, traffic_key=key
+        )
 
     def cancel(self, pending: PendingRequest) -> None:
         """Cancels a request: its client has disconnected."""
         self._inference.cancel(pending)
+
+
+def _traffic_key(call: GrpcCall, served: ServedModel) -> str:
+    """The value of the header that keeps callers of the model on one version; "" without one."""
+    if served.split is None or not served.split.rule.header:
+        return ""
+    return call.head.fields.get(served.split.rule.header.encode(), b"").decode("latin-1")
 
 
 def _finish(

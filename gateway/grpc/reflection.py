@@ -12,6 +12,7 @@ from gateway.grpc.codec import parse_message
 from gateway.grpc.handlers import Methods, Streaming
 from gateway.grpc.messages import Message
 from gateway.grpc.stream_call import StreamCall
+from gateway.grpc.weir_service import SERVICE, message_type
 
 
 def reflection_methods() -> Methods:
@@ -58,5 +59,6 @@ def _servicer() -> tuple[Any, Any]:
     """(type of requests, servicer); imported at the first call."""
     from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-    services = ["inference.GRPCInferenceService", reflection.SERVICE_NAME]
+    message_type("TrafficRequest")  # adds the service's description to the pool that the servicer reads
+    services = ["inference.GRPCInferenceService", SERVICE, reflection.SERVICE_NAME]
     return reflection_pb2.ServerReflectionRequest, reflection.ReflectionServicer(services)

@@ -34,6 +34,7 @@ from gateway.grpc.reflection import reflection_methods
 from gateway.grpc.status import CallError, call_error, shutting_down
 from gateway.grpc.stream_call import StreamCall, StreamHandler
 from gateway.grpc.stream_infer import stream_methods
+from gateway.grpc.weir_service import SERVICE, traffic_methods
 from gateway.http2.headers import RequestHead
 from gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from gateway.http2.protocol import Http2Protocol
@@ -159,6 +160,7 @@ class GrpcServer:
             **stream_methods(requests, compression_level),
         }
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
+        handlers |= {f"/{SERVICE}/{name}".encode(): handler for name, handler in traffic_methods(context).items()}
         reflection = {f"/{name}".encode(): method for name, method in reflection_methods().items()}
         return {**handlers, **reflection, b"/grpc.health.v1.Health/Check": self._check_health}
 

@@ -92,6 +92,7 @@ class InferExchange:
         "_slot",
         "_slot_after",
         "_slot_bytes",
+        "_sticky",
         "_transport",
         "_version",
         "accept_encoding",
@@ -132,6 +133,7 @@ class InferExchange:
         self._slot: Slot | None = None
         self._slot_after = 0  # bytes of the body after which it gets a slot; 0: never
         self._slot_bytes = 0  # charged for the slot while the body arrives
+        self._sticky: dict[bytes, bytes] = {}  # all headers, while some model's traffic depends on one
         self._padding = 0
         self._received = 0
         self.accept_encoding = b""
@@ -163,6 +165,8 @@ class InferExchange:
         if b"tracestate" in fields:
             self.tracestate = b",".join(value for name, value in headers if name == b"tracestate").decode("latin-1")
         self.deadline = fields.get(DEADLINE_HEADER)
+        if self._context.catalog.sticky_headers:
+            self._sticky = fields
         self._admit(length, fields.get(b"expect", b"").lower() == b"100-continue")
 
     def _admit(self, length: int, expects_continue: bool) -> None:
@@ -350,10 +354,16 @@ class InferExchange:
         body = template.pack(self._content()) if slot is None else template.pack_in_slot(slot, self._padding)
         deadline_ms = 0 if self.deadline is None else read_deadline_ms(self.deadline)
         self._pending = self._context.inference.submit_template(
-            served, template, body, self._on_response, deadline_ms, slot
+            served, template, body, self._on_response, deadline_ms, slot, self._traffic_key(served)
         )
         if slot is not None:
             self._slot = None  # the request's own now
+
+    def _traffic_key(self, served: ServedModel) -> str:
+        """The value of the header that keeps callers of the model on one version; "" without one."""
+        if served.split is None or not self._sticky:
+            return ""
+        return self._sticky.get(served.split.rule.header.encode(), b"").decode("latin-1")
 
     def _content(self) -> bytes | bytearray | memoryview:
         """The whole body where it was received."""
@@ -421,6 +431,8 @@ class InferExchange:
         if is_traced:
             now_ns = time.time_ns()
             request.arrival = ("HTTP_RECV_START", self._received_ns or now_ns), ("HTTP_RECV_END", now_ns)
+        if self._sticky:
+            request.traffic_key = self._traffic_key(self._context.catalog.resolve(self._model, self._version))
         if self._raw_headers is not None:
             forwarded = self._context.access.http_parameters(self._raw_headers)
             request.parameters = add_parameters(request.parameters, forwarded)

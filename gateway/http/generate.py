@@ -75,6 +75,8 @@ async def _submitted(context: GatewayContext, request: Request) -> GenerateReque
     connection: HttpConnection | None = request.scope.get(CONNECTION_KEY)
     if connection is not None and connection.raw_headers is not None:
         parsed.parameters = add_parameters(parsed.parameters, context.access.http_parameters(connection.raw_headers))
+    if served.split is not None and served.split.rule.header:
+        parsed.traffic_key = request.headers.get(served.split.rule.header, "")
     on_overflow = connection.abort if connection is not None else None
     generate_request = GenerateRequest(context.inference, on_overflow, request.scope.get(MEMORY_KEY), context.offload)
     generate_request.start(parsed)

@@ -21,6 +21,7 @@ from gateway.metrics.custom import custom_families, merge_families
 from gateway.metrics.durable import durable_families
 from gateway.metrics.openmetrics import negotiate
 from gateway.metrics.text import MetricFamily, render
+from gateway.metrics.traffic import traffic_families
 from gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
 from gateway.metrics.weir import (
     cluster_families,
@@ -71,6 +72,7 @@ class MetricsEndpoint:
         self._ledger = context.ledger
         self._payloads = context.payloads
         self._durable = context.durable
+        self._traffic = context.traffic
         self._config = config
         self._transfers = transfers
         self._durable_id = durable_id
@@ -122,6 +124,8 @@ class MetricsEndpoint:
             names,
             {name: len(self._catalog.workers_of(name)) for name in names},
         )
+        if self._traffic is not None:
+            yield from traffic_families(self._traffic.totals.of(), self._traffic.shares(), names)
         yield from gateway_families(dispatched)
         yield from payload_families(self._statistics, dispatched)
         yield refusal_family(dispatched, counters.ledger)

@@ -171,6 +171,8 @@ class NatsFrontend:
     ) -> None:
         context = self._context
         read_headers(headers, context.limits).apply(request)
+        if served.split is not None:
+            request.traffic_key = headers.get(served.split.rule.header, "")
         call.begin(request, served, requested_window(headers))
         pending = context.inference.submit(request, call.on_response)
         call.cancel = partial(context.inference.cancel, pending)

@@ -180,6 +180,7 @@ class ItemRunner:
             return 0
         try:
             request = request_for(self._spec, item, item.inputs)
+            request.traffic_key = f"job {self._spec.output}"  # one version for the whole job
             self._pending[number] = self._inference.submit(request, partial(self._on_response, number))
         except WeirError as error:
             if rejection_kind(error) is FailureKind.SERVER:

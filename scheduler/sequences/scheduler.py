@@ -175,6 +175,14 @@ class SequenceScheduler(VersionState):
         """Returns the workers that hold an instance."""
         return {worker for worker, _ in self._table.instances}
 
+    def has_sequence(self, id: CorrelationId) -> bool:
+        """Whether a sequence with this id accepts requests here, or did at a former owner of the queue."""
+        return self._table.has(id) or id in self._former
+
+    def has_lost(self, id: CorrelationId) -> bool:
+        """Whether a sequence with this id was lost with its instance."""
+        return self._table.is_lost(id)
+
     def needs(self, worker: str) -> bool:
         """Whether `worker` runs something, holds a sequence, or is the only one that could run what waits."""
         if self._in_flight.on(worker) or self._table.holds(worker):

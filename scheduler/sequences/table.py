@@ -133,6 +133,11 @@ class SequenceTable:
             instance.is_quarantined = True
             self._quarantined[instance] = now_us + QUARANTINE_US
 
+    def has(self, id: CorrelationId) -> bool:
+        """Whether a sequence of this id accepts requests."""
+        sequence = self._open.get(id)
+        return sequence is not None and not sequence.is_closed
+
     def is_lost(self, id: CorrelationId) -> bool:
         """Whether a sequence of this id was lost with its instance and has not been started again."""
         return id in self._lost

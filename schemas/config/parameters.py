@@ -8,7 +8,8 @@ Triton's configuration has no fields for these, so they are entries of `paramete
 - `weir_partitions`: the number of queues of its live requests, which different schedulers may own;
 - `weir_queue_max_messages`: durable requests that may wait for it;
 - `weir_queue_max_bytes`: the bytes of those requests together;
-- `weir_queue_max_age_secs`: how long one may wait, in seconds; then it expires.
+- `weir_queue_max_age_secs`: how long one may wait, in seconds; then it expires;
+- `weir_traffic`, `weir_traffic_sticky`: how requests that name no version are split (`schemas.config.traffic`).
 
 A model without the first three is placed on every worker whose repositories have it. Without one of the last three, the
 options of the gateway apply.

@@ -169,6 +169,16 @@ def test_weir_status(command: str, served: Served) -> None:
     assert done.stdout.startswith("healthy: 1 host, 1 gateway, 1 scheduler, 1 worker")
 
 
+def test_weir_traffic(served: Served) -> None:
+    for command in reply(".venv/bin/weir traffic "):
+        there = {**environment(), "WEIR_URL": served.here("localhost:8000")}
+        done = subprocess.run(in_venv(command), cwd=served.folder, env=there, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("magika: "), done.stdout
+        if command.split()[2] == "set":
+            assert "set by an operator" in done.stdout
+
+
 @pytest.mark.parametrize("command", reply(".venv/bin/weir backends"))
 def test_weir_backends_is_shown_as_it_is(command: str) -> None:
     done = subprocess.run(in_venv(command), cwd=ROOT, env=environment(), capture_output=True, text=True)

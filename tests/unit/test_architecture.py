@@ -88,7 +88,7 @@ ROOMS = {
         "main",
     ),
     "client": (
-        "error_classes model_control payload_store queues regions request_headers request_templates tracing",
+        "error_classes model_control payload_store queues regions request_headers request_templates tracing traffic",
         "catalog",
         "cache message_bodies readiness",
         "in_flight",

@@ -25,6 +25,7 @@ from weir.commands import serve as serve_command
 from weir.commands.batch import batch
 from weir.commands.option_commands import command, with_implied_values
 from weir.commands.roles import hide_secrets
+from weir.commands.traffic import traffic
 from weir.errors import StartError
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.options.platforms import platform_arguments
@@ -200,6 +201,7 @@ app.command(cls=SectionedCommand)(status)
 app.command(cls=SectionedCommand)(nats_permissions)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
+app.add_typer(traffic)
 
 
 def _print_version(wanted: bool) -> None:
@@ -222,10 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hide_secrets()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # The options of `weir batch` are not in the option table, although one has the same name.
+        # The options of these commands are not in the option table, although some have the same names.
         if given[:1] == [status.__name__]:
             given = with_implied_values(given, BARE)
-        elif given[:1] != [batch.info.name]:
+        elif given[:1] not in ([batch.info.name], [traffic.info.name]):
             given = with_implied_values(given)
         if given[:1] == [SERVE]:
             given[1:1] = platform_arguments(os.environ)

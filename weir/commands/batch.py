@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weir.errors import StartError
-from weir.running_server import DEFAULT_HTTP, none_found_hint, only_local_server
+from weir.running_server import DEFAULT_HTTP
 from weir.terminal import SectionedCommand
 
 if TYPE_CHECKING:
@@ -177,28 +177,16 @@ def retry(
 
 
 def _client(url: str, data_dir: Path | None) -> JobsClient:
-    """A client of the server at `url`; without a URL, of the only local server, else of the default address."""
     from weir.commands.batch_client import JobsClient
+    from weir.commands.gateway_client import client_of
 
-    if url and data_dir is None:
-        return JobsClient(url)
-    server = only_local_server(data_dir, "--url HOST:PORT")
-    if server is None:
-        return JobsClient(DEFAULT_HTTP, f"{none_found_hint(DEFAULT_HTTP)}--url HOST:PORT.")
-    if not server.http:
-        raise StartError(f"the server found on this machine does not serve HTTP (yet): {server}")
-    if data_dir is None:
-        typer.echo(f"server found on this machine: {server}", err=True)
-    return JobsClient(server.http)
+    return client_of(JobsClient, url, data_dir)
 
 
 def _call(client: JobsClient, ask: Any, *arguments: Any) -> Any:
-    from weir.commands.batch_client import Unreachable
+    from weir.commands.gateway_client import call
 
-    try:
-        return ask(*arguments)
-    except Unreachable as error:
-        raise StartError(f"{error}. {client.hint}" if client.hint else str(error)) from error
+    return call(client, ask, *arguments)
 
 
 def _job(client: JobsClient, id: str) -> dict[str, Any]:

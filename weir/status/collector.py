@@ -18,11 +18,13 @@ from nats.js.errors import NotFoundError
 from bus.kv.known_models import KnownModels
 from bus.kv.presence import MAX_PROCESSES
 from bus.kv.registry import RegistryView
+from bus.kv.view import KvBucket
 from bus.naming import durable_subjects, subjects
 from bus.nats.connection import Bus, Message
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.registry import Heartbeat, RoleRecord
 from schemas.wire.statistics import SchedulerCounters, WorkerCounters, WorkerLoadCounters, unpack_counters
+from schemas.wire.traffic import TrafficRecord
 from weir.status.summary import ClusterFacts
 
 REPLY_TIMEOUT_S = 1.0
@@ -110,7 +112,21 @@ class Collector:
             streams=streams,
             consumers=consumers,
             dead=dead,
+            traffic=await self._traffic(),
         )
+
+    async def _traffic(self) -> dict[str, TrafficRecord]:
+        """The traffic rules that operators have set, by model."""
+        found: dict[str, TrafficRecord] = {}
+        for data in (await KvBucket(self._bus, subjects.TRAFFIC_BUCKET).values()).values():
+            try:
+                record = TrafficRecord.unpack(data)
+                _ = record.rule
+            except ValueError:
+                self.malformed += bool(data)
+                continue
+            found[record.model] = record
+        return found
 
     def _add_silent_workers(self, started_s: float) -> None:
         """Report registered workers that never replied as silent, even after their registration has been removed."""

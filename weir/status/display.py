@@ -207,7 +207,9 @@ def _models(models: Sequence[ModelStatus], shows_all: bool) -> Table:
         text = "; ".join(reasons)
         return one_line(text if shows_all else _cut_text(text))
 
-    table = _table("MODEL", "VERSION", "STATE", "-INSTANCES", "-BUSY", "-USED", "-WORKERS", "-NEEDS", "REASON")
+    splits = any(version.share is not None for model in models for version in model.versions)
+    shares = ["-SHARE"] if splits else []
+    table = _table("MODEL", "VERSION", "STATE", *shares, "-INSTANCES", "-BUSY", "-USED", "-WORKERS", "-NEEDS", "REASON")
     for model in models:
         name = _name(model.name, model.namespace)
         used = Text("" if model.utilization is None else f"{model.utilization:.0%}")
@@ -220,11 +222,12 @@ def _models(models: Sequence[ModelStatus], shows_all: bool) -> Table:
             state = Text("no worker" if not model.reasons else "UNAVAILABLE", style="red")
             if model.scaled_to_zero:
                 state = Text("scaled to zero", style="dim")
-            table.add_row(name, "", state, "", "", "", "0", needs, reason(model.reasons))
+            table.add_row(name, "", state, *([""] * splits), "", "", "", "0", needs, reason(model.reasons))
         for version in model.versions:
             state = Text(version.state, style=_STYLES.get(version.state, "yellow"))
             counts = str(version.instances), str(version.busy), used, str(version.workers), needs
-            table.add_row(name, str(version.version), state, *counts, reason(version.reasons))
+            share = ["" if version.share is None else f"{version.share:.1%}"] * splits
+            table.add_row(name, str(version.version), state, *share, *counts, reason(version.reasons))
             name, used, needs = "", Text(), Text()
     return table
 

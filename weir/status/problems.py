@@ -31,6 +31,7 @@ def problems_of(status: ClusterStatus) -> list[Problem]:
         *_silent(status),
         *_repositories(status),
         *_models(status),
+        *_traffic(status),
         *_queues(status),
         *_overloaded(status),
         *(_broker(status, status.broker) if status.broker is not None else ()),
@@ -116,6 +117,16 @@ def _model(model: ModelStatus, waiting: int) -> Iterator[Problem]:
         if not is_loading and (waiting or not was_unloaded):
             what = _requests(waiting) if waiting else "it was served before"
             yield _warning("model without worker", model.name, f"model {name} has no worker: {what}")
+
+
+def _traffic(status: ClusterStatus) -> Iterator[Problem]:
+    for model in status.models:
+        away = [str(version.version) for version in model.versions if version.weight and not version.workers]
+        if away and model.workers:
+            versions = f"version {away[0]} is" if len(away) == 1 else f"versions {', '.join(away)} are"
+            name = _named(model.name, model.namespace)
+            text = f"{versions} not ready in the traffic rule of model {name}: the other versions get its share"
+            yield _warning("split version not ready", model.name, text)
 
 
 def _queues(status: ClusterStatus) -> Iterator[Problem]:

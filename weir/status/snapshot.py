@@ -27,6 +27,7 @@ Kind = Literal[
     "overloaded",
     "repository unreadable",
     "model fails",
+    "split version not ready",
     "change rejected",
     "queue without owner",
     "queue with two owners",
@@ -145,6 +146,13 @@ class VersionStatus(Part):
     instances: int = Field(description="number of ready instances on all workers")
     busy: int = Field(description="number of those instances that are executing a batch")
     reasons: list[str] = Field(description="why it is not ready, or can't run at present, by worker report")
+    weight: float | None = Field(
+        default=None, description="its weight in the model's traffic rule; null: there is no rule"
+    )
+    share: float | None = Field(
+        default=None,
+        description="share of the requests without a version that it gets now, 0 to 1; null: there is no rule",
+    )
 
 
 class ModelStatus(Part):

@@ -12,9 +12,14 @@ from typing import Any, Literal, NamedTuple
 from bus.kv.registry import WorkerView
 from bus.naming import subjects
 from bus.naming.durable_subjects import QUEUE_STREAM
+from client.traffic.counters import TrafficCounters
+from client.traffic.split import TrafficSplit
+from schemas.config.model_config import ModelConfig
+from schemas.config.traffic import TRAFFIC, TrafficRule, rule_of
 from schemas.core.names import namespace_of, plain_name
 from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord
 from schemas.wire.statistics import LoadCounters, QueueCounters, SchedulerCounters, WorkerLoadCounters
+from schemas.wire.traffic import TrafficRecord
 from weir.status.problems import problems_of
 from weir.status.snapshot import (
     Broker,
@@ -50,6 +55,7 @@ class ClusterFacts:
     `replied` are the processes that replied, `silent` those that replied to an earlier collection only. `workers` is the
     registry's view; `heartbeats`, `counters` and `loads` are by process id. `known` are the models that are kept without
     workers. `streams` and `consumers` (by stream) are JetStream's own records; `dead` counts dead letters by model.
+    `traffic` has the traffic rules that operators have set, by model.
     """
 
     now_ms: int
@@ -65,6 +71,7 @@ class ClusterFacts:
     streams: Sequence[Mapping[str, Any]] = ()
     consumers: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     dead: Mapping[str, int] = field(default_factory=dict)
+    traffic: Mapping[str, TrafficRecord] = field(default_factory=dict)
 
 
 def summarise(facts: ClusterFacts) -> ClusterStatus:
@@ -244,18 +251,25 @@ def _models(facts: ClusterFacts, silent: set[str], queues: set[Key]) -> list[Mod
             if queue.load is not None:
                 loads[queue.model].append(queue.load)
     return [
-        _model(name, _ModelReports(records[name], busy[name], loads[name], name in facts.known), silent)
+        _model(
+            name,
+            _ModelReports(records[name], busy[name], loads[name], name in facts.known, facts.traffic.get(name)),
+            silent,
+        )
         for name in sorted(records)
     ]
 
 
 class _ModelReports(NamedTuple):
-    """What workers (`records`, by worker) and schedulers (`busy` instances by version, `loads`) report of a model."""
+    """What workers (`records`, by worker) and schedulers (`busy` instances by version, `loads`) report of a model, and what
+    an operator has set for its traffic.
+    """
 
     records: Mapping[str, ModelRecord]
     busy: Mapping[int, int]
     loads: Sequence[LoadCounters]
     is_known: bool
+    traffic: TrafficRecord | None = None
 
 
 def _model(name: str, reports: _ModelReports, silent: set[str]) -> ModelStatus:
@@ -263,7 +277,9 @@ def _model(name: str, reports: _ModelReports, silent: set[str]) -> ModelStatus:
     live = {worker: record for worker, record in records.items() if worker not in silent}
     # A failure is reported only if the model is not placed on another worker.
     chosen = {worker: record for worker, record in live.items() if not record.elsewhere} or live
-    numbers = sorted({number for record in records.values() for number in record.versions})
+    rule = _rule(reports)
+    weights = rule.weights if rule is not None else {}
+    numbers = sorted({number for record in records.values() for number in record.versions} | weights.keys())
     versions: list[VersionStatus] = []
     having: set[str] = set()
     for number in numbers:
@@ -280,8 +296,12 @@ def _model(name: str, reports: _ModelReports, silent: set[str]) -> ModelStatus:
                 instances=sum(row.instances for row in ready.values()),
                 busy=reports.busy.get(number, 0) if ready else 0,
                 reasons=sorted(reasons),
+                weight=weights.get(number),
             )
         )
+    if rule is not None:
+        split = TrafficSplit(name, rule, [row.version for row in versions if row.workers], TrafficCounters())
+        versions = [row.model_copy(update={"share": split.shares.get(row.version, 0.0)}) for row in versions]
     return ModelStatus(
         name=plain_name(name),
         namespace=namespace_of(name),
@@ -294,6 +314,16 @@ def _model(name: str, reports: _ModelReports, silent: set[str]) -> ModelStatus:
         # Schedulers report fractions of workers per queue; their sum has rounding errors.
         desired_workers=ceil(sum(load.desired_workers for load in loads) - _ROUNDING) if loads else None,
     )
+
+
+def _rule(reports: _ModelReports) -> TrafficRule | None:
+    """The traffic rule that applies to the model: the one that was set, else that of its configuration."""
+    if reports.traffic is not None and reports.traffic.weights:
+        return reports.traffic.rule
+    for record in reports.records.values():
+        if record.config is not None and TRAFFIC in record.config.get("parameters", {}):
+            return rule_of(ModelConfig.model_validate(record.config))
+    return None
 
 
 def _queues(facts: ClusterFacts) -> list[tuple[Key, QueueStatus]]:

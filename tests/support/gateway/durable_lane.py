@@ -175,7 +175,13 @@ class Model:
         return SimpleNamespace(key=key)
 
     def submit_template(
-        self, _served: ServedModel, prepared: RequestTemplate, _body: bytes, on_response: OnAnswer, _deadline_ms: int
+        self,
+        _served: ServedModel,
+        prepared: RequestTemplate,
+        _body: bytes,
+        on_response: OnAnswer,
+        _deadline_ms: int,
+        traffic_key: str = "",
     ) -> Any:
         return self.submit(prepared.request, on_response)
 

@@ -133,6 +133,7 @@ class Calculator:
         body: bytes,
         on_response: OnResponse,
         deadline_ms: int = 0,
+        traffic_key: str = "",
     ) -> InferRequest:
         request = unpack_body(body, model.name, prepared.request.model_version)
         request.deadline_ms = deadline_ms

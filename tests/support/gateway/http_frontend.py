@@ -32,6 +32,8 @@ CONFIG = ModelConfig.model_validate(
 
 
 class OneModel:
+    sticky_headers: frozenset[str] = frozenset()
+
     def resolve(self, name: str, version: str) -> ServedModel:
         if name != "m" or version not in ("", "1"):
             raise not_found(f"Request for unknown model: '{name}' is not found")

@@ -5,7 +5,7 @@ from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
 from scheduler.model_scheduler import ModelScheduler, batcher_for
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode
-from schemas.core.requests import SEQUENCE_START
+from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from schemas.wire.messages import BatchOutcome
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, config, part, request
 
@@ -291,3 +291,43 @@ def test_cancelled_requests_in_flight_are_found_by_batch():
     assert reported == [(batches[0], [ran[0][0]]), (batches[1], [ran[1][0], ran[1][1]])]
     assert model.cancelled_in_flight("gateway", [2]) == []
     assert model.cancelled_in_flight("another", [ran[0][0]]) == []
+
+
+def step(key: int, version: int, id: int, flags: int = 0) -> QueuedRequest:
+    """A request of a sequence that names this version (-1: none)."""
+    envelope = part(key)._replace(version=version, correlation_id=id, sequence_flags=flags)
+    (made,) = requests_of("gateway", [envelope], 0, CountingFrame())
+    return made
+
+
+def test_a_sequence_stays_on_the_version_that_its_first_request_named():
+    model = ModelScheduler("model")
+    for version in (1, 2, 3):
+        model.configure(version, SEQUENCES)
+    model.set_instances("a", {1: 1, 2: 1, 3: 1})
+    assert model.enqueue([step(1, 1, 5, SEQUENCE_START), step(2, -1, 5), step(3, -1, 6, SEQUENCE_START)]) == []
+    for _ in range(2):
+        for batch in model.dispatch(0)[0]:
+            assert {(5, 1): 1, (5, 2): 1, (6, 3): 3}[
+                batch.requests[0].correlation_id, batch.requests[0].key
+            ] == batch.version
+            model.complete(1, batch.id, BatchOutcome.ANSWERED, 5)
+    assert model.enqueue([step(4, -1, 5, SEQUENCE_END), step(5, -1, 6)]) == []
+    assert sorted(sent(model)) == [(1, [4]), (3, [5])]
+    (refused,) = model.enqueue([step(6, -1, 5)])
+    assert refused.error.code is ErrorCode.INVALID_ARG, "the sequence has ended"
+    (refused,) = model.enqueue([step(7, 2, 6)])
+    assert refused.error.code is ErrorCode.INVALID_ARG, "a named version stays"
+
+
+def test_a_sequence_that_its_version_has_lost_is_reported_as_lost():
+    model = ModelScheduler("model")
+    for version in (1, 2):
+        model.configure(version, SEQUENCES)
+    model.set_instances("a", {1: 1, 2: 1})
+    model.enqueue([step(1, 1, 5, SEQUENCE_START)])
+    (batch,) = model.dispatch(0)[0]
+    model.complete(1, batch.id, BatchOutcome.ANSWERED, 5)
+    model.set_instances("a", {2: 1})
+    (refused,) = model.enqueue([step(2, -1, 5)])
+    assert "lost" in refused.error.message

@@ -13,6 +13,7 @@ def test_services_and_their_messages_can_be_looked_up(frontend: GrpcFrontend) ->
     database = ProtoReflectionDescriptorDatabase(frontend.channel)
     assert set(database.get_services()) == {
         "inference.GRPCInferenceService",
+        "weir.v1.TrafficService",
         "grpc.reflection.v1alpha.ServerReflection",
     }
     service = DescriptorPool(database).FindServiceByName("inference.GRPCInferenceService")

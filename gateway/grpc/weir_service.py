@@ -1,0 +1,104 @@
+"""`weir.v1.TrafficService`: the gRPC service for what Triton's `GRPCInferenceService` has no methods for.
+
+The messages are described here, and compiled by the protobuf runtime when the server starts; clients get the description
+by server reflection, or from docs/traffic.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from gateway.admin.traffic import checked
+from gateway.context import GatewayContext
+from gateway.grpc.handlers import Methods, unary, unary_async
+from schemas.config.traffic import TrafficRule
+
+PACKAGE = "weir.v1"
+SERVICE = f"{PACKAGE}.TrafficService"
+"""The full name of the service."""
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_MESSAGES: dict[str, list[tuple[str, int, str]]] = {
+    "TrafficRequest": [("model", _Field.TYPE_STRING, "")],
+    "SetTrafficRequest": [
+        ("model", _Field.TYPE_STRING, ""),
+        ("weights", _Field.TYPE_MESSAGE, "map"),
+        ("sticky", _Field.TYPE_STRING, ""),
+    ],
+    "VersionTraffic": [
+        ("version", _Field.TYPE_INT64, ""),
+        ("weight", _Field.TYPE_DOUBLE, ""),
+        ("share", _Field.TYPE_DOUBLE, ""),
+        ("ready", _Field.TYPE_BOOL, ""),
+    ],
+    "TrafficResponse": [
+        ("model", _Field.TYPE_STRING, ""),
+        ("source", _Field.TYPE_STRING, ""),
+        ("sticky", _Field.TYPE_STRING, ""),
+        ("versions", _Field.TYPE_MESSAGE, "VersionTraffic"),
+    ],
+}
+_METHODS = {"GetTraffic": "TrafficRequest", "SetTraffic": "SetTrafficRequest", "ClearTraffic": "TrafficRequest"}
+
+
+def traffic_methods(context: GatewayContext) -> Methods:
+    """The methods of the service; none if the gateway splits no traffic."""
+    traffic = context.traffic
+    if traffic is None:
+        return {}
+
+    def show(request: Any) -> Any:
+        return _response(traffic.show(request.model))
+
+    async def change(request: Any) -> Any:
+        rule = checked(TrafficRule, dict(request.weights), request.sticky)
+        return _response(await traffic.set(request.model, rule, "grpc"))
+
+    async def clear(request: Any) -> Any:
+        return _response(await traffic.clear(request.model, "grpc"))
+
+    return {
+        "GetTraffic": unary(message_type("TrafficRequest"), show),
+        "SetTraffic": unary_async(message_type("SetTrafficRequest"), change),
+        "ClearTraffic": unary_async(message_type("TrafficRequest"), clear),
+    }
+
+
+def _response(shown: dict[str, Any]) -> Any:
+    versions = [{**row, "version": int(row["version"])} for row in shown["versions"]]
+    fields = {name: shown[name] for name in ("model", "source", "sticky")}
+    return message_type("TrafficResponse")(**fields, versions=versions)
+
+
+@cache
+def message_type(name: str) -> Any:
+    """The class of the messages called `name` in the package."""
+    pool = descriptor_pool.Default()
+    try:
+        pool.FindFileByName("weir/v1/traffic.proto")
+    except KeyError:
+        pool.Add(_file())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+
+
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name="weir/v1/traffic.proto", package=PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for number, (field, kind, of) in enumerate(fields, start=1):
+            added = message.field.add(name=field, number=number, type=kind, label=_Field.LABEL_OPTIONAL)
+            if of == "map":
+                entry = message.nested_type.add(name=f"{field.title()}Entry")
+                entry.field.add(name="key", number=1, type=_Field.TYPE_INT64, label=_Field.LABEL_OPTIONAL)
+                entry.field.add(name="value", number=2, type=_Field.TYPE_DOUBLE, label=_Field.LABEL_OPTIONAL)
+                entry.options.map_entry = True
+                added.label, added.type_name = _Field.LABEL_REPEATED, f".{PACKAGE}.{name}.{entry.name}"
+            elif of:
+                added.label, added.type_name = _Field.LABEL_REPEATED, f".{PACKAGE}.{of}"
+    service = file.service.add(name=SERVICE.rpartition(".")[2])
+    for method, request in _METHODS.items():
+        service.method.add(name=method, input_type=f".{PACKAGE}.{request}", output_type=f".{PACKAGE}.TrafficResponse")
+    return file

@@ -1,0 +1,58 @@
+"""The metrics of models with a traffic rule, by version: of all callers in the cluster, so the same at every gateway."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+
+from client.traffic.counters import ArmCounters, ArmKey
+from gateway.metrics.text import Labels, MetricFamily, Sample, counter, gauge, histogram_samples
+
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def traffic_families(
+    totals: Mapping[ArmKey, ArmCounters],
+    shares: Mapping[tuple[str, int], float],
+    served: Mapping[str, Labels],
+) -> Iterator[MetricFamily]:
+    """`shares` are those of versions now, by model and version; `served` the labels of models by identity."""
+    rows = [
+        ({**served[key.model], "version": str(key.version), "arm": key.arm}, arm)
+        for key, arm in totals.items()
+        if key.model in served
+    ]
+    yield counter(
+        "weir_version_requests_total",
+        "Requests that ended, of models with a traffic rule, by version and by how it was chosen",
+        (Sample(labels, arm.requests) for labels, arm in rows),
+    )
+    yield counter(
+        "weir_version_failures_total",
+        "Those of them that ended with an error",
+        (Sample(labels, arm.failures) for labels, arm in rows),
+    )
+    yield MetricFamily(
+        "weir_version_duration_seconds",
+        "How long those of them that succeeded took, from their arrival at the gateway",
+        "histogram",
+        [sample for labels, arm in rows for sample in _histogram(labels, arm)],
+    )
+    yield gauge(
+        "weir_version_traffic_share",
+        "Share of the requests without a version that the version gets now [0.0 - 1.0]",
+        (
+            Sample({**served[model], "version": str(version)}, share)
+            for (model, version), share in sorted(shares.items())
+            if model in served
+        ),
+    )
+
+
+def _histogram(labels: Labels, arm: ArmCounters) -> Iterator[Sample]:
+    counts, total_s = [0] * (len(BOUNDS_S) + 1), 0.0
+    for bin, count in arm.sketch.bins().items():
+        duration_s = arm.sketch.duration_us(bin) / 1e6
+        counts[bisect_left(BOUNDS_S, duration_s)] += count
+        total_s += duration_s * count
+    yield from histogram_samples(labels, BOUNDS_S, counts, round(total_s, 6))

@@ -1,0 +1,54 @@
+"""Messages about traffic: the record of a model's traffic rule, and the counters of requests by version."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from schemas.config.traffic import MAX_ARMS, TrafficRule
+from schemas.wire.codec import Message, NonNegative, Record
+
+MAX_ROWS = 10_000
+"""Rows of one report."""
+
+
+class TrafficRecord(Record, frozen=True):
+    """What an operator has set for the traffic of one model. It takes precedence over the model's configuration.
+
+    `revision` grows with each change of the model's record; `changed_ms` is unix time, `by` who asked for the change.
+    """
+
+    model: str
+    revision: NonNegative
+    weights: Annotated[dict[int, float], Meta(max_length=MAX_ARMS)] = msgspec.field(default_factory=dict)
+    sticky: str = ""
+    changed_ms: int = 0
+    by: str = ""
+
+    @property
+    def rule(self) -> TrafficRule | None:
+        """The rule of the record, None without weights. Raises ValueError for an invalid one."""
+        return TrafficRule(self.weights, self.sticky) if self.weights else None
+
+
+class ArmRow(NamedTuple):
+    """The requests of a model's version that ended: how they got the version, how many, how many failed, how long they
+    took together, and the bins of a `DurationSketch` of those that succeeded.
+    """
+
+    model: str
+    version: int
+    arm: str
+    requests: NonNegative
+    failures: NonNegative
+    duration_us: NonNegative
+    bins: dict[int, NonNegative]
+
+
+class TrafficReport(Message, frozen=True):
+    """The counters of one process since it started."""
+
+    process: str
+    rows: Annotated[list[ArmRow], Meta(max_length=MAX_ROWS)]

@@ -1,0 +1,90 @@
+"""`GatewayClient`: the HTTP client of commands for the JSON APIs of a gateway."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import typer
+
+from weir.errors import StartError
+from weir.running_server import DEFAULT_HTTP, none_found_hint, only_local_server
+
+
+class Unreachable(Exception):
+    """The server can't be reached at present. The message says why."""
+
+
+class GatewayClient:
+    """The server at `url` ("host:port", or with http:// or https:// before it).
+
+    `hint` is added to the error message if the server can't be reached. Each request has a timeout of `timeout_s`.
+    """
+
+    timeout_s = 30.0
+
+    def __init__(self, url: str, hint: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self.hint = hint
+        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise StartError(f"--url must be host:port, not '{url}'")
+        self.url = url
+        self._is_secure = parts.scheme == "https"
+        self._host, self._path = parts.hostname, parts.path.rstrip("/")
+        try:
+            self._port = parts.port
+        except ValueError as error:
+            raise StartError(f"--url must be host:port, not '{url}'") from error
+
+    def request(self, method: str, path: str, document: Any = None) -> dict[str, Any]:
+        """The JSON object that the server responds with. Raises StartError with the server's reason, or Unreachable."""
+        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self.timeout_s)
+        body = None if document is None else json.dumps(document).encode()
+        try:
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
+            reply = json.loads(response.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise Unreachable(f"{self.url} is not reachable: {error or type(error).__name__}") from error
+        except ValueError as error:
+            raise StartError(f"the server at {self.url} is not a Weir gateway: unexpected response") from error
+        finally:
+            connection.close()
+        if not isinstance(reply, dict):
+            raise StartError(f"the server at {self.url} is not a Weir gateway: unexpected response")
+        if response.status == 503:
+            raise Unreachable(str(reply.get("error", "unavailable")))
+        if response.status >= 400:
+            raise StartError(str(reply.get("error", f"HTTP status {response.status}")))
+        return reply
+
+
+Client = TypeVar("Client", bound=GatewayClient)
+
+
+def client_of(make: Callable[..., Client], url: str, data_dir: Path | None) -> Client:
+    """A client of the server at `url`; without a URL, of the only local server, else of the default address."""
+    if url and data_dir is None:
+        return make(url)
+    server = only_local_server(data_dir, "--url HOST:PORT")
+    if server is None:
+        return make(DEFAULT_HTTP, f"{none_found_hint(DEFAULT_HTTP)}--url HOST:PORT.")
+    if not server.http:
+        raise StartError(f"the server found on this machine does not serve HTTP (yet): {server}")
+    if data_dir is None:
+        typer.echo(f"server found on this machine: {server}", err=True)
+    return make(server.http)
+
+
+def call(client: GatewayClient, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What `ask(*arguments)`, a method of `client`, returns. Raises StartError if the server can't be reached."""
+    try:
+        return ask(*arguments)
+    except Unreachable as error:
+        raise StartError(f"{error}. {client.hint}" if client.hint else str(error)) from error
