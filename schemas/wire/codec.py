@@ -92,6 +92,11 @@ def decode(data: bytes | memoryview, kind: Any, name: str) -> Any:
         raise MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}") from error
 
 
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """The function that decodes values of type `kind`, for many of them. It raises ValueError or RecursionError."""
+    return _decoder(kind).decode
+
+
 def convert(value: Any, kind: Any) -> Any:
     """The value of type `kind` that the decoded `value` stands for. Raises msgspec.ValidationError."""
     _decoder(kind)  # `msgspec.convert` derives from the type what a decoder derives

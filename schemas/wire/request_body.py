@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Parameters, RequestedOutput
-from schemas.core.tensors import ClientRef, PayloadRef
-from schemas.wire.codec import MalformedMessage, NonNegative, WireTensor, bin_header, decode, encode, reference
+from schemas.core.tensors import MAX_WALKED_BYTES, ClientRef, PayloadRef
+from schemas.wire.codec import MalformedMessage, NonNegative, WireTensor, bin_header, decode, decoder, encode, reference
 
 _REFERENCE = b"\x95"  # the first byte of an array of five; a body is an array of seven to eleven
 
@@ -102,9 +103,41 @@ def unpack_body(body: bytes | memoryview, model: str, version: int) -> InferRequ
         ]
     except (ValueError, TypeError) as error:
         raise MalformedMessage(f"not a request body: {error}") from error
+    return _request(fields, outputs, model, str(version))
+
+
+def unpack_plain(bodies: Iterable[bytes], model: str, version: int) -> list[InferRequest] | None:
+    """The requests of these bodies, which are bytes alone; None if one of them needs a closer look by `unpack_body`.
+
+    That is one that is malformed, refers to memory elsewhere, or has strings that are too long for a gateway to check.
+    """
+    decode_body, version_name = decoder(_Body), str(version)
+    requests: list[InferRequest] = []
+    try:
+        for body in bodies:
+            if body[:1] == _REFERENCE:
+                return None
+            fields: _Body = decode_body(body)
+            for tensor in fields.inputs:
+                if type(tensor.data) is not bytes or (
+                    tensor.datatype == "BYTES" and len(tensor.data) > MAX_WALKED_BYTES
+                ):
+                    return None
+            outputs: list[RequestedOutput] = []
+            for row in fields.outputs:
+                if type(row) is not str:
+                    return None
+                outputs.append(RequestedOutput(row))
+            requests.append(_request(fields, outputs, model, version_name))
+    except (ValueError, RecursionError):
+        return None
+    return requests
+
+
+def _request(fields: _Body, outputs: list[RequestedOutput], model: str, version: str) -> InferRequest:
     return InferRequest(
         model,
-        str(version),
+        version,
         fields.id,
         fields.inputs,  # type: ignore[arg-type]  # a list is invariant
         outputs,

@@ -12,7 +12,7 @@ from schemas.core.request_limits import cancelled_error
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, check_strings, element_count
 from schemas.wire.messages import BatchEntry
-from schemas.wire.request_body import body_ref, unpack_body
+from schemas.wire.request_body import body_ref, unpack_body, unpack_plain
 from worker.backend_api.interface import DeviceLost, Result
 from worker.execution.batch_tensors import is_payload_stale
 from worker.execution.running_batch import RunningBatch
@@ -30,6 +30,9 @@ def decode_batch(
     """
     decoder = _Decoder(running, reader, shared_memory, statistics)
     results: list[Result | None] = [None] * len(running.message.entries)
+    plain = decoder.decode_plain()
+    if plain is not None:
+        return list(range(len(plain))), plain, results
     requests: list[InferRequest] = []
     positions: list[int] = []
     for position, entry in enumerate(running.message.entries):
@@ -54,6 +57,14 @@ class _Decoder:
         self._reader = reader
         self._shared_memory = shared_memory
         self._statistics = statistics
+
+    @contained()
+    def decode_plain(self) -> list[InferRequest] | None:
+        """All requests of a batch in which each can run, and has all its content in its body, as most do; else None."""
+        running, batch = self._running, self._running.message
+        if running.cancelled or running.has_deadlines or running.fetched or batch.entries[-1].position is not None:
+            return None
+        return unpack_plain([entry.body for entry in batch.entries], batch.model, batch.version)
 
     @contained(on_error="_failed", passes=(DeviceLost,))
     def decode(self, position: int, entry: BatchEntry) -> InferRequest | Result:

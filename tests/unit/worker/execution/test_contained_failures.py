@@ -51,6 +51,7 @@ def responses_of(update: BatchUpdate) -> dict[int, str | int]:
 
 
 def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_for(monkeypatch, "worker.execution.decoding:_Decoder.decode_plain", lambda _self: True)
     fail_for(monkeypatch, "worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1)
     model.submit(1, 2, 3)
     answers = responses_of(model.published.get(timeout=10))

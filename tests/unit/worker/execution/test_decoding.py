@@ -1,16 +1,17 @@
-"""Decoding a batch: long strings are checked by the worker, for each request separately."""
+"""Decoding a batch: each request is decoded, checked, and fails by itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from bus.payloads.arena import PayloadReader
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import MAX_WALKED_BYTES, Tensor, pack_bytes
+from schemas.core.requests import InferRequest, RequestedOutput
+from schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
 from schemas.wire.messages import BatchEntry, BatchMessage
-from schemas.wire.request_body import pack_body
+from schemas.wire.request_body import pack_body, pack_body_ref, unpack_body, unpack_plain
 from worker.execution.decoding import decode_batch
 from worker.execution.running_batch import RunningBatch
 from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
@@ -46,3 +47,65 @@ def test_a_request_with_wrong_strings_fails_alone(content: bytes, text: str) -> 
     error = results[1].error if results[1] is not None else None
     assert error is not None
     assert error.message.endswith(text)
+
+
+def small(**fields: Any) -> InferRequest:
+    tensors = [Tensor("A", "UINT8", [1, 3], b"abc"), Tensor("B", "BYTES", [1], pack_bytes([b"text"]))]
+    return InferRequest("m", inputs=tensors, **fields)
+
+
+def batch_of(*bodies: bytes, **fields: Any) -> RunningBatch:
+    entries = [BatchEntry("gateway-1", key, 5, body, **fields) for key, body in enumerate(bodies)]
+    return RunningBatch(BatchMessage("scheduler", 1, "m", 3, 0, entries, []))
+
+
+def decoded(batch: RunningBatch) -> tuple[list[int], list[InferRequest], list[str]]:
+    statistics = ModelStatistics()
+    memory = SharedMemoryIO(SharedMemoryAccess())
+    positions, requests, results = decode_batch(batch, PayloadReader(), memory, statistics)
+    return positions, requests, ["" if result is None else str(result.error) for result in results]
+
+
+def test_plain_requests_are_decoded_as_any_other() -> None:
+    requests = [
+        small(),
+        small(id="7", parameters={"a": 1}, outputs=[RequestedOutput("OUT")], timeout_us=5, priority=2),
+        small(traceparent="00-1-2-01", tracestate="x=y", correlation_id=9, sequence_flags=1, wants_timestamps=True),
+    ]
+    bodies = [pack_body(request) for request in requests]
+    assert unpack_plain(bodies, "m", 3) is not None
+    positions, plain, errors = decoded(batch_of(*bodies))
+    assert positions == [0, 1, 2]
+    assert errors == ["", "", ""]
+    assert [msgspec.to_builtins(request) for request in plain] == [
+        msgspec.to_builtins(unpack_body(body, "m", 3)) for body in bodies
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x97not a body",
+        b"",
+        pack_body_ref(PayloadRef("weir-x", 0, 1, 64, 100)),
+        pack_body(InferRequest("m", inputs=[Tensor("A", "UINT8", [1, 3], PayloadRef("weir-x", 0, 1, 64, 3))])),
+    ],
+    ids=["malformed", "empty", "reference", "reference in a tensor"],
+)
+def test_a_request_that_is_not_plain_fails_alone(body: bytes) -> None:
+    good = pack_body(small())
+    assert unpack_plain([good, body], "m", 3) is None
+    positions, _, errors = decoded(batch_of(good, body, good))
+    assert positions == [0, 2]
+    assert errors[0] == errors[2] == ""
+    assert errors[1]
+
+
+def test_cancelled_and_late_requests_do_not_run() -> None:
+    body = pack_body(small())
+    batch = batch_of(body, body)
+    batch.cancelled = frozenset((1,))
+    assert decoded(batch)[0] == [0]
+    positions, _, errors = decoded(batch_of(body, deadline_ms=1))
+    assert positions == []
+    assert "timeout" in errors[0]
