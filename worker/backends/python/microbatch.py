@@ -23,6 +23,7 @@ from worker.python_stub._weir_memory import MemoryReader
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_OUTCOME_BYTES = 1 << 29
+_OUTCOME_FIELDS = 4  # start, end, status, value
 
 
 class OutcomeReader:
@@ -39,7 +40,7 @@ class OutcomeReader:
     def read(self, count: int, end: int | None = None) -> list[Any]:
         """The next `count` outcomes, which are complete, and the last ones where `end` is given: where they end in bytes.
 
-        Raises ValueError for anything else than so many outcomes.
+        Raises ValueError or TypeError for anything else than so many outcomes.
         """
         start = position = self._position
         unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=_MAX_OUTCOME_BYTES)
@@ -56,6 +57,8 @@ class OutcomeReader:
             except msgpack.OutOfData:
                 continue
         self._position = start + unpacker.tell()
+        if any([len(outcome) != _OUTCOME_FIELDS for outcome in outcomes]):  # noqa: C419 - faster than a generator
+            raise ValueError("an outcome has other fields")
         return outcomes
 
 
@@ -167,11 +170,7 @@ class ProcessMicrobatch:
         if count <= 0:
             return True
         try:
-            outcomes = self._host.outcomes.read(count, outcomes_end)
-            ended = [
-                EndedRequest(position, self._converted(status, value), start_ns, end_ns)
-                for position, (start_ns, end_ns, status, value) in enumerate(outcomes, self._read)
-            ]
+            ended = self._converted(self._host.outcomes.read(count, outcomes_end))
         except (ValueError, TypeError) as error:
             # The model has written into the memory: nothing in it can be trusted.
             if not self._has_ended:
@@ -187,8 +186,24 @@ class ProcessMicrobatch:
         if not self.death:
             self.death = self._host.died(error)
 
+    @contained(on_error="_converted_singly")
+    def _converted(self, outcomes: Sequence[Any]) -> list[EndedRequest]:
+        """The requests that have ended with these outcomes, which are the next ones."""
+        result = self._host.result
+        return [
+            EndedRequest(position, result(status, value), start_ns, end_ns)
+            for position, (start_ns, end_ns, status, value) in enumerate(outcomes, self._read)
+        ]
+
+    def _converted_singly(self, _error: Exception, outcomes: Sequence[Any]) -> list[EndedRequest]:
+        """As `_converted`; a response that can't be read is an error of its own request."""
+        return [
+            EndedRequest(position, self._converted_one(status, value), start_ns, end_ns)
+            for position, (start_ns, end_ns, status, value) in enumerate(outcomes, self._read)
+        ]
+
     @contained(on_error="_conversion_failed")
-    def _converted(self, status: int, value: Any) -> Result | None:
+    def _converted_one(self, status: int, value: Any) -> Result | None:
         return self._host.result(status, value)
 
     def _conversion_failed(self, error: Exception, _status: int, _value: Any) -> Result:

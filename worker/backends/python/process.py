@@ -52,6 +52,8 @@ PROBE_TIMEOUT_S = 5.0
 
 AUTO_COMPLETE_TIMEOUT_S = 30.0
 
+_FAILED = int(Kind.FAILED)  # comparing with the member costs more
+
 _EXTERNAL_KILLS = (signal.SIGKILL, signal.SIGTERM)
 """Signals that a process does not send to itself."""
 
@@ -464,9 +466,9 @@ class PythonProcess:
 
     def _result(self, status: int, value: Any) -> Result | None:
         """The result of a request of a microbatch."""
-        if status == Kind.FAILED:
+        if status == _FAILED:
             return Result(error=execution_error(self._spec.instance, value))
-        return self._unpack(value)
+        return unpack_response(self._outputs, *value) if type(value) is tuple else self._unpack(value)
 
     def _unpack(self, response: Any) -> Result | None:
         if response is None:
