@@ -31,6 +31,8 @@ class InferenceTrace:
         return self._context or None
 
 
+_NO_TRACE = InferenceTrace()
+
 TRITONSERVER_MEMORY_CPU = 0
 TRITONSERVER_MEMORY_GPU = 2
 
@@ -157,7 +159,7 @@ class InferenceRequest:
         """
         request = cls.__new__(cls)
         request._id, request._correlation_id, request._flags, request._timeout, request._parameters, trace = facts
-        request._trace = InferenceTrace(trace)
+        request._trace = InferenceTrace(trace) if trace else _NO_TRACE
         request._outputs = list(outputs)
         request._inputs = inputs
         request._channel = channel

@@ -119,11 +119,11 @@ class ResponsePacker:
         error = response.error()
         if error is not None:
             return error.code(), error.message()
-        outputs = [
-            (tensor.name(), tensor.datatype(), tensor.shape(), self._content(tensor))
-            for tensor in response.output_tensors()
-            if not wanted or tensor.name() in wanted
-        ]
+        outputs: list[Any] = []
+        for tensor in response.output_tensors():
+            header = tensor.header()
+            if not wanted or header[0] in wanted:
+                outputs.append((*header, self._content(tensor)))
         return outputs, response.packed_parameters()
 
     def _content(self, tensor: Tensor) -> bytes | tuple[int, int]:

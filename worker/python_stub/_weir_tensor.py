@@ -242,6 +242,10 @@ class Tensor:
         """The tensor's dimensions, the batch dimension included."""
         return list(self._shape)
 
+    def header(self) -> tuple[str, str, Sequence[int]]:
+        """Name, datatype and shape."""
+        return self._name, self._datatype, self._shape
+
     def size_bytes(self) -> int:
         """Bytes of the content; for an object array those of its references, without the strings."""
         return len(self._content) if self._array is None else self._array.nbytes
@@ -274,7 +278,7 @@ class Tensor:
             return deserialize_bytes_tensor(content).reshape(self._shape)
         dtype = DTYPES[self._datatype]
         if isinstance(content, bytes):
-            return np.frombuffer(content, dtype).reshape(self._shape).copy()
+            return np.frombuffer(bytearray(content), dtype).reshape(self._shape)  # writable, as the model's own
         return content.view(dtype).reshape(self._shape)
 
     def content(self, limit: int) -> bytes | np.ndarray:

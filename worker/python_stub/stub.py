@@ -25,7 +25,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -186,7 +186,7 @@ class Stub:
             except (TypeError, ValueError, OverflowError) as error:
                 self._channel.send(Kind.FAILED, f"the response can't be sent: {error}")
 
-    def _reply(self, handler: Any, arguments: list[Any]) -> tuple[Kind, Any]:
+    def _reply(self, handler: Any, arguments: Sequence[Any]) -> tuple[Kind, Any]:
         try:
             return Kind.DONE, handler(*arguments)
         except _ContractViolation as violation:
@@ -311,7 +311,7 @@ class Stub:
             if self._packer.used_bytes > MAX_MICROBATCH_OUTPUT_BYTES or not self._tickets.take():
                 break
             start_ns = time.monotonic_ns()
-            status, value = self._reply(self._execute_one, [run, place, row])
+            status, value = self._reply(self._execute_one, (run, place, row))
             outcome = start_ns, time.monotonic_ns(), status, value
             try:
                 packed = self._pack(outcome)
