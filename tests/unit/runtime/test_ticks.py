@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_tasks_with_multiples_of_an_interval_share_its_wake_ups(start_s: float) 
 @pytest.mark.parametrize("work_s", [0.0, 0.01, 0.1])
 def test_the_interval_is_kept(early_s: float, work_s: float) -> None:
     found = runs(1000.3, 0.25, 1030, early_s, work_s)
-    gaps = [later - earlier for earlier, later in zip(found, found[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(found)]
     assert gaps == pytest.approx([0.25] * len(gaps), abs=0.002)
 
 
