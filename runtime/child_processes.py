@@ -11,9 +11,12 @@ import ctypes
 import fcntl
 import os
 import signal
+import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,35 @@ class KillOnParentExit:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def run_in_group(
+    command: Sequence[str], timeout_s: float, *, input: str | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs `command` to its end, in a process group that the kernel kills when this process ends. Blocking.
+
+    `input` is its standard input (None: empty), `options` are those of `subprocess.Popen`; its standard output is returned
+    as text. Raises OSError, and TimeoutExpired after the group was killed.
+    """
+    with closing(KillOnParentExit()) as group:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=[group.fd],
+            start_new_session=True,
+            **options,
+        )
+        group.tie(process.pid)
+        try:
+            output, errors = process.communicate(input, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            group.close()
+            process.communicate()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors or "")
 
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -63,6 +63,7 @@ from worker.lifecycle.placement import ModelPlacement
 from worker.lifecycle.reconciler import ModelReconciler, check_startup_models
 from worker.lifecycle.transitions import LifecycleContext
 from worker.queries import QueryService
+from worker.repository_agents import agents
 from worker.sequence_reports import SequenceReporter
 from worker.service import CounterSources, WorkerService
 from worker.settings import WorkerSettings
@@ -99,7 +100,7 @@ async def _work(
 ) -> int:
     remove_dead_segments()
     limit_payloads(settings.payload_memory_byte_size)
-    for prefix in (override_folder.PREFIX, mirror_folder.PREFIX):
+    for prefix in (override_folder.PREFIX, mirror_folder.PREFIX, agents.PREFIX):
         remove_abandoned_folders(prefix)
     worker_id = own_id("worker", settings.worker_id)
     async with AsyncExitStack() as shutdown:
@@ -246,7 +247,11 @@ class _Worker:
             environment,
             context.backends,
             ensembles,
-            LoadPolicy(not settings.disable_auto_complete_config, settings.model_load_retry_count),
+            LoadPolicy(
+                not settings.disable_auto_complete_config,
+                settings.model_load_retry_count,
+                settings.repoagent_directory,
+            ),
         )
         models = ManagedModels(RecordPublisher(self.service))
         self.reconciler = ModelReconciler(

@@ -20,8 +20,9 @@ class WorkerSettings(LogOptions):
       start ("*": all). With `exit_on_error` a model that fails to load at the start ends the worker; False (not None) also
       allows missing repositories.
     - `backend_config` has values `<backend>,<key>=<value>` or, for all backends, `<key>=<value>`; `backend_directories` are
-      folders of custom backends. `cache_config` is for calls of other models. `host_policy` has values
-      `<policy>,<setting>=<value>`, `model_load_gpu_limit` has values `<gpu>:<fraction>`.
+      folders of custom backends, `repoagent_directory` is the folder of repository agents. `cache_config` is for calls of
+      other models. `host_policy` has values `<policy>,<setting>=<value>`, `model_load_gpu_limit` has values
+      `<gpu>:<fraction>`.
     - `gpu` is the only GPU to use (None: all of the host); `cpu_instances` enables instances without a GPU.
       `model_memory_bytes` (0: unknown) and `worker_resource` (`NAME=COUNT`) are the capacity for models that declare needs.
     - `worker_id` None generates an id. `live_streams` None uses the existing number. `payload_listen` is the address for
@@ -45,6 +46,7 @@ class WorkerSettings(LogOptions):
     model_load_retry_count: int = 0
     backend_config: tuple[str, ...] = ()
     backend_directories: tuple[Path, ...] = ()
+    repoagent_directory: Path | None = None
     rate_limit: str = "off"
     rate_limit_resource: tuple[str, ...] = ()
     pinned_memory_pool_byte_size: int = 256 << 20

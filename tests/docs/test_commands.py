@@ -194,7 +194,7 @@ def test_weir_backends_is_shown_as_it_is(command: str) -> None:
 
 
 def test_code_on_pages_is_that_of_its_file() -> None:
-    files = {path.read_text() for path in (ROOT / "examples" / "backends").glob("*/*.py")}
+    files = {path.read_text() for kind in ("agents", "backends") for path in (ROOT / "examples" / kind).glob("*/*.py")}
     assert {block.text for block in all_blocks() if block.language == "python3"} == files
 
 

@@ -76,7 +76,7 @@ ROOMS = {
         "main",
     ),
     "worker": (
-        "devices python_stub settings",
+        "devices python_stub repository_agents settings",
         "backend_api",
         "execution",
         "cuda ensembles",

@@ -59,6 +59,15 @@ def check_backend_directories(paths: Sequence[str | Path]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(path).absolute() for path in paths))
 
 
+def check_agent_directory(path: str | Path | None) -> Path | None:
+    """The folder of repository agents as an absolute path. Raises StartError if it does not exist."""
+    if path is None:
+        return None
+    if not Path(path).is_dir():
+        raise StartError(f"repository agent directory {path} is not a folder")
+    return Path(path).absolute()
+
+
 def check_port_range(listeners: Sequence[Listener], first: int, last: int) -> None:
     """Check that each port lies between `first` and `last`. Raises StartError, in Triton's wording."""
     for protocol, _, port, _ in listeners:

@@ -24,7 +24,7 @@ from bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
 from runtime.readiness import announce_failure, watch_parent
 from schemas.core.errors import WeirError
 from weir import NATS_URL_VARIABLE
-from weir.commands.preflight import check_backend_directories, check_repositories
+from weir.commands.preflight import check_agent_directory, check_backend_directories, check_repositories
 from weir.errors import StartError
 from weir.options import options_of
 from weir.options.broker import ACCESS_FIELDS
@@ -96,6 +96,8 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
             fields["model_repositories"] = tuple(p for p in fields["model_repositories"] if isinstance(p, Path))
     if "backend_directories" in fields:
         fields["backend_directories"] = check_backend_directories(fields["backend_directories"])
+    if "repoagent_directory" in fields:
+        fields["repoagent_directory"] = check_agent_directory(fields["repoagent_directory"])
     if "metrics_address" in fields:
         for name in ("metrics_address", "sagemaker_address", "vertex_ai_address"):
             fields[name] = fields[name] or fields["http_address"]

@@ -30,6 +30,7 @@ from telemetry.logs import configure_logging
 from weir import NATS_URL_VARIABLE, __version__
 from weir.commands.preflight import (
     Listener,
+    check_agent_directory,
     check_backend_directories,
     check_listeners,
     check_port_range,
@@ -89,6 +90,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     repositories = check_repositories(values["model_repository"], may_be_absent=values["exit_on_error"] is False)
     values["model_repository"] = tuple(map(str, repositories))
     values["backend_directory"] = tuple(map(str, check_backend_directories(values["backend_directory"])))
+    values["repoagent_directory"] = check_agent_directory(values["repoagent_directory"])
     listeners = listeners_of(values)
     safe_ports = values["sagemaker_safe_port_range"]
     if safe_ports is not None and "sagemaker" in listeners:

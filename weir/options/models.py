@@ -148,6 +148,14 @@ def _models() -> tuple[Option, ...]:
             commands=(SERVE, WORKER, BACKENDS),
         ),
         Option(
+            names=("--repoagent-directory",),
+            value=Text("FOLDER"),
+            help="Folder of repository agents, each in a folder of its name.",
+            differs="Agents are Python files (agent.py); checksum is built in. There is no default folder.",
+            panel="Models",
+            commands=(SERVE, WORKER),
+        ),
+        Option(
             names=("--json",),
             value=Switch(),
             default=False,

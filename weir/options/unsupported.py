@@ -27,7 +27,6 @@ _REFUSED_ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
         _never,
         "Triton's cache implementations are shared libraries, which Weir can't load",
     ),
-    ("--repoagent-directory", Text("FOLDER"), _never, "repository agents are not supported"),
 )
 """(name, value type, test for values that are accepted, why other values are rejected)."""
 

@@ -56,7 +56,6 @@ LIMITS = (
     FieldLimit("sequence_batching.state.use_growable_memory", SILENT, "states are kept on the host"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
     FieldLimit("instance_group.secondary_devices", IGNORED, "deep learning accelerators are not supported"),
-    FieldLimit("model_repository_agents", REFUSED, "repository agents are not supported"),
 )
 
 

@@ -40,6 +40,7 @@ from worker.ensembles.backend import EnsembleBackend, InvalidEnsemble
 from worker.execution.instance import ModelEnvironment
 from worker.lifecycle.instance_plan import NotPlacedHere, check_devices, check_partitions, runs_elsewhere
 from worker.lifecycle.served_version import Load, ServedVersion
+from worker.repository_agents.agents import AppliedAgents
 
 logger = logging.getLogger("weir.worker")
 
@@ -50,7 +51,8 @@ class LoadResult:
 
     Either all versions are loaded, or none and `error` is the response to the load request, in Triton's words. `reason` is
     set if there is no record of any version. `labels` are the labels of its outputs. `name` is the model's identity. With
-    `elsewhere` it failed because all its instances are for devices that this worker does not have.
+    `elsewhere` it failed because all its instances are for devices that this worker does not have. `agents` are the
+    repository agents to release once the versions are unloaded.
     """
 
     name: str
@@ -63,13 +65,17 @@ class LoadResult:
     error: WeirError | None = None
     fingerprint: Fingerprint | None = None
     elsewhere: bool = False
+    agents: list[AppliedAgents] = field(default_factory=list)
 
 
 class LoadPolicy(NamedTuple):
-    """Whether configurations are completed from the models' files, and how many times a failed version is retried."""
+    """Whether configurations are completed from the models' files, how many times a failed version is retried, and the
+    folder of repository agents.
+    """
 
     auto_complete: bool = True
     retries: int = 0
+    agents: Path | None = None
 
 
 DEFAULT_POLICY = LoadPolicy()
@@ -106,10 +112,23 @@ class ModelLoader:
         `serving` is the model as it is loaded already. Versions with the same files are reused, or updated if only their
         instance groups differ; `ServedVersion.take_over` completes that.
         """
-        name = found.identity
-        result = LoadResult(name, found.namespace, fingerprint=folder_fingerprint(found))
+        result = LoadResult(found.identity, found.namespace, fingerprint=folder_fingerprint(found))
+        try:
+            return self._load(result, found, override, serving)
+        finally:
+            if not result.served:
+                release_agents(result.agents)
+
+    def _load(
+        self, result: LoadResult, found: FoundModel, override: str | None, serving: LoadResult | None
+    ) -> LoadResult:
+        name = result.name
         try:
             source = read_config(found, override)
+            moved = self._apply_agents(result, found, source.config)
+            if moved is not None:
+                found, source = moved, read_config(moved, override)
+                serving = None  # its versions were loaded from another folder
         except WeirError as error:
             result.reason = _reason(error)
             result.error = poll_failure(name)
@@ -144,6 +163,17 @@ class ModelLoader:
                 self._load_version(result, backend, found, number, serving)
         self._conclude(result, serving)
         return result
+
+    def _apply_agents(self, result: LoadResult, found: FoundModel, config: ModelConfig) -> FoundModel | None:
+        """Runs the repository agents. Returns the model in the folder where they have put it, None if they did not."""
+        if config.model_repository_agents is None:
+            return None
+        agents = AppliedAgents(found.name, found.path, config, self._policy.agents)
+        result.agents.append(agents)
+        if agents.path == found.path:
+            return None
+        moved = self.repository.model_in(found.name, agents.path)
+        return replace(moved, namespace=found.namespace, is_ambiguous=found.is_ambiguous)
 
     def _configure(
         self, found: FoundModel, source: ConfigSource, first_version: int
@@ -235,6 +265,12 @@ class ModelLoader:
         result.served = {}
         reasons = "".join(f"version {number} is at UNAVAILABLE state: {reason};\n" for number, reason in failed.items())
         result.error = invalid(f"load failed for model '{result.name}': {reasons}")
+
+
+def release_agents(agents: list[AppliedAgents]) -> None:
+    """Releases repository agents and empties the list. Blocking."""
+    while agents:
+        agents.pop().release()
 
 
 def poll_failure(name: str) -> WeirError:

@@ -26,6 +26,7 @@ from schemas.core.errors import WeirError, invalid
 from schemas.core.names import plain_name
 from schemas.wire.model_control import DesiredModel, WantedModel
 from worker.ensembles.dependencies import DependencyAction
+from worker.lifecycle.loader import release_agents
 from worker.lifecycle.model_state import ManagedModel, OperationTasks
 from worker.lifecycle.placement_rules import PlacementStep
 from worker.lifecycle.transitions import LifecycleContext, ModelTransitions
@@ -91,8 +92,10 @@ class ModelReconciler:
         await self._tasks.wait_for_cleanups(timeout_s)
 
     def remove_folders(self) -> None:
-        """Removes the files of load requests; call it when no instance runs any more."""
+        """Removes the files of load requests, and releases repository agents; call it when no instance runs any more."""
         for model in self._models:
+            if model.result is not None:
+                release_agents(model.result.agents)
             if model.folder is not None:
                 model.folder.remove()
 

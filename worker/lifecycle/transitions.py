@@ -36,11 +36,12 @@ from schemas.wire.model_control import WantedModel
 from schemas.wire.registry import ModelState, VersionRecord
 from worker.ensembles.dependencies import DependencyWatcher
 from worker.lifecycle.coordination import DrainCoordinator, RollingReload
-from worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure
+from worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure, release_agents
 from worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks
 from worker.lifecycle.override_folder import OverrideFolder
 from worker.lifecycle.placement import ModelPlacement
 from worker.lifecycle.served_version import ServedVersion
+from worker.repository_agents.agents import AppliedAgents
 
 logger = logging.getLogger("weir.worker")
 
@@ -199,11 +200,14 @@ class ModelTransitions:
         self._stop_drain(model)
         for served in result.served.values():
             served.take_over()
+        old_agents = [] if model.result is None else model.result.agents
         replaced = model.adopt(result)
         model.in_force = request.revision
         self._context.host.install(result)
         old_folder, model.folder = model.folder, request.folder
-        self._tasks.clean_up(self._unload_versions(model, replaced, old_folder))
+        if model.retiring:
+            result.agents[:0], old_agents = old_agents, []  # versions that they prepared still run
+        self._tasks.clean_up(self._unload_versions(model, replaced, old_folder, old_agents))
         if model.retiring:
             self._start_drain(model)
         return True
@@ -271,13 +275,14 @@ class ModelTransitions:
         # No batches arrive from here on, and a load can't cancel this drain any more.
         model.drain_task = None
         unloading = [model.served.pop(number) for number in sorted(numbers) if number in model.served]
-        folder = None
+        folder, agents = None, []
         if not model.served:
             self._context.host.uninstall(model.name)
+            agents = [] if model.result is None else model.result.agents
             model.result, model.is_override = None, False
             folder, model.folder = model.folder, None
         # The cleanup must be completed even if this task is cancelled.
-        await asyncio.shield(self._tasks.clean_up(self._unload_versions(model, unloading, folder)))
+        await asyncio.shield(self._tasks.clean_up(self._unload_versions(model, unloading, folder, agents)))
         model.record_unloaded(numbers)
         await self._conclude_unload(model)
         self._models.drop_if_blank(model)
@@ -296,10 +301,16 @@ class ModelTransitions:
         return model.is_deleted or model.is_moving
 
     async def _unload_versions(
-        self, model: ManagedModel, versions: list[ServedVersion], folder: OverrideFolder | None
+        self,
+        model: ManagedModel,
+        versions: list[ServedVersion],
+        folder: OverrideFolder | None,
+        agents: list[AppliedAgents],
     ) -> None:
         for served in versions:
             await self._unload_version(model, served)
+        if agents:
+            await asyncio.to_thread(release_agents, agents)
         if folder is not None:
             await asyncio.to_thread(folder.remove)
 

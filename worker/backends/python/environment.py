@@ -22,7 +22,7 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgpack
 
 from repository.paths import MAX_REQUIREMENTS_BYTES, read_small_file
-from runtime.child_processes import KillOnParentExit
+from runtime.child_processes import run_in_group
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import WeirError, internal, invalid
 from worker.backend_api.interface import ModelVersion
@@ -312,29 +312,10 @@ def _key(*facts: str) -> str:
 def _run_installer(command: list[str], folder: Path, requirements: Path, temporary: Path) -> None:
     # An installer that is killed leaves its temporary files in the environment's folder, which is removed.
     variables = {**_inherited_variables(), "TMPDIR": str(temporary)}
-    with closing(KillOnParentExit()) as group:
-        try:
-            process = subprocess.Popen(
-                command,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                env=variables,
-                pass_fds=[group.fd],
-                start_new_session=True,
-            )
-            group.tie(process.pid)
-            try:
-                output, _ = process.communicate(timeout=INSTALL_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                group.close()
-                process.communicate()
-                raise
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise internal(f"failed to install '{requirements.name}': {error}") from error
-    if process.returncode != 0:
-        last = "\n".join(output.strip().splitlines()[-_LAST_LINES:])
+    try:
+        done = run_in_group(command, INSTALL_TIMEOUT_S, cwd=folder, stderr=subprocess.STDOUT, env=variables)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise internal(f"failed to install '{requirements.name}': {error}") from error
+    if done.returncode != 0:
+        last = "\n".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
         raise internal(f"failed to install '{requirements.name}': {last}")

@@ -140,7 +140,6 @@ def test_what_is_no_value(key: str, text: str, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        ("repoagent_directory", "/agents"),
         ("cache_directory", "/caches"),
     ],
 )
