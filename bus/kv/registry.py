@@ -247,9 +247,9 @@ class RegistryView:
             taken = subjects.work(worker), subjects.cancelled(worker), subjects.release(worker)
             self._bus.links.connect(worker, record.link, taken)
 
-    def _on_link_lost(self, worker: str, _end: LinkEnd) -> None:
+    def _on_link_lost(self, worker: str, end: LinkEnd) -> None:
         view = self.workers.get(worker)
-        if view is not None:
+        if view is not None and end is LinkEnd.BROKEN_OFF:
             self._connect(view.record)
 
     def _on_heartbeat(self, message: Message) -> None:

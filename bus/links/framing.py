@@ -42,6 +42,12 @@ def pack_frames(messages: Iterable[Outgoing]) -> bytes:
     return b"".join(pieces)
 
 
+def frame_bytes(message: Outgoing) -> int:
+    """The size of the frame of a message."""
+    subject, data = message
+    return HEADER.size + len(subject.encode()) + len(data)
+
+
 def pack_subjects(subjects: Iterable[str]) -> bytes:
     """Returns the data of the frame that announces on which subjects its sender takes messages."""
     return "\n".join(subjects).encode()

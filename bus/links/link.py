@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from bus.links.framing import FrameReader, MalformedFrame, Outgoing, pack_frames
+from bus.links.framing import FrameReader, MalformedFrame, Outgoing, frame_bytes, pack_frames
 from runtime.containment import call_each
 
 logger = logging.getLogger("weir.bus")
@@ -62,7 +62,10 @@ class LinkEnd(Enum):
     """The peer had announced its end."""
 
     LOST = "lost"
-    """The peer has died, or has disconnected this process."""
+    """The peer has died: it does not listen any more."""
+
+    CUT = "cut"
+    """The peer still listens. What was not written completely is sent again."""
 
     BROKEN_OFF = "broken off"
     """This process has disconnected the peer, some of whose messages it may not have read."""
@@ -266,8 +269,7 @@ class Link:
 
     def read_waiting(self) -> None:
         """Reads what has arrived, without waiting for the event loop to report it."""
-        if not self._has_ended:
-            self._read()
+        self._read_to_end()
 
     def close(self) -> None:
         """Announces the end of this process and ends the connection."""
@@ -302,13 +304,13 @@ class Link:
             call_each(_AFTER_WRITE, waiting, False)
 
     def take_unsent(self) -> list[Outgoing]:
-        """Returns what was not written completely, after the end; called again until there is nothing more.
+        """Returns the messages that were not written completely, after the end; called again until there is nothing more.
 
         From then on the link rejects messages: what threads have sent meanwhile goes the same way, and in order.
         """
         while True:
             with self._state:
-                unsent = [*(self._writing if self._rest else ()), *self._queued]
+                unsent = [*_unwritten(self._writing, len(self._rest)), *self._queued]
                 self._writing, self._rest, self._queued = [], memoryview(b""), []
                 if not unsent:
                     self._phase = _Phase.ENDED
@@ -316,3 +318,12 @@ class Link:
             # Those of the link itself have no subject.
             if messages := [message for message in unsent if message[0]]:
                 return messages
+
+
+def _unwritten(messages: Sequence[Outgoing], rest_bytes: int) -> Sequence[Outgoing]:
+    """The last ones of these messages, of whose frames `rest_bytes` are left to write."""
+    count = 0
+    while rest_bytes > 0 and count < len(messages):
+        count += 1
+        rest_bytes -= frame_bytes(messages[-count])
+    return messages[len(messages) - count :]

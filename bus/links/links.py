@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bus.links import folder
 from bus.links.framing import MalformedFrame, Outgoing, pack_subjects, unpack_subjects
@@ -39,6 +40,9 @@ ACCEPTED_STALL_LIMIT_S = 0.5
 OPENED_STALL_LIMIT_S = 5.0
 """How long a worker may read nothing; it then counts as lost, as one without heartbeats."""
 
+REOPEN_INTERVAL_S = 0.1
+"""A link that ends sooner after it was opened is opened again only after this time: the worker may reject each."""
+
 LostLink = Callable[[str, LinkEnd], None]
 """Called with the name of the process whose link has ended, and how."""
 
@@ -59,6 +63,15 @@ class Carrier(Protocol):
         """Calls `callback` when the messages of this turn of the event loop are written."""
 
 
+class _Opened(NamedTuple):
+    """A link that this process has opened, with the arguments of `Links.connect`."""
+
+    link: Link
+    address: str
+    subjects: tuple[str, ...]
+    opened_s: float
+
+
 class Links:
     """The links of one process. Everything but `route` and sending on what it returns runs in the event loop."""
 
@@ -66,7 +79,7 @@ class Links:
         self._carrier = carrier
         self._own: dict[str, None] = {}  # the subjects on which this process takes messages
         self._routes: dict[str, Link] = {}
-        self._links: dict[str, tuple[Link, str]] = {}  # that this process has opened: by peer, with the address
+        self._links: dict[str, _Opened] = {}  # by peer
         self._accepted: set[Link] = set()
         self._listener: socket.socket | None = None
         self.address = ""
@@ -93,8 +106,8 @@ class Links:
     def take(self, subject: str) -> None:
         """Takes messages on `subject` through links, too. The bus has a subscription to it."""
         self._own[subject] = None
-        for link, _ in self._links.values():
-            self._announce(link)
+        for opened in self._links.values():
+            self._announce(opened.link)
 
     def connect(self, peer: str, address: str, subjects: Iterable[str]) -> None:
         """Connects to the process `peer`, which listens at `address` and takes messages on `subjects`.
@@ -102,17 +115,20 @@ class Links:
         Does nothing where there is that link, or where this process takes no messages through links.
         """
         known = self._links.get(peer)
-        if not self._own or self._is_closed or (known is not None and known[1] == address):
+        if not self._own or self._is_closed or (known is not None and known.address == address):
             return
         if known is not None:
-            known[0].close()
+            known.link.close()
         try:
-            connection = folder.connect(address)
+            self._open(peer, address, tuple(subjects))
         except OSError as error:
             logger.debug("no link to %s: %s", peer, error)
-            return
+
+    def _open(self, peer: str, address: str, subjects: tuple[str, ...]) -> None:
+        """Opens a link. Raises OSError."""
+        connection = folder.connect(address)
         link = Link(peer, connection, self._on_frames, partial(self._on_opened_end, peer), OPENED_STALL_LIMIT_S)
-        self._links[peer] = link, address
+        self._links[peer] = _Opened(link, address, subjects, time.monotonic())
         self._announce(link)
         for subject in subjects:
             self._routes[subject] = link
@@ -160,7 +176,7 @@ class Links:
             self._listener = None
             folder.remove(self.address)
         self._flush()
-        for link in (*self._accepted, *(link for link, _ in self._links.values())):
+        for link in (*self._accepted, *(opened.link for opened in self._links.values())):
             link.close()
 
     # Messages
@@ -213,7 +229,10 @@ class Links:
             return
         for subject in subjects[:MAX_SUBJECTS]:
             if subject.startswith(_OPEN_SUBJECTS):
+                former = self._routes.get(subject)
                 self._routes[subject] = link
+                if former is not None and former is not link:
+                    former.read_waiting()  # it was sent before what follows here
                 link.name = subject.partition(".")[2]
 
     # Ends
@@ -225,15 +244,37 @@ class Links:
             self.send_unsent(unsent)
 
     def _on_opened_end(self, peer: str, link: Link, end: LinkEnd) -> None:
-        known = self._links.get(peer)
-        if known is not None and known[0] is link:
-            del self._links[peer]
+        opened = self._links.get(peer)
         self._remove(link)
+        if opened is not None and opened.link is link:
+            del self._links[peer]
+            if end is LinkEnd.LOST and not self._is_closed and self._still_listens(peer, opened):
+                end = LinkEnd.CUT
         while unsent := link.take_unsent():
-            # Batches are not sent again here: their scheduler does that, because it treats the worker as lost.
-            self.send_unsent([message for message in unsent if not message[0].startswith("work.")])
+            if end is not LinkEnd.CUT:
+                # Batches are not sent again here: their scheduler does that, because it treats the worker as lost.
+                unsent = [message for message in unsent if not message[0].startswith("work.")]
+            self.send_unsent(unsent)
         if not self._is_closed:
             call_each("bus.links: a listener for lost links", self._lost_listeners, peer, end)
+
+    def _still_listens(self, peer: str, opened: _Opened) -> bool:
+        """Opens a link again that has ended; returns False if the process does not listen any more, so that it is dead.
+
+        If it is just dying, the new link ends, too. A link that ended soon is opened again later.
+        """
+        try:
+            if time.monotonic() - opened.opened_s < REOPEN_INTERVAL_S:
+                folder.connect(opened.address).close()
+                loop = asyncio.get_running_loop()
+                loop.call_later(REOPEN_INTERVAL_S, self.connect, peer, opened.address, opened.subjects)
+            else:
+                self._open(peer, opened.address, opened.subjects)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError as error:
+            logger.debug("no link to %s: %s", peer, error)
+        return True
 
     def _remove(self, link: Link) -> None:
         for subject in [subject for subject, of in self._routes.items() if of is link]:

@@ -421,7 +421,9 @@ class SchedulerService:
             self._on_worker_gone(worker, "nats-server reports no subscriber")
 
     def _on_link_lost(self, worker: str, end: LinkEnd) -> None:
-        if end is not LinkEnd.ORDERLY:
+        if end is LinkEnd.CUT:
+            logger.warning("the link to worker %s has ended, but the worker listens: its batches go on", worker)
+        elif end is not LinkEnd.ORDERLY:
             self._on_worker_gone(worker, "its link has ended")
 
     def _on_worker_gone(self, worker: str, sign: str) -> None:

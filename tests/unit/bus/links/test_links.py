@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.links import folder, link
+from bus.links import folder, link, links
 from bus.links.framing import HEADER, Outgoing, pack_frames, pack_subjects
 from bus.links.link import Link, LinkEnd, Sent
 from bus.links.links import Links
@@ -135,9 +135,18 @@ async def test_a_process_that_ends_says_so(pair: Pair) -> None:
     assert not pair.caller.links.has_link("w")
 
 
+def stop_listening(process: Process) -> None:
+    """Closes the socket of a process that has been killed."""
+    assert process.links._listener is not None
+    asyncio.get_running_loop().remove_reader(process.links._listener)
+    process.links._listener.close()
+    process.links._listener = None
+
+
 async def test_a_killed_process_is_noticed_and_what_it_wrote_arrives(pair: Pair) -> None:
     route = pair.accepted()
     route.send([("reply.g", b"last")])
+    stop_listening(pair.worker)
     route._socket.shutdown(socket.SHUT_RDWR)  # as the kernel does
     await eventually(lambda: pair.caller.ends == [("w", LinkEnd.LOST)])
     assert pair.caller.received == [("reply.g", b"last")]
@@ -155,6 +164,7 @@ async def test_a_failed_write_does_not_discard_what_the_process_sent_before_its_
     """The caller releases a slot before it reads the last responses of a worker that was killed."""
     route = pair.accepted()
     assert route.send([("reply.g", bytes(200_000)), ("reply.g", b"last")]) is Sent.WRITTEN
+    stop_listening(pair.worker)
     route._socket.shutdown(socket.SHUT_RDWR)
     opened = pair.opened()
     assert opened.send([("release.w", b"slot")]) is Sent.BUFFERED
@@ -176,6 +186,7 @@ async def test_the_death_of_a_process_that_had_not_read_everything_is_noticed(pa
     route = pair.accepted()
     assert pair.opened().send([("release.w", b"unread")]) is Sent.WRITTEN
     assert route.send([("reply.g", bytes(200_000)), ("reply.g", b"last")]) is Sent.WRITTEN
+    stop_listening(pair.worker)
     kill(route)
     await eventually(lambda: pair.caller.ends == [("w", LinkEnd.LOST)], 2)
     assert [len(data) for _, data in pair.caller.received] == [200_000, 4]
@@ -280,8 +291,67 @@ async def test_the_batches_of_a_lost_link_are_not_sent_again(pair: Pair) -> None
     asyncio.get_running_loop().remove_reader(pair.accepted()._socket)
     while opened.send([("work.w", bytes(100_000)), ("release.w", b"slots")]) is Sent.WRITTEN:
         pass
+    stop_listening(pair.worker)
     opened._end(LinkEnd.LOST)
     assert {subject for subject, _ in pair.caller.published} == {"release.w"}
+
+
+async def test_a_link_that_was_cut_is_opened_again_and_has_what_was_not_written(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order: the next request of a sequence may follow from the one before."""
+    monkeypatch.setattr(links, "REOPEN_INTERVAL_S", 0.0)
+    route, opened = pair.accepted(), pair.opened()
+    asyncio.get_running_loop().remove_reader(route._socket)
+    count = 0
+    while opened.send([("work.w", b"%8d" % count + bytes(100_000))]) is Sent.WRITTEN:
+        count += 1
+    opened.send([("work.w", b"%8d" % (count + 1)), ("release.w", b"slots")])
+    opened._socket.shutdown(socket.SHUT_RDWR)
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.CUT)])
+    assert pair.opened() is not opened
+    pair.caller.publish("work.w", b"%8d" % (count + 2))
+    # Only now the worker reads: the new link before the old one.
+    await eventually(lambda: pair.worker.links.route("reply.g") not in (None, route))
+    await eventually(lambda: pair.worker.received[-1][1] == b"%8d" % (count + 2))
+    assert [int(data[:8]) for subject, data in pair.worker.received if subject == "work.w"] == list(range(count + 3))
+    assert ("release.w", b"slots") in pair.worker.received
+    assert not pair.caller.published
+    pair.worker.publish("done.s", b"completion")
+    await eventually(lambda: pair.caller.received == [("done.s", b"completion")])
+
+
+async def test_a_worker_that_rejects_links_is_not_asked_again_at_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connects: list[str] = []
+    connect = folder.connect
+
+    def count(address: str) -> socket.socket:
+        connects.append(address)
+        return connect(address)
+
+    monkeypatch.setattr(folder, "connect", count)
+    monkeypatch.setattr(links, "MAX_LINKS", 0)
+    pair.accepted()._end(LinkEnd.BROKEN_OFF)
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.CUT)])
+    assert len(connects) == 1, "whether it still listens"
+    assert not pair.caller.links.has_link("w")
+    pair.caller.publish("work.w", b"batch")
+    assert pair.caller.published == [("work.w", b"batch")]
+
+
+async def test_a_link_that_is_cut_soon_is_opened_again_later(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "REOPEN_INTERVAL_S", 0.2)
+    for _ in range(3):
+        former = pair.opened()
+        former._socket.shutdown(socket.SHUT_RDWR)
+        await eventually(lambda former=former: pair.caller.links.route("work.w") not in (None, former), 2)
+    pair.caller.publish("work.w", b"batch")
+    await eventually(lambda: pair.worker.received == [("work.w", b"batch")])
+    assert pair.caller.ends == [("w", LinkEnd.CUT)] * 3
+    pair.worker.publish("reply.g", b"response")
+    await eventually(lambda: pair.caller.received == [("reply.g", b"response")])
 
 
 async def test_bytes_that_are_no_frame_end_the_link(pair: Pair) -> None:
@@ -323,10 +393,7 @@ def sockets(place: Path) -> list[str]:
 async def test_sockets_of_killed_processes_are_removed(own_folder: Path) -> None:
     worker, other = Process(*TAKEN), Process(*TAKEN)
     worker.links.listen()
-    assert worker.links._listener is not None
-    asyncio.get_running_loop().remove_reader(worker.links._listener)
-    worker.links._listener.close()
-    worker.links._listener = None
+    stop_listening(worker)
     assert sockets(own_folder) == [worker.links.address]
     other.links.listen()
     assert sockets(own_folder) == [other.links.address]

@@ -124,7 +124,7 @@ async def test_a_completion_stays_behind_the_responses_that_a_lost_link_had_not_
         link = worker.links.route("reply.g")
         assert link is not None
         # The gateway reads nothing.
-        asyncio.get_running_loop().remove_reader(gateway.links._links["w"][0]._socket)
+        asyncio.get_running_loop().remove_reader(gateway.links._links["w"].link._socket)
         while link.send([("reply.g", bytes(100_000))]) is Sent.WRITTEN:
             pass
         sent: list[bool] = []

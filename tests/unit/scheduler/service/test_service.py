@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.kv.registry import WorkerView
+from bus.links.link import LinkEnd
 from bus.naming.live_queues import LiveQueue
 from scheduler.service.messages import GRANT_MS
 from scheduler.service.owned_queue import OwnedQueue
@@ -138,6 +139,18 @@ def test_a_worker_that_is_gone_loses_nothing(served: Served):
     assert served.acks() == []
     served.done(first.batch_id)
     assert served.service.unanswered == 2
+
+
+@pytest.mark.parametrize("end", LinkEnd)
+def test_only_the_end_of_a_link_that_shows_a_death_loses_batches(served: Served, end: LinkEnd):
+    """A worker that still listens goes on with its batches, and with its sequences."""
+    served.frame(1)
+    (batch,) = served.batches()
+    served.bus.links._lost_listeners[0]("worker", end)
+    goes_on = end in (LinkEnd.ORDERLY, LinkEnd.CUT)
+    assert served.owned.scheduler.in_flight_on("worker") == ([batch.batch_id] if goes_on else [])
+    served.done(batch.batch_id)
+    assert served.service.unanswered == (0 if goes_on else 1)
 
 
 def test_a_frame_delivered_twice_runs_once_and_is_acknowledged_twice(served: Served):
