@@ -25,6 +25,10 @@ from benchmarks.compare.payload import Payload
 from benchmarks.compare.servers import Server, free_ports, port_options, running, weir_command
 from benchmarks.compare.targets import Protocol
 
+_BYTES_PER_S = 16 << 20
+"""A window is longer by a second for so many bytes in flight. Requests in flight at its end cost, and are not counted, so
+they must be a small share."""
+
 SIZES = (64, 1024, 3136, 8192, 16_384, 32_768, 65_536, 131_072, 262_144, 1 << 20)
 IN_FLIGHT = (1, 8, 64, 256)
 _NAME = "identity"
@@ -53,6 +57,7 @@ def _measure(server: Server, cell: Cell, seconds: int) -> float:
     processes = server.processes()
     processes.wait_until_quiet()
     before_s, counted = processes.cpu_s(), server.counters(_NAME)
+    seconds += cell.size * cell.in_flight // _BYTES_PER_S
     load = apply_load(server.address(cell.protocol), payload, cell.in_flight, seconds)
     processes.wait_until_quiet()
     cpu_s, answered = processes.cpu_s() - before_s, (server.counters(_NAME) - counted).answered

@@ -119,7 +119,10 @@ class BufferedFrames:
 
 
 class AckBundle:
-    """Acknowledgements of frames, published together a few milliseconds later, which costs a fraction of each alone.
+    """Acknowledgements of frames, published together at most every `ACK_DELAY_S`, which costs a fraction of each alone.
+
+    The first after a pause leaves at the end of the turn: nothing could share a later message with it if few requests
+    arrive, and the timer would wake the process once more for each of them.
 
     If this process dies before, the frames are delivered to the next owner of their queue: their requests run again, and
     their callers drop the second response.
@@ -129,16 +132,22 @@ class AckBundle:
         self._publish = publish
         self._loop = asyncio.get_running_loop()
         self._subjects: list[str] = []
+        self._flushed_s = float("-inf")
 
     def add(self, ack_subject: str) -> None:
         """Acknowledges a frame within `ACK_DELAY_S`."""
         if not self._subjects:
-            self._loop.call_later(ACK_DELAY_S, self.flush)
+            wait_s = self._flushed_s + ACK_DELAY_S - self._loop.time()
+            if wait_s > 0:
+                self._loop.call_later(wait_s, self.flush)
+            else:
+                self._loop.call_soon(self.flush)
         self._subjects.append(ack_subject)
 
     def flush(self) -> None:
         """Acknowledges all frames now."""
         subjects, self._subjects = self._subjects, []
+        self._flushed_s = self._loop.time()
         for subject in subjects:
             self._publish(subject, b"+ACK")
 

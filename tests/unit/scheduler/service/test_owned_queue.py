@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.naming.live_queues import LiveQueue
 from scheduler.service.owned_queue import (
+    ACK_DELAY_S,
     MAX_BUFFERED_BYTES,
     MAX_TOTAL_BUFFERED_BYTES,
     MIN_BUFFERED_BYTES,
+    AckBundle,
     BufferedFrames,
     OwnedQueue,
     TotalBufferedFrames,
@@ -168,3 +174,60 @@ async def test_counters_of_a_queue_outlast_its_owner_and_are_not_doubled() -> No
         reported = counters(bus)
         assert sum(sum(queue.batch_requests.counts) for queue in reported.models) == 2
         assert sum(version.failures["REJECTED"] for queue in reported.models for version in queue.versions) == 2
+
+
+class AckLoop:
+    """An event loop's clock and calls, for `AckBundle`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now_s
+
+    def call_soon(self, act: Callable[[], None]) -> None:
+        self.due.append((self.now_s, act))
+
+    def call_later(self, delay_s: float, act: Callable[[], None]) -> None:
+        self.due.append((self.now_s + delay_s, act))
+
+    def run_until(self, now_s: float) -> None:
+        """Makes the calls that are due, and ends at `now_s`."""
+        while self.due and min(self.due)[0] <= now_s + 1e-9:
+            self.due.sort(key=lambda call: call[0])
+            self.now_s, act = self.due.pop(0)
+            act()
+        self.now_s = now_s
+
+
+def ack_bundle(monkeypatch: pytest.MonkeyPatch) -> tuple[AckBundle, AckLoop, list[tuple[float, str]]]:
+    loop, published = AckLoop(), list[tuple[float, str]]()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    return AckBundle(lambda subject, data: published.append((loop.now_s, subject))), loop, published
+
+
+def test_the_first_acknowledgement_after_a_pause_leaves_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    acks, loop, published = ack_bundle(monkeypatch)
+    acks.add("a")
+    acks.add("b")
+    assert not published  # others of this turn go with it
+    loop.run_until(100.0)
+    assert published == [(100.0, "a"), (100.0, "b")]
+    loop.run_until(100.0 + ACK_DELAY_S)
+    acks.add("c")
+    loop.run_until(loop.now_s)
+    assert published[2] == (100.0 + ACK_DELAY_S, "c")
+    assert not loop.due
+
+
+def test_acknowledgements_leave_together_at_most_once_in_their_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    acks, loop, published = ack_bundle(monkeypatch)
+    for step in range(100):
+        loop.run_until(100.0 + step * 0.001)
+        acks.add(str(step))
+    loop.run_until(101.0)
+    assert [subject for _, subject in published] == [str(step) for step in range(100)]
+    moments = sorted({moment_s for moment_s, _ in published})
+    assert all(later - earlier > ACK_DELAY_S - 1e-6 for earlier, later in itertools.pairwise(moments))
+    assert len(moments) <= 21
