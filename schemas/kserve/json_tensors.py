@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import orjson
 import rapidjson
 
 from schemas.core.errors import WeirError, internal, invalid
-from schemas.core.tensors import DATATYPES, element_count, pack_bytes, unpack_bytes
+from schemas.core.tensors import DATATYPES, element_count, pack_bytes, pack_strings, unpack_bytes
 from schemas.kserve.json_documents import MAX_JSON_DEPTH, too_deep
 
 _ARRAY_CODES: dict[str, Any] = {
@@ -122,11 +123,14 @@ def json_scalar(name: str, datatype: str, shape: Sequence[int], data: bytes | me
 
 def _flatten(data: list[Any]) -> tuple[list[Any], set[type]]:
     """(the elements of `data` without its nesting, their types)."""
-    types = set(map(type, data))
+    types, depth = set(map(type, data)), 1
+    while types == {list} and depth < MAX_JSON_DEPTH:  # a level at once takes a third of the time of list after list
+        data = list(chain.from_iterable(data))
+        types, depth = set(map(type, data)), depth + 1
     if list not in types:
         return data, types
     elements: list[Any] = []
-    _flatten_into(elements, data, 1)
+    _flatten_into(elements, data, depth)
     return elements, set(map(type, elements))
 
 
@@ -158,7 +162,7 @@ def _pack_strings(data: list[Any]) -> bytes:
     strings, types = _flatten(data)
     if not types <= {str, bytes}:  # bytes come from msgpack, which distinguishes them from text
         raise internal("Unable to parse JSON bytes array: attempt to access JSON non-string as string")
-    return pack_bytes(strings)
+    return pack_bytes(strings) if bytes in types else pack_strings(strings)
 
 
 def _truncated(datatype: str, elements: list[int]) -> bytes:

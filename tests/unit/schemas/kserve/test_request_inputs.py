@@ -7,10 +7,13 @@ import struct
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 
 from schemas.core.errors import WeirError
-from schemas.core.tensors import DATATYPES, pack_bytes
+from schemas.core.tensors import DATATYPES, pack_bytes, pack_strings
+from schemas.kserve.json_documents import MAX_JSON_DEPTH
+from schemas.kserve.json_tensors import pack_json_data
 from tests.support.rejections.kserve_bodies import (
     IMPOSSIBLE,
     INTERNAL,
@@ -167,3 +170,25 @@ def test_a_json_input_can_not_promise_more_than_the_limit() -> None:
     assert text.startswith(
         "JSON input 'A' has a byte_size (4294967296 bytes) that exceeds the maximum allowed value of"
     )
+
+
+@pytest.mark.parametrize(
+    "data", ["[[[1,2],[3]],[[4]]]", "[[1,2],3,[4]]", "[[[1,2],[3]],[4]]", "[[],[1,2,3,4]]", "[[[]],[[1,2],[3,4]]]"]
+)
+def test_nesting_of_any_form_is_flattened(data: str) -> None:
+    assert parse_data("INT32", data, "[4]") == struct.pack("<4i", 1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(("leaf", "deepest"), [("1", MAX_JSON_DEPTH), ("[],1", MAX_JSON_DEPTH - 1)])
+def test_nesting_of_pure_and_mixed_lists_has_one_limit(leaf: str, deepest: int) -> None:
+    def nested(depth: int) -> Any:
+        return orjson.loads("[" * depth + leaf + "]" * depth)
+
+    assert pack_json_data("X", "INT32", nested(deepest), 1) == struct.pack("<i", 1)
+    with pytest.raises(WeirError, match="nesting depth"):
+        pack_json_data("X", "INT32", nested(deepest + 1), 1)
+
+
+def test_strings_are_packed_like_their_bytes() -> None:
+    strings = ["", "a", "é€😀", "x" * 70_000]
+    assert pack_strings(strings) == pack_bytes(strings)
