@@ -67,7 +67,7 @@ class StoreAck(msgspec.Struct, frozen=True, gc=False):
 OnStored = Callable[[StoreAck], None]
 
 
-class _Unacked(msgspec.Struct, eq=False):
+class _Unacked(msgspec.Struct, eq=False, gc=False):
     subject: str
     data: bytes
     header_block: bytes

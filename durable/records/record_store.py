@@ -38,7 +38,7 @@ _VERSION_LINE = b"NATS/1.0\r\n"
 _FIRST = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n"
 
 
-class _Record(msgspec.Struct, eq=False):
+class _Record(msgspec.Struct, eq=False, gc=False):
     subject: str
     lines: bytes
     data: bytes

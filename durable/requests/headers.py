@@ -54,7 +54,7 @@ MAX_RESULT_TTL_S = 10 * 365 * 86400
 _MAX_LENGTH_DIGITS = 9
 
 
-class DurableHeaders(msgspec.Struct, frozen=True):
+class DurableHeaders(msgspec.Struct, frozen=True, gc=False):
     """The parsed headers. `common` are those of any NATS request; "" and 0 stand for missing headers."""
 
     id: str = ""

@@ -46,7 +46,7 @@ _JITTER = 0.25  # of the delay, to either side
 _RETRIED = (ErrorClass.SERVER, ErrorClass.UNKNOWN_MODEL, ErrorClass.TRANSIENT)
 
 
-class AttemptHistory(msgspec.Struct):
+class AttemptHistory(msgspec.Struct, gc=False):
     """The attempts at one durable request, and its limits. Times are unix milliseconds, 0 for none.
 
     `has_timeout`: the request has a timeout of its own (KServe's parameter). `attempts` counts the attempts that count,
