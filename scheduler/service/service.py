@@ -217,13 +217,15 @@ class SchedulerService:
         `had_owner`: the queue is known to have had another owner. Without a record of it, the broker may have lost that.
         """
         views = {worker: view for worker, view in self.registry.workers.items() if queue.model in view.models}
-        configs = [view.models[queue.model].config or {} for view in views.values()]
-        if not any(config.get("sequence_batching") is not None for config in configs) and (views or not had_owner):
+        # A worker that still loads the model has no configuration in its record, and no sequences.
+        configs = [config for view in views.values() if (config := view.models[queue.model].config) is not None]
+        is_stateful = any(config.get("sequence_batching") is not None for config in configs)
+        if not is_stateful and (configs or not had_owner):
             return None
         reports = await self._survey.ask(queue, views)
-        # A worker that was lost together with the owner has had sequences that nobody reports.
+        # A worker that was lost together with the owner has had sequences that no worker reports.
         is_complete = reports.is_complete and time.monotonic() - self._worker_lost_s > RECENT_LOSS_S
-        return reports._replace(is_complete=is_complete and bool(views))
+        return reports._replace(is_complete=is_complete and bool(configs))
 
     def _owns(self, model: str) -> bool:
         return LiveQueue(model) in self._queues

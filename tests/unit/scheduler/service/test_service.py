@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bus.kv.registry import WorkerView
 from bus.links.link import LinkEnd
 from bus.naming.live_queues import LiveQueue
+from scheduler.service.former_sequences import SequenceReports
 from scheduler.service.messages import GRANT_MS
 from scheduler.service.owned_queue import OwnedQueue
 from scheduler.service.service import SchedulerService
@@ -139,6 +140,30 @@ def test_a_worker_that_is_gone_loses_nothing(served: Served):
     assert served.acks() == []
     served.done(first.batch_id)
     assert served.service.unanswered == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "had_owner", "asks"),
+    [
+        (None, True, True),
+        (None, False, False),
+        (PLAIN, True, False),
+        ({**PLAIN, "sequence_batching": {}}, False, True),
+    ],
+)
+async def test_workers_are_asked_for_sequences_of_a_model_that_may_have_them(
+    served: Served, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None, had_owner: bool, asks: bool
+):
+    """A worker that still loads the model has no configuration in its record."""
+    view = served.service.registry.workers["worker"] = WorkerView("worker", 0.0)
+    view.models["model"] = ModelRecord("model", {1: VersionRecord(ModelState.LOADING)}, config)
+
+    async def ask(*_arguments: object) -> SequenceReports:
+        return SequenceReports([], True)
+
+    monkeypatch.setattr(served.service._survey, "ask", ask)
+    found = await served.service.former_sequences(LiveQueue("model"), had_owner)
+    assert found == (SequenceReports([], config is not None) if asks else None)
 
 
 @pytest.mark.parametrize("end", LinkEnd)
