@@ -15,7 +15,7 @@ from itertools import count, islice
 from math import inf
 from typing import Any, NamedTuple
 
-from bus.naming.live_queues import LiveLayout, LiveQueue
+from bus.naming.live_queues import LiveQueue
 from bus.nats.connection import Message
 from scheduler.batching.request import NO_FRAME, requests_of
 from scheduler.model_scheduler import ModelScheduler
@@ -23,6 +23,7 @@ from scheduler.service.service import SchedulerService
 from schemas.config.model_config import ModelConfig
 from schemas.core.requests import SEQUENCE_START
 from schemas.wire.messages import BatchCompletion, Completions, Frame, RequestEnvelope
+from tests.support.collecting_bus import CollectingBus
 
 ROUNDS = 200
 MAX_BATCH_SIZE = 32
@@ -150,36 +151,21 @@ def decisions(case: Case) -> tuple[float, float]:
     return case.size * case.frames / per_call_s, answered / batches_sent
 
 
-class _CollectingBus:
+class _ForgettingBus(CollectingBus):
     """The service's bus, without a broker: what is published is forgotten."""
-
-    is_connected = True
-    is_clustered = False
-
-    def __init__(self) -> None:
-        self.live_layout = LiveLayout()
-        self.callbacks: dict[str, Callable[[Message], None]] = {}
-        self._deferred: list[Callable[[], None]] = []
-
-    async def subscribe(self, subject: str, callback: Callable[[Message], None]) -> None:
-        self.callbacks[subject] = callback
 
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         pass
 
-    def defer(self, callback: Callable[[], None]) -> None:
-        self._deferred.append(callback)
-
-    def deliver(self, message: Message) -> None:
+    def deliver_message(self, message: Message) -> None:
         """One turn of the event loop with one message."""
-        self.callbacks[message.subject](message)
-        while self._deferred:
-            self._deferred.pop()()
+        self._callbacks[message.subject](message)
+        self.turn()
 
 
 async def service_us_per_request(batch_size: int) -> float:
     """The service with frames of `batch_size` requests, each of which is a batch that ends before the next comes."""
-    bus = _CollectingBus()
+    bus = _ForgettingBus()
     service = SchedulerService(bus, "scheduler-0", None)  # type: ignore[arg-type]
     await service.listen()
     owned = await service.serve(LiveQueue("model"), "live-model")
@@ -196,8 +182,8 @@ async def service_us_per_request(batch_size: int) -> float:
 
     def cycle() -> None:
         frame, done = next(coming)
-        bus.deliver(frame)
-        bus.deliver(done)
+        bus.deliver_message(frame)
+        bus.deliver_message(done)
 
     best = best_s(cycle, calls)
     if service.unanswered:
