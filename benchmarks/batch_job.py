@@ -200,7 +200,7 @@ def beside_a_job(folder: Path, options: argparse.Namespace) -> list[tuple[str, B
     """The client alone, and beside the job, in turn: the job is paused meanwhile."""
     write_sleeper(folder / "models", options.batch_ms / 1000, options.rows, options.instances)
     rows = folder / "rows.npy"
-    # More than could be done, were there nobody else.
+    # More than could be done without other load.
     items = int((options.seconds + 5) * options.rounds * options.instances * options.rows / (options.batch_ms / 1000))
     np.save(rows, np.full((items, 1), -1, np.int64))
     seen: list[tuple[str, Beside]] = []

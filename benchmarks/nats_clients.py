@@ -70,7 +70,7 @@ async def lean(url: str) -> AsyncIterator[Client]:
 
 
 async def publishing(client: Client, per_turn: int) -> float:
-    """Seconds of CPU a message, with nobody subscribed."""
+    """Seconds of CPU a message, without a subscriber."""
     publish, flush, _ = client
     began = time.process_time()
     for sent in range(0, MESSAGES, per_turn):

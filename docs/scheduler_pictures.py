@@ -19,7 +19,7 @@ from scheduler.model_scheduler import ModelScheduler
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from schemas.wire.messages import BatchOutcome, RequestEnvelope
 
-_NOBODYS = 5
+_WITHOUT_OWNER = 5
 _ANY_TENSORS = """
 input [ { name: "IN" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "OUT" data_type: TYPE_FP32 dims: [ 1 ] } ]
@@ -59,7 +59,7 @@ def sequence(number: int, label: str, times_us: Iterable[int]) -> list[Asked]:
         Asked(
             at_us,
             f"{label}{place}",
-            (number - 1) % _NOBODYS,
+            (number - 1) % _WITHOUT_OWNER,
             sequence=number,
             flags=(SEQUENCE_START if place == 0 else 0) | (SEQUENCE_END if place == len(times) - 1 else 0),
         )
@@ -233,7 +233,7 @@ class _Run:
     def _cells(self, batch: Batch) -> tuple[tuple[str, int], ...]:
         cells = [(self._text(request), self._asked[request.key].colour) for request in batch.requests]
         for row in batch.padding_rows:
-            cells.insert(row, ("·", _NOBODYS))
+            cells.insert(row, ("·", _WITHOUT_OWNER))
         return tuple(cells)
 
     def _text(self, request: QueuedRequest) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 COLOURS = ("#3b6fb6", "#d9822b", "#4c9a5b", "#a24fa0", "#c0453e", "#6b7280")
-"""By number; the last one is for what belongs to nobody."""
+"""By number; the last one is for what has no owner."""
 
 _LEFT, _RIGHT, _TOP, _ROW, _AXIS = 132, 20, 16, 34, 30
 _WIDTH = 820

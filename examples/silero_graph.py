@@ -29,7 +29,7 @@ def as_sequence_model(network: onnx.ModelProto) -> onnx.ModelProto:
     model.CopyFrom(network)
     graph = model.graph
     before = [
-        # Where, and not a product with zero: memory that nobody has written may hold a NaN.
+        # Where, and not a product with zero: memory that was never written may hold a NaN.
         helper.make_node("Where", ["START", "weir_zero", "CONTEXT_IN"], ["weir_context"]),
         helper.make_node("Concat", ["weir_context", "AUDIO"], ["input"], axis=1),
         helper.make_node("Unsqueeze", ["START", "weir_axis_2"], ["weir_start"]),

@@ -207,7 +207,7 @@ class ProcessTree:
         return sum(self.cpu_s_by_role().values())
 
     def idle_cores(self, seconds: float = 1.0) -> float:
-        """Cores used over the next `seconds`, to be asked while nobody sends requests."""
+        """Cores used over the next `seconds`; call it while no requests are sent."""
         before = self.cpu_s()
         time.sleep(seconds)
         return (self.cpu_s() - before) / seconds

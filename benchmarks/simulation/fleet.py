@@ -155,7 +155,7 @@ class FleetRun:
         self.batches += 1
         queue.batches[batch.id] = batch
         if worker not in self._workers:
-            return  # it is dead, and nobody has noticed yet
+            return  # it is dead, which its scheduler has not noticed yet
         mean_us = self._fleet.service_us[queue.number] + scenario.row_ms * 1000 * len(batch.requests)
         begin_us = max(now_us + scenario.hop_us, self._device_free_at[worker])
         end_us = begin_us + max(1, round(mean_us * self._factor()))

@@ -36,7 +36,7 @@ class VirtualClock:
         self, left: Callable[[], int], happen: Callable[[int, Any, int], None], arrive: Callable[[int, int], None]
     ) -> Iterator[int]:
         """Each moment at which something came, after `happen(kind, what, now_us)` was told of what was set for it and
-        `arrive(number, now_us)` of who arrived. It ends when all have arrived and nobody is `left`.
+        `arrive(number, now_us)` of who arrived. It ends when all have arrived and none is `left`.
 
         Raises Stuck.
         """

@@ -120,7 +120,7 @@ def health_families(readings: Iterable[tuple[str, str, HealthCounters]]) -> Iter
     )
     yield gauge(
         "weir_loop_lag_seconds",
-        "Longest time in the last 10 s for which a process's event loop served nobody, in seconds",
+        "Longest time in the last 10 s for which a process's event loop was blocked, in seconds",
         (Sample(labels, health.loop_lag_s) for labels, health in rows),
     )
     yield counter(
