@@ -12,6 +12,7 @@ from durable.api.async_requests import AsyncRequests
 from durable.api.store import DurableStore
 from gateway.access import OPEN, Access
 from gateway.admin.live_settings import LiveSettings
+from gateway.admin.load_report import LoadReports
 from gateway.admin.repository import RepositoryControl
 from gateway.admin.shared_memory import SharedMemoryRegions
 from gateway.admin.statistics import Statistics
@@ -42,6 +43,7 @@ class GatewayContext:
     repository: RepositoryControl
     settings: LiveSettings
     durable: DurableStore
+    load_reports: LoadReports | None = None
     access: Access = OPEN
     cross_site: CrossSiteCheck = LOCAL
     async_requests: AsyncRequests | None = None

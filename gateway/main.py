@@ -39,6 +39,7 @@ from durable.api.reporting import CounterReporter
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork, ConsumerServices
 from gateway.admin.live_settings import LiveSettings
+from gateway.admin.load_report import LoadReports
 from gateway.admin.peers import GatewayPeers
 from gateway.admin.repository import RepositoryControl, RepositoryIndex
 from gateway.admin.shared_memory import SharedMemoryRegions
@@ -242,6 +243,7 @@ class _Gateway:
             settings=self._live_settings,
             durable=self._durable,
             traffic=self._traffic,
+            load_reports=LoadReports(self._statistics),
             access=parsed.access,
             cross_site=parsed.cross_site,
             async_requests=self._async_requests,

@@ -20,6 +20,7 @@ from client.payload_store import SLOT_FROM_BYTES
 from client.request_headers import DEADLINE_HEADER, read_deadline_ms
 from client.request_templates import RequestTemplate
 from gateway.access import add_parameters
+from gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
 from gateway.connection_memory import no_memory
 from gateway.context import GatewayContext
 from gateway.http.asgi import raw_error_response
@@ -103,6 +104,7 @@ class InferExchange:
         "header_length",
         "is_active",
         "keep_alive",
+        "load_format",
         "more_body",
         "rejection",
         "response_complete",
@@ -146,6 +148,7 @@ class InferExchange:
         self.more_body = True
         self.response_complete = False
         self.header_length: str | None = None
+        self.load_format: bytes | None = None
         self.encoding = b""
         self.traceparent = ""
         self.tracestate = ""
@@ -165,6 +168,7 @@ class InferExchange:
         if b"tracestate" in fields:
             self.tracestate = b",".join(value for name, value in headers if name == b"tracestate").decode("latin-1")
         self.deadline = fields.get(DEADLINE_HEADER)
+        self.load_format = fields.get(REQUEST_HEADER)
         if self._context.catalog.sticky_headers:
             self._sticky = fields
         self._admit(length, fields.get(b"expect", b"").lower() == b"100-continue")
@@ -496,6 +500,11 @@ class InferExchange:
         if isinstance(outcome, WeirError):
             self.respond_error(outcome)
             return
+        reports = self._context.load_reports
+        if self.load_format is not None and reports is not None and not reports.is_fresh:
+            refreshing = asyncio.get_running_loop().create_task(reports.refresh())
+            self._after(refreshing, lambda _result: self._respond_with(pending, outcome))
+            return
         try:
             self._respond_with(pending, outcome)
         except WeirError as error:
@@ -516,6 +525,9 @@ class InferExchange:
             head = b"%bContent-Type: application/json\r\n" % _OK
         else:
             head = _OK + self._binary_head(header_length)
+        if self.load_format is not None and self._context.load_reports is not None:
+            report = self._context.load_reports.header(self.load_format, pending.model.name)
+            head += b"%b: %b\r\n" % (RESPONSE_HEADER, report) if report else b""
         encoding = response_encoding(self.accept_encoding) if self.accept_encoding else ""
         if encoding:
             self._respond_deflated(head, chunks, encoding)

@@ -21,6 +21,7 @@ from client.dispatch import RequestDispatcher
 from client.in_flight import PendingRequest
 from client.request_headers import DEADLINE_HEADER, read_deadline_ms
 from gateway.access import add_parameters
+from gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
 from gateway.connection_memory import MEMORY_KEY, RequestMemory
 from gateway.context import GatewayContext
 from gateway.http.asgi import CONNECTION_KEY
@@ -44,10 +45,10 @@ def generate_routes(context: GatewayContext) -> list[Route]:
     """The routes `generate` and `generate_stream`, of a model and of a version."""
 
     async def generate(request: Request) -> Response:
-        return _SingleResponse(await _submitted(context, request))
+        return _SingleResponse(await _submitted(context, request), _LoadHeader(context, request))
 
     async def generate_stream(request: Request) -> Response:
-        return _EventStream(await _submitted(context, request))
+        return _EventStream(await _submitted(context, request), _LoadHeader(context, request))
 
     return [
         post(f"{prefix}/{name}", handler)
@@ -83,12 +84,32 @@ async def _submitted(context: GatewayContext, request: Request) -> GenerateReque
     return generate_request
 
 
+class _LoadHeader:
+    """The report of the model's load in the response, if the request asks for one."""
+
+    def __init__(self, context: GatewayContext, request: Request) -> None:
+        self._reports = context.load_reports
+        self._catalog = context.catalog
+        self._format = request.headers.get(REQUEST_HEADER.decode())
+        self._model = model_and_version(request)[0]
+
+    async def rows(self) -> list[tuple[bytes, bytes]]:
+        """The header, or none."""
+        served = self._catalog.served_model(self._model) if self._format is not None else None
+        if self._reports is None or self._format is None or served is None:
+            return []
+        await self._reports.refresh()
+        report = self._reports.header(self._format.encode("latin-1"), served.name)
+        return [(RESPONSE_HEADER, report)] if report else []
+
+
 class _GenerateResponse(Response):
     """A response that is sent while the model generates; cancels the request when the client disconnects."""
 
-    def __init__(self, generate_request: GenerateRequest) -> None:
+    def __init__(self, generate_request: GenerateRequest, load: _LoadHeader) -> None:
         super().__init__()
         self._generate_request = generate_request
+        self._load = load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watching = asyncio.create_task(self._watch(receive))
@@ -110,14 +131,15 @@ class _GenerateResponse(Response):
 class _SingleResponse(_GenerateResponse):
     async def _respond(self, scope: Scope, send: Send) -> None:
         event = await self._generate_request.single()
-        await send(_start(event, b"application/json", (b"content-length", b"%d" % len(event.body))))
+        length = (b"content-length", b"%d" % len(event.body))
+        await send(_start(event, b"application/json", length, *await self._load.rows()))
         await send({"type": "http.response.body", "body": event.body})
 
 
 class _EventStream(_GenerateResponse):
     async def _respond(self, scope: Scope, send: Send) -> None:
         event: GenerateEvent | None = await self._generate_request.next()
-        await send(_start(event, b"text/event-stream; charset=utf-8"))
+        await send(_start(event, b"text/event-stream; charset=utf-8", *await self._load.rows()))
         while event is not None:
             # Waits where the client doesn't read; if that takes too long, its connection is ended.
             await send({"type": "http.response.body", "body": b"data: %b\n\n" % event.body, "more_body": True})

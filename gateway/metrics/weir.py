@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
 from bus.naming.identity import host_of
+from gateway.admin.load_report import utilization
 from gateway.admin.statistics import Statistics
 from gateway.admin.version_totals import VersionTotals
 from gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
@@ -243,12 +244,12 @@ def load_families(
     yield gauge(
         "weir_worker_utilization",
         "Share of the time in which the model's instances were busy [0.0 - 1.0]",
-        (Sample(served[model], _utilization(of)) for model, of in measured.items()),
+        (Sample(served[model], utilization(of)) for model, of in measured.items()),
     )
     yield gauge(
         "weir_cluster_utilization",
         "Share of the time in which instances were busy [0.0 - 1.0]",
-        [Sample(NO_LABELS, _utilization([load for of in measured.values() for load in of]))],
+        [Sample(NO_LABELS, utilization([load for of in measured.values() for load in of]))],
     )
     yield gauge(
         "weir_desired_workers",
@@ -301,11 +302,6 @@ def memory_families(ledger: LedgerCounters) -> Iterator[MetricFamily]:
         "Requests, messages and responses for which the memory ledger had no room",
         (Sample({"kind": kind}, refusals) for kind, refusals in sorted(ledger.refused.items())),
     )
-
-
-def _utilization(loads: list[LoadCounters]) -> float:
-    instances = sum(load.instances for load in loads)
-    return round(sum(load.utilization * load.instances for load in loads) / instances, 4) if instances else 0.0
 
 
 _WAYS = ("nats", "tcp")
