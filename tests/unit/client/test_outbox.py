@@ -21,9 +21,9 @@ def test_requests_share_frames_up_to_a_size() -> None:
 
 
 def test_many_small_bodies_need_no_payload_slot() -> None:
-    small = [part(key, size=SMALL_BODY_BYTES) for key in range(100)]
+    small = [part(key, size=SMALL_BODY_BYTES) for key in range(400)]
     frames = list(frames_of(small))
-    assert [len(frame) for frame in frames] == [32, 32, 32, 4]
+    assert [len(frame) for frame in frames] == [128, 128, 128, 16]
     assert all(sum(len(each.body) for each in frame) <= FRAME_INLINE_BYTES for frame in frames)
     larger = [part(key, size=SMALL_BODY_BYTES + 1) for key in range(100)]
     assert len(list(frames_of(larger))) == 1
