@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import sys
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,6 @@ from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from schemas.config.parameters import ResourceAmounts, read_resource
 from schemas.core.errors import invalid
-from schemas.core.names import repository_of
 from schemas.wire.registry import WorkerRecord
 from telemetry.log_settings import LogSettings
 from telemetry.logs import RoleLog, configure_logging
@@ -57,7 +57,7 @@ from worker.execution.shared_memory import SharedMemoryAccess
 from worker.lifecycle import mirror_folder, override_folder
 from worker.lifecycle.coordination import DrainCoordinator, RollingReload
 from worker.lifecycle.loader import LoadPolicy, ModelLoader
-from worker.lifecycle.mirror import open_mirrors
+from worker.lifecycle.mirror import CacheOptions, open_mirrors
 from worker.lifecycle.model_state import ManagedModels, RecordPublisher
 from worker.lifecycle.placement import ModelPlacement
 from worker.lifecycle.reconciler import ModelReconciler, check_startup_models
@@ -74,6 +74,10 @@ SWITCH_INTERVAL_S = 0.0005
 """The interpreter's thread switch interval. Instances are threads beside the event loop: the default of 5 ms would be added
 to their latency.
 """
+
+
+EARLY_READY_S = 2.0
+"""Downloads that take longer than this after the listing do not delay the start of gateways."""
 
 
 def run(settings: WorkerSettings) -> int:
@@ -215,12 +219,19 @@ class _Worker:
                 custom_metrics=self.custom_metrics.snapshot,
             ),
         )
-        cache = None if settings.model_cache_dir is None else Path(settings.model_cache_dir)
-        if settings.model_namespacing and any(map(repository_of, settings.model_repositories)):
+        if settings.model_namespacing and not all(isinstance(one, Path) for one in settings.model_repositories):
             raise invalid(
-                "--model-namespacing requires folders: a repository in NATS has another folder on each worker"
+                "--model-namespacing requires folders: a repository in NATS or in an object store has another folder on "
+                "each worker"
             )
-        paths, self.mirrors = open_mirrors(bus, settings.model_repositories, cache, context.background)
+        folder = None if settings.model_cache_dir is None else Path(settings.model_cache_dir)
+        paths, self.mirrors = open_mirrors(
+            bus,
+            settings.model_repositories,
+            CacheOptions(folder, settings.model_cache_byte_size),
+            context.background,
+            (settings.repository_poll_secs or None) if mode == "poll" else None,
+        )
         repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
         ensembles = EnsembleBackend(repository, self.client, self._loop)
         self.desired, self.drains = DesiredModels(bus), DrainCoordinator(bus, worker_id)
@@ -265,7 +276,7 @@ class _Worker:
                 dependencies=DependencyWatcher(self.client, ensembles.find_circle),
                 placement=ModelPlacement(models, self.client, worker_id, capacity, context.devices),
                 rolling=RollingReload(self.client, worker_id),
-                refresh=self.mirrors.refresh,
+                mirrors=self.mirrors,
                 control_mode=mode,
                 startup=settings.load_model,
                 threads=settings.model_load_thread_count,
@@ -274,7 +285,7 @@ class _Worker:
         self.sequence_reporter = SequenceReporter(
             bus, worker_id, self.dispatcher.sequences, lambda: self.dispatcher.held
         )
-        self.queries = QueryService(bus, worker_id, self.dispatcher.models, repository, self.mirrors.problems)
+        self.queries = QueryService(bus, worker_id, self.dispatcher.models, repository, self._unfetched)
 
     async def start(self, shutdown: AsyncExitStack, log: RoleLog) -> None:
         """Starts everything but the models. `shutdown` stops it in the opposite order."""
@@ -313,21 +324,29 @@ class _Worker:
         settings = self._settings
         loading = self._background.create_task(self._load())
         stopping = self._background.create_task(stop.wait())
+        announcing = self._background.create_task(self._announce_early())
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        announcing.cancel()
         if not loading.done():
             loading.cancel()
             return 0
         problems = loading.result()
-        if problems and settings.exit_on_error:
+        if settings.exit_on_error is None:  # as for folders, the default differs for repositories and for models
+            problems = self.mirrors.unusable()
+        if problems and settings.exit_on_error is not False:
             announce_failure("; ".join(problems))
             stopping.cancel()
             return 1
         await self.service.describe(settled=True)
         announce_ready(worker=self._worker_id)
         polling = None
+        if settings.model_control_mode == "none":
+            self.mirrors.follow(self._background, self._load_fetched)
         if settings.model_control_mode == "poll":
-            self.mirrors.on_change(self.reconciler.poll_once)
-            if settings.repository_poll_secs > 0:
+            self.mirrors.follow(self._background, self._poll_fetched)
+            self.mirrors.on_push(self.reconciler.poll_once)
+            has_folders = any(isinstance(repository, Path) for repository in settings.model_repositories)
+            if settings.repository_poll_secs > 0 and has_folders:
                 polling = self._background.create_task(self.reconciler.poll(settings.repository_poll_secs))
         await stopping
         if polling is not None:
@@ -336,9 +355,38 @@ class _Worker:
         return 0
 
     async def _load(self) -> list[str]:
-        """Fetches the repositories that lie in NATS, then loads the models of the start; returns the problems."""
-        await self.mirrors.start(follows=self._settings.model_control_mode != "none")
+        """Fetches the repositories that lie in NATS, lists those in object stores, and loads the models of the start.
+
+        Returns the problems.
+        """
+        settings = self._settings
+        await self.mirrors.start(follows=settings.model_control_mode != "none")
+        if self.mirrors.unusable() and settings.exit_on_error is not False:
+            return self.mirrors.unusable()
+        if self.mirrors.failures():
+            await self.reconciler.publish_unreadable()
         return await self.reconciler.start(self._background)
+
+    async def _announce_early(self) -> None:
+        """Reports that the worker is ready while it still downloads: gateways start, and models that are loaded serve.
+
+        With `exit_on_error` the outcome of all loads comes first.
+        """
+        await self.mirrors.is_listed.wait()
+        await asyncio.sleep(EARLY_READY_S)
+        if self.mirrors.is_fetching and not self._settings.exit_on_error:
+            logger.info("models are still downloading; those that are loaded are served meanwhile")
+            announce_ready(worker=self._worker_id)
+
+    async def _load_fetched(self, names: Collection[str]) -> None:
+        await self.reconciler.publish_unreadable()
+        await self.reconciler.load_fetched(names)
+
+    async def _poll_fetched(self, names: Collection[str]) -> None:
+        await self.reconciler.poll_once()
+
+    async def _unfetched(self) -> dict[str, str]:
+        return await self.mirrors.contents(looks=self._settings.model_control_mode == "explicit")
 
     def _on_health_change(self, identity: str) -> None:
         """Publishes the health of a model; called in any thread."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from bus.naming import subjects
 from bus.naming.reserved_subjects import may_reply_to
@@ -24,7 +24,8 @@ MAX_READINESS_QUERIES = 1_000
 class QueryService:
     """Replies to queries about `models`, the loaded models by identity, and about `repository`. Runs in the event loop.
 
-    `unfetched()` returns the models that could not be fetched from a repository in NATS, with the reasons.
+    `unfetched()` returns the models of repositories that are not local, with the reason why each could not be fetched ("":
+    it can be).
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class QueryService:
         worker_id: str,
         models: Mapping[str, LoadResult],
         repository: ModelRepository,
-        unfetched: Callable[[], dict[str, str]],
+        unfetched: Callable[[], Awaitable[dict[str, str]]],
     ) -> None:
         self._bus = bus
         self._worker_id = worker_id
@@ -104,7 +105,7 @@ class QueryService:
         while self._index_replies:
             replies, self._index_replies = self._index_replies, set()
             snapshot = await asyncio.to_thread(self._repository.snapshot)
-            problems = self._unfetched() | {name: model.problem for name, model in snapshot.models.items()}
+            problems = await self._unfetched() | {name: model.problem for name, model in snapshot.models.items()}
             for subject in replies:
                 self._bus.publish(subject, RepositoryView(self._worker_id, problems).pack())
         self._is_scanning = False

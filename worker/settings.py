@@ -13,9 +13,11 @@ from telemetry.log_settings import LogOptions
 class WorkerSettings(LogOptions):
     """Settings of one worker. Fields have the names and units of Triton's options, where Triton has them.
 
-    - `model_repositories` are existing folders, or addresses of repositories in NATS (`nats://NAME`), which are mirrored in
-      `model_cache_dir` (None: in temporary folders). `model_config_name` NAME replaces a model's `config.pbtxt` by
-      `configs/NAME.pbtxt` if that exists. With `model_namespacing`, models of different repositories may share a name.
+    - `model_repositories` are existing folders, or addresses of repositories in NATS (`nats://NAME`) or in object stores
+      (`s3://`, `gs://`, `as://`), which are mirrored in `model_cache_dir` (None: in temporary folders), in at most
+      `model_cache_byte_size` bytes (0: nine tenths of the disk). `model_config_name` NAME replaces a model's
+      `config.pbtxt` by `configs/NAME.pbtxt` if that exists. With `model_namespacing`, models of different repositories may
+      share a name.
     - `model_control_mode` is "none", "poll" or "explicit"; in explicit mode `load_model` names the models to load at the
       start ("*": all). With `exit_on_error` a model that fails to load at the start ends the worker; False (not None) also
       allows missing repositories.
@@ -55,6 +57,7 @@ class WorkerSettings(LogOptions):
     exit_timeout_secs: float = 30.0
     live_streams: int | None = None
     model_cache_dir: str | None = None
+    model_cache_byte_size: int = 0
     model_memory_bytes: int = 0
     worker_resource: tuple[str, ...] = ()
     cache_config: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.support.models.zoo import write_small_zoo, write_zoo
+from tests.support.servers.object_stores import AzureServer, GoogleServer, S3Server
 from tests.support.servers.roles import Start
 from tests.support.servers.weir_server import Serve, Server
 
@@ -72,6 +73,30 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     finally:
         for running in started:
             running.close()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A server of S3 for tests with buckets of their own."""
+    started = S3Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzureServer]:
+    """A server of Azure Blob Storage for tests with containers of their own."""
+    started = AzureServer(tmp_path_factory.mktemp("azure"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleServer]:
+    """A server of Google Cloud Storage for tests with buckets of their own."""
+    started = GoogleServer(tmp_path_factory.mktemp("google"))
+    yield started
+    started.close()
 
 
 @pytest.fixture

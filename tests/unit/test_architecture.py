@@ -105,6 +105,7 @@ ROOMS = {
     "repository": (
         "dependencies problems",
         "completion paths",
+        "stores",
         "config_text layout scheduler_rules",
         "validation",
         "loading",

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from repository.stores.addresses import is_cloud_address, parse_address
 from schemas.core.names import repository_of
 from weir.errors import StartError
-
-_REMOTE = ("s3://", "gs://", "as://")
 
 
 class Listener(NamedTuple):
@@ -24,9 +23,10 @@ class Listener(NamedTuple):
 
 
 def check_repositories(paths: Sequence[str | Path] | None, may_be_absent: bool = False) -> tuple[Path | str, ...]:
-    """The model repositories: folders as absolute paths, repositories in NATS as addresses (`nats://NAME`).
+    """The model repositories: folders as absolute paths, repositories in NATS or in object stores as addresses.
 
-    Raises StartError, in Triton's wording where Triton has one. With `may_be_absent` a folder need not exist.
+    Raises StartError, in Triton's wording where Triton has one; also for an address or credentials that can't be read. An
+    object store is asked by workers. With `may_be_absent` a folder need not exist.
     """
     if not paths:
         raise StartError("--model-repository must be specified")
@@ -35,13 +35,26 @@ def check_repositories(paths: Sequence[str | Path] | None, may_be_absent: bool =
         if _lies_in_nats(path):
             checked.append(path)
             continue
-        if str(path).startswith(_REMOTE):
-            raise StartError(f"model repository {path} is not a folder: remote repositories are not supported")
+        if is_cloud_address(str(path)):
+            checked.append(_check_store(str(path)))
+            continue
         if not may_be_absent and not Path(path).is_dir():
             raise StartError(f"model repository {path} is not a folder")
         checked.append(Path(path).absolute())
     # As in Triton, duplicates count once.
     return tuple(dict.fromkeys(checked))
+
+
+def _check_store(address: str) -> str:
+    from repository.stores.credentials import check_access  # late: most servers have folders
+
+    try:
+        problem = check_access(parse_address(address))
+    except ValueError as error:
+        raise StartError(f"invalid model repository: {error}") from error
+    if problem:
+        raise StartError(problem)
+    return address
 
 
 def _lies_in_nats(path: str | Path) -> bool:

@@ -22,6 +22,7 @@ import typer
 
 from bus.nats.access import without_user
 from bus.nats.embedded_server import EmbeddedNats
+from repository.stores.addresses import is_cloud_address
 from runtime.processors import processor_count, processors_by_core
 from runtime.readiness import announce_ready
 from schemas.core.errors import WeirError
@@ -102,6 +103,26 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
+    with contextlib.ExitStack() as stack:
+        _serve(main, values, listeners, stack)
+
+
+def _serve(
+    main: Callable[[Sequence[str]], None],
+    values: dict[str, Any],
+    listeners: Mapping[str, Listener],
+    stack: contextlib.ExitStack,
+) -> None:
+    """Serve with checked values; `stack` removes temporary folders at the end."""
+    nats_url = values["nats"]
+    parent = stack.enter_context(parent_fd())
+    needs_cache = values["model_cache_dir"] is None and any(map(is_cloud_address, values["model_repository"]))
+    folder = None
+    if nats_url is None or needs_cache:
+        folder = stack.enter_context(_data_dir(values, temporary=parent is not None))
+    if folder is not None and needs_cache:
+        # A worker that is started again finds what the one before it has downloaded, even while the store is unreachable.
+        values["model_cache_dir"] = str((folder / "models").absolute())
     gpus, processors = count_gpus(), processor_count()
     counts = count_processes(values, processors, gpus)
     shares = divide_processors(values["worker_processors"], processors_by_core(), processors, counts)
@@ -120,32 +141,26 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
         *gateways,
     ]
     roles = [role if gpus and role.name.startswith("worker") else _forked(role, main) for role in roles]
-    nats_url = values["nats"]
     for option in ACCESS_OPTIONS:
         if nats_url is None and values[option.key]:
             raise UsageError(f"{option.name} requires --nats: the embedded nats-server listens on loopback only")
-    with contextlib.ExitStack() as stack:
-        parent = stack.enter_context(parent_fd())
-        embedded = None
-        if nats_url is None:
-            folder = stack.enter_context(_data_dir(values, temporary=parent is not None))
-            server = values["nats_server"]
-            embedded = EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
-        if shares is not None:
-            # What this process starts inherits it; workers get their own.
-            os.sched_setaffinity(0, shares.others)
-        supervisor = Supervisor(
-            roles,
-            nats=embedded,
-            environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
-            on_ready=functools.partial(
-                _report, gateways[0].name, listeners, nats_url, embedded, values["exit_on_error"]
-            ),
-            exit_timeout_s=values["exit_timeout_secs"],
-            parent_fd=parent,
-        )
-        status = supervisor.run()
-    raise typer.Exit(status)
+    embedded = None
+    if nats_url is None:
+        assert folder is not None  # noqa: S101 - as above
+        server = values["nats_server"]
+        embedded = EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
+    if shares is not None:
+        # What this process starts inherits it; workers get their own.
+        os.sched_setaffinity(0, shares.others)
+    supervisor = Supervisor(
+        roles,
+        nats=embedded,
+        environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
+        on_ready=functools.partial(_report, gateways[0].name, listeners, nats_url, embedded, values["exit_on_error"]),
+        exit_timeout_s=values["exit_timeout_secs"],
+        parent_fd=parent,
+    )
+    raise typer.Exit(supervisor.run())
 
 
 def _forked(role: RoleSpec, main: Callable[[Sequence[str]], None]) -> RoleSpec:

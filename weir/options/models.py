@@ -32,9 +32,10 @@ def _models() -> tuple[Option, ...]:
         Option(
             names=("--model-repository", "--model-store"),
             value=Text("FOLDER"),
-            help="Folder of models, or nats://NAME for models stored in NATS by `weir push`; may be repeated. A "
-            "scheduler needs it only for models with a batchstrategy.py.",
-            differs="Remote repositories (s3, gs, as) are rejected; nats://NAME is Weir's own.",
+            help="Folder of models, an object store (s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH), or "
+            "nats://NAME for models stored in NATS by `weir push`; may be repeated. A scheduler needs it only for models "
+            "with a batchstrategy.py.",
+            differs="nats://NAME is Weir's own.",
             repeatable=True,
             field="model_repositories",
             panel="Models",
@@ -43,8 +44,18 @@ def _models() -> tuple[Option, ...]:
         Option(
             names=("--model-cache-dir",),
             value=Text("FOLDER"),
-            shown_default="a temporary folder",
-            help="Folder in which a worker stores model files downloaded from NATS.",
+            shown_default="a temporary folder; with object stores, in the data folder",
+            help="Folder in which workers store model files downloaded from NATS or an object store. The workers of a host "
+            "may share it.",
+            ours=True,
+            **panel,
+        ),
+        Option(
+            names=("--model-cache-byte-size",),
+            value=Integer(0, metavar="BYTES"),
+            default=0,
+            help="Most that the model files in the cache may take: unused ones are removed, and a model that does not fit "
+            "is not fetched. 0: nine tenths of the disk.",
             ours=True,
             **panel,
         ),

@@ -1,10 +1,15 @@
-"""`RepositoryMirror`: keeps a local folder equal to a model repository in NATS, for workers without a shared disk."""
+"""`RepositoryMirrors`: the local copies of the repositories of a worker that are not local.
+
+`RepositoryMirror` keeps a folder equal to a repository in NATS; `worker.lifecycle.cloud_mirror` does it for one in an
+object store.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -14,11 +19,16 @@ from nats.errors import Error as NatsError
 from bus.kv.pushed_models import PushedModels
 from bus.naming import subjects
 from bus.nats.connection import Bus, Message
+from repository.stores.addresses import is_cloud_address, parse_address
+from repository.stores.cloud import CloudStore
 from runtime.containment import contained, report
 from schemas.core.errors import WeirError, invalid
 from schemas.core.names import repository_of
 from schemas.wire.model_control import PushedFile, PushedModel
+from worker.lifecycle.cloud_mirror import CloudMirror
+from worker.lifecycle.downloads import DownloadProgress, Downloads, DownloadSource
 from worker.lifecycle.mirror_folder import MirrorFolder
+from worker.lifecycle.store_cache import StoreCache
 
 logger = logging.getLogger("weir.worker")
 
@@ -162,56 +172,125 @@ async def _nothing() -> None:
 
 
 class RepositoryMirrors:
-    """All mirrors of a worker. Without repositories in NATS it does nothing."""
+    """All mirrors of a worker: of repositories in NATS, and in object stores (`clouds`). Without any it does nothing.
 
-    def __init__(self, mirrors: Sequence[RepositoryMirror] = ()) -> None:
+    `is_listed` is set by `start` once all repositories were listed, or could not be.
+    """
+
+    def __init__(
+        self,
+        mirrors: Sequence[RepositoryMirror] = (),
+        clouds: Sequence[CloudMirror] = (),
+        progress: DownloadProgress | None = None,
+    ) -> None:
         self._mirrors = mirrors
+        self._clouds = clouds
+        self._all: tuple[RepositoryMirror | CloudMirror, ...] = (*mirrors, *clouds)
+        self._progress = progress
+        self.is_listed = asyncio.Event()
 
     async def start(self, follows: bool) -> None:
-        """Fetches all models; with `follows`, also those that are pushed from now on."""
-        for mirror in self._mirrors:
-            await mirror.start(follows)
+        """Lists all repositories, and fetches the models of those in NATS; with `follows`, also those pushed later."""
+        await asyncio.gather(
+            *(mirror.start(follows) for mirror in self._mirrors), *(cloud.start() for cloud in self._clouds)
+        )
+        self.is_listed.set()
+
+    def pending(self) -> dict[str, tuple[int, ...]]:
+        """The models in object stores that are not here yet, with their versions, in the order in which to fetch them."""
+        return {name: model.versions for cloud in self._clouds for name, model in cloud.pending().items()}
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether models are being downloaded from object stores."""
+        return self._progress is not None and self._progress.is_active
 
     async def refresh(self, name: str) -> None:
-        """Updates the folders to the version of the model that was pushed last."""
-        for mirror in self._mirrors:
-            await mirror.refresh(name)
+        """Updates the folders to the newest version of the model in each repository."""
+        await asyncio.gather(
+            *(mirror.refresh(name) for mirror in self._mirrors), *(cloud.refresh(name) for cloud in self._clouds)
+        )
+
+    async def fetch(self, name: str) -> None:
+        """Updates the folders to the version of the model that was listed last."""
+        await asyncio.gather(*(cloud.refresh(name, looks=False) for cloud in self._clouds))
 
     def problems(self) -> dict[str, str]:
         """The reasons why models can't be fetched, by model."""
-        return {name: problem for mirror in self._mirrors for name, problem in mirror.problems.items()}
+        return {name: problem for mirror in self._all for name, problem in mirror.problems.items()}
 
-    def on_change(self, listener: Callable[[], Awaitable[None]]) -> None:
-        """Awaits `listener()` after a folder was updated."""
+    async def contents(self, looks: bool) -> dict[str, str]:
+        """As `problems`, and "" for each model of an object store that can be fetched; with `looks`, as it is now."""
+        found = await asyncio.gather(*(cloud.contents(looks) for cloud in self._clouds))
+        return {name: problem for part in found for name, problem in part.items()} | self.problems()
+
+    def failures(self) -> list[str]:
+        """Why object stores can't be read."""
+        return [cloud.failure for cloud in self._clouds if cloud.failure]
+
+    def unusable(self) -> list[str]:
+        """The failures of object stores from which nothing was ever fetched to this host."""
+        return [cloud.failure for cloud in self._clouds if cloud.is_unusable]
+
+    def follow(self, background: asyncio.TaskGroup, on_change: Callable[[Collection[str]], Awaitable[None]]) -> None:
+        """Awaits `on_change(names)` after models of object stores were updated in the background."""
+        for cloud in self._clouds:
+            cloud.follow(background, on_change)
+
+    def on_push(self, listener: Callable[[], Awaitable[None]]) -> None:
+        """Awaits `listener()` after a model that was pushed was fetched."""
         for mirror in self._mirrors:
             mirror.on_change = listener
 
     async def stop(self) -> None:
         """Stops following changes."""
-        for mirror in self._mirrors:
+        for mirror in self._all:
             await mirror.stop()
 
     def remove_folders(self) -> None:
         """Removes the local models; called when no instance uses them any more."""
-        for mirror in self._mirrors:
+        for mirror in self._all:
             mirror.remove_folder()
 
 
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """The folder of downloaded files (None: a temporary one for each repository), and its limit in bytes (0: the disk)."""
+
+    folder: Path | None = None
+    limit_bytes: int = 0
+
+
 def open_mirrors(
-    bus: Bus, repositories: Iterable[Path | str], cache: Path | None, background: asyncio.TaskGroup
+    bus: Bus,
+    repositories: Iterable[Path | str],
+    cache: CacheOptions,
+    background: asyncio.TaskGroup,
+    poll_s: float | None = None,
 ) -> tuple[list[Path], RepositoryMirrors]:
-    """The folders of all repositories in order, and the mirrors of those in NATS. Raises WeirError."""
+    """The folders of all repositories in order, and the mirrors of those that are not local. Raises WeirError.
+
+    With `poll_s`, mirrors of object stores follow changes at this interval, in seconds.
+    """
     paths: list[Path] = []
     mirrors: list[RepositoryMirror] = []
+    clouds: list[CloudMirror] = []
+    downloads = Downloads()
     for repository in repositories:
         name = repository_of(repository)
-        if name is None:
+        if name is None and not is_cloud_address(repository):
             paths.append(Path(repository))
             continue
         try:
-            folder = MirrorFolder(cache)
+            folder = MirrorFolder(cache.folder, cache.limit_bytes)
+            paths.append(folder.models)
+            if name is not None:
+                mirrors.append(RepositoryMirror(bus, PushedModels(bus, name), folder, background))
+                continue
+            store = CloudStore(parse_address(str(repository)))
+            source = DownloadSource(store, folder, StoreCache(folder, store.name))
         except OSError as error:
-            raise invalid(f"can't create a folder for the models of repository '{name}': {error.strerror}") from error
-        mirrors.append(RepositoryMirror(bus, PushedModels(bus, name), folder, background))
-        paths.append(folder.models)
-    return paths, RepositoryMirrors(mirrors)
+            where = f"repository '{name}'" if name is not None else f"model repository {repository}"
+            raise invalid(f"can't create a folder for the models of {where}: {error.strerror}") from error
+        clouds.append(CloudMirror(source, downloads, poll_s))
+    return paths, RepositoryMirrors(mirrors, clouds, downloads.progress)

@@ -20,11 +20,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from repository.layout import DUPLICATE, FoundModel, model_fingerprint
 from runtime.containment import contained, report
 from schemas.core.errors import WeirError, invalid
 from schemas.core.names import plain_name
 from schemas.wire.model_control import DesiredModel, WantedModel
+from schemas.wire.registry import ModelState, VersionRecord
 from worker.ensembles.dependencies import DependencyAction
 from worker.lifecycle.loader import release_agents
 from worker.lifecycle.model_state import ManagedModel, OperationTasks
@@ -70,16 +73,26 @@ class ModelReconciler:
             self._desired.on_change(self._on_desired)
             entries = {entry.name: entry for entry in self._desired.all()}
         found = await self._scan()
-        names = list(found)
+        pending = self._context.mirrors.pending()
+        names = list(dict.fromkeys([*found, *pending]))
         if self._is_explicit:
-            names = [name for name in startup_names(self._context.startup, found) if plain_name(name) not in entries]
+            names = [name for name in startup_names(self._context.startup, names) if plain_name(name) not in entries]
         await self._placement.offer_found({name: found[name] for name in names if name in found})
         await asyncio.gather(
-            *(self._load_at_start(name, found.get(name)) for name in names),
+            *(
+                self._fetch_at_start(name, pending[name])
+                if name in pending
+                else self._load_at_start(name, found.get(name))
+                for name in names
+            ),
             *(self._restore(entry) for entry in entries.values()),
         )
         failures = self._models.failures(names)
-        return [*self._unreadable.values(), *(f"failed to load '{name}': {why}" for name, why in failures.items())]
+        return [
+            *self._unreadable.values(),
+            *self._context.mirrors.failures(),
+            *(f"failed to load '{name}': {why}" for name, why in failures.items()),
+        ]
 
     async def hand_over(self, timeout_s: float) -> None:
         """Before shutdown: waits until other workers have loaded what only this one serves, or for `timeout_s`."""
@@ -140,12 +153,16 @@ class ModelReconciler:
         has_changed = self._unreadable != snapshot.unreadable
         self._unreadable = snapshot.unreadable
         if has_changed and not self._is_explicit:  # in explicit mode the repositories are scanned at the start only
-            await self._records.describe(unreadable=list(snapshot.unreadable.values()))
+            await self.publish_unreadable()
         return snapshot.models
 
     def _is_deleted(self, model: ManagedModel, found: Mapping[str, FoundModel]) -> bool:
         is_unknown = model.path is not None and model.path.parent in self._unreadable
         return model.name not in found and not model.is_deleted and not is_unknown
+
+    async def publish_unreadable(self) -> None:
+        """Publishes which repositories can't be read, with the reasons."""
+        await self._records.describe(unreadable=[*self._unreadable.values(), *self._context.mirrors.failures()])
 
     async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
         async with self._models.turn(name) as model:
@@ -155,6 +172,27 @@ class ModelReconciler:
             model.reason = NOT_FOUND
             logger.error("failed to load '%s': %s", name, NOT_FOUND)
             await self._records.publish(model)
+
+    async def _fetch_at_start(self, name: str, versions: Iterable[int]) -> None:
+        """Loads a model of an object store as soon as it is downloaded; until then its record says that it is loading."""
+        async with self._models.turn(name) as model:
+            loading = {number: VersionRecord(ModelState.LOADING) for number in versions}
+            await self._records.write(replace(model.record(), versions=loading))
+            await self._context.mirrors.fetch(name)
+            found = next(iter(await asyncio.to_thread(self._find_all, name)), None)
+            if found is not None:
+                await self._transitions.load_found(model, found)
+                return
+            model.reason = self._context.mirrors.problems().get(name, NOT_FOUND)
+            logger.error("failed to load '%s': %s", name, model.reason)
+            await self._records.publish(model)
+
+    async def load_fetched(self, names: Iterable[str]) -> None:
+        """Loads models of object stores that could not be fetched at the start and are here now."""
+        for name in names:
+            async with self._models.turn(name) as model:
+                if not model.is_serving:
+                    await self._transitions.load_from_repository(model)
 
     async def _load_if_changed(self, found: FoundModel) -> None:
         async with self._models.turn(found.identity) as model:

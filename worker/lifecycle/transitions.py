@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -37,6 +36,7 @@ from schemas.wire.registry import ModelState, VersionRecord
 from worker.ensembles.dependencies import DependencyWatcher
 from worker.lifecycle.coordination import DrainCoordinator, RollingReload
 from worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure, release_agents
+from worker.lifecycle.mirror import RepositoryMirrors
 from worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks
 from worker.lifecycle.override_folder import OverrideFolder
 from worker.lifecycle.placement import ModelPlacement
@@ -64,7 +64,7 @@ class LifecycleContext:
     """The collaborators and options of a worker's model life cycle.
 
     `control_mode` is "none", "poll" or "explicit"; in explicit mode `startup` names the models to load at the start.
-    `refresh(name)` updates the local mirror of a model's folder before the folder is read. `threads` loads run at a time.
+    `mirrors` update the local copy of a model's folder before the folder is read. `threads` loads run at a time.
     """
 
     host: ModelHost
@@ -76,7 +76,7 @@ class LifecycleContext:
     dependencies: DependencyWatcher
     placement: ModelPlacement
     rolling: RollingReload
-    refresh: Callable[[str], Awaitable[None]]
+    mirrors: RepositoryMirrors = field(default_factory=RepositoryMirrors)
     control_mode: str = "none"
     startup: tuple[str, ...] = ()
     threads: int = 4
@@ -120,7 +120,7 @@ class ModelTransitions:
                 folder = await asyncio.to_thread(OverrideFolder, model.name, contents)
                 found = self._repository.model_in(model.name, folder.path)
             else:
-                await self._context.refresh(plain_name(model.name))
+                await self._context.mirrors.refresh(plain_name(model.name))
                 found = await asyncio.to_thread(self._repository.find, model.name)
         except (WeirError, NatsError, OSError, TimeoutError) as error:
             reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
@@ -232,7 +232,7 @@ class ModelTransitions:
                 return  # it was unloaded by a request that came after the one for the ensemble
         async with self._models.turn(name) as model:
             if self._context.control_mode == "explicit" and not model.is_serving:
-                await self._context.refresh(plain_name(name))
+                await self._context.mirrors.refresh(plain_name(name))
                 await self.load_from_repository(model)  # if it is in no repository here, another worker may have it
 
     # Unloading

@@ -59,9 +59,11 @@ def started(
 class RoleProcess:
     """One role, on another `host` than this where that is named; `facts` are what it announced when it was ready."""
 
-    def __init__(self, folder: Path, role: str, *options: str, host: str = "") -> None:
+    def __init__(
+        self, folder: Path, role: str, *options: str, host: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
         self._log = folder / f"{role}-{len(list(folder.iterdir()))}.log"
-        environment = {HOST_VARIABLE: host} if host else {}
+        environment = {**(environment or {}), **({HOST_VARIABLE: host} if host else {})}
         self.process, self.facts = role_started([role, *options], folder, self._log, environment)
         assert self.facts.get("ready"), self._log.read_text()
 
@@ -86,9 +88,14 @@ class Start:
             self.nats = EmbeddedNats(folder / "nats")
             self.nats.start()
 
-    def __call__(self, role: str, *options: str, host: str = "") -> RoleProcess:
+    def __call__(
+        self, role: str, *options: str, host: str = "", environment: Mapping[str, str] | None = None
+    ) -> RoleProcess:
         url = self.nats.url_of(role) if hasattr(self.nats, "url_of") else self.nats.url
-        self._roles.append(RoleProcess(self.folder / "logs", role, f"--nats={url}", *options, host=host))
+        role_process = RoleProcess(
+            self.folder / "logs", role, f"--nats={url}", *options, host=host, environment=environment
+        )
+        self._roles.append(role_process)
         return self._roles[-1]
 
     def worker(self, *options: str, host: str = "") -> RoleProcess:

@@ -136,7 +136,6 @@ class Worker:
                     models, cast(Any, client), "w", ResourceAmounts(), WorkerDevices.of([], None, True)
                 ),
                 rolling=cast(Any, SimpleNamespace(turn=self._roll)),
-                refresh=self._refresh,
                 **options,
             )
         )
@@ -200,9 +199,6 @@ class Worker:
 
     async def _roll(self, *_: object) -> WeirError | None:
         return None
-
-    async def _refresh(self, _name: str) -> None:
-        pass
 
 
 # The start
