@@ -44,7 +44,7 @@ class StoreTimeouts:
     `total_s` bounds one request with all its retries. It is long, because the bytes of a slow store count as progress.
     """
 
-    connect_s: float = 5.0
+    connect_s: float = 2.0
     stall_s: float = 15.0
     retries: int = 2
     total_s: float = 600.0
@@ -129,6 +129,9 @@ class CloudStore:
         noun = "container" if address.kind == "as" else "bucket"
         if code in _NO_BUCKET or (status == "404" and done == "listed"):
             reason = f"{noun} '{address.bucket}' does not exist"
+        elif _lacks_credentials(text):
+            self._store = None
+            reason = f"no credentials were found: {_HINTS[address.kind]}, or TRITON_CLOUD_CREDENTIAL_PATH"
         elif is_denied:
             self._store = None
             what = f" ({code})" if code else ""
@@ -138,9 +141,6 @@ class CloudStore:
             reason += f"'{address.bucket}'"
         elif has_changed:
             reason = "it was replaced or removed since it was listed"
-        elif _lacks_credentials(text):
-            self._store = None
-            reason = f"no credentials were found: {_HINTS[address.kind]}, or TRITON_CLOUD_CREDENTIAL_PATH"
         else:
             is_transient = True
             reason = _QUERY.sub("", text.partition(": <")[0].partition("\n")[0])[:300]

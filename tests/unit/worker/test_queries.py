@@ -33,7 +33,10 @@ class Worker:
         served = SimpleNamespace(model=SimpleNamespace(health=health))
         models = cast(Any, {"m": SimpleNamespace(served={1: served})})
         repository = cast(Any, SimpleNamespace(snapshot=self._snapshot))
-        self.service = QueryService(cast(Any, self.bus), "w", models, repository, lambda: {"remote": "not fetched"})
+        self.service = QueryService(cast(Any, self.bus), "w", models, repository, self._unfetched)
+
+    async def _unfetched(self) -> dict[str, str]:
+        return {"remote": "not fetched"}
 
     def _snapshot(self) -> RepositorySnapshot:
         self.scans += 1

@@ -103,9 +103,9 @@ def test_two_doors_at_one_port_are_told_in_triton_s_words(tmp_path: Path, capsys
     )
 
 
-def test_a_repository_elsewhere_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("serve", "--model-repository=s3://bucket/models") == 1
-    assert "remote repositories are not supported" in capsys.readouterr().err
+def test_an_invalid_address_of_an_object_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("serve", "--model-repository=s3:///models") == 1
+    assert capsys.readouterr().err == "error: invalid model repository: 's3:///models' names no bucket\n"
 
 
 def test_help_groups_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,8 +73,13 @@ def test_a_port_that_is_shared_is_free_for_those_who_share_it() -> None:
             check_listeners([Listener("HTTP", "127.0.0.1", port)])
 
 
-def test_remote_repositories_are_refused() -> None:
-    with pytest.raises(StartError, match=r"^model repository s3://bucket/models is not a folder: remote"):
+def test_addresses_of_object_stores_are_checked_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ("s3://bucket/models", "gs://bucket/models", "as://account/container/models")
+    assert check_repositories(addresses) == addresses
+    with pytest.raises(StartError, match=r"^invalid model repository: 'gs://' names no bucket$"):
+        check_repositories(["gs://"])
+    monkeypatch.setenv("TRITON_CLOUD_CREDENTIAL_PATH", "/nowhere")
+    with pytest.raises(StartError, match=r"^TRITON_CLOUD_CREDENTIAL_PATH=/nowhere can't be read: No such file"):
         check_repositories(["s3://bucket/models"])
 
 

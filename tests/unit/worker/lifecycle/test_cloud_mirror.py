@@ -1,0 +1,386 @@
+"""Mirrors of object stores: what is downloaded, in which order, how it is verified, and what a failing store does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from repository.layout import ModelRepository
+from repository.stores.store import StoredFile, StoredModel, StoreError, group_models
+from schemas.core.errors import WeirError
+from tests.support.waiting import eventually
+from worker.lifecycle import cloud_mirror, downloads, mirror_folder
+from worker.lifecycle.cloud_mirror import CloudMirror
+from worker.lifecycle.downloads import Admission, DownloadProgress, Downloads, DownloadSource
+from worker.lifecycle.mirror_folder import MirrorFolder
+from worker.lifecycle.store_cache import StoreCache
+
+Tag = Callable[[bytes], str]
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETRY_S", "SETTLE_S"):
+        monkeypatch.setattr(cloud_mirror, name, 0.01)
+    monkeypatch.setattr(downloads, "RANGE_BYTES", 10)
+
+
+def md5(content: bytes) -> str:
+    return f'"{hashlib.md5(content, usedforsecurity=False).hexdigest()}"'
+
+
+class Store:
+    """A store in memory. `error` fails all requests, `spoil` changes what is read; `reads` are (path, start) in order."""
+
+    name = "s3://b/models"
+
+    def __init__(self, tag: Tag = md5) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.error: Exception | None = None
+        self.spoil: Callable[[bytes], bytes] = bytes
+        self.reads: list[tuple[str, int]] = []
+        self.in_flight = self.most_in_flight = 0
+        self.listings = 0
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self._tag = tag
+
+    async def models(self) -> dict[str, StoredModel]:
+        self.listings += 1
+        self._check()
+        return group_models(StoredFile(path, len(data), self._tag(data)) for path, data in self.objects.items())
+
+    async def find(self, name: str) -> StoredModel | None:
+        return (await self.models()).get(name)
+
+    async def read(self, model: str, file: StoredFile, start: int, end: int) -> memoryview:
+        self.reads.append((f"{model}/{file.path}", start))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await asyncio.sleep(0)
+            await self.hold.wait()
+            self._check()
+            content = self.objects.get(f"{model}/{file.path}")
+            if content is None or self._tag(content) != file.tag:
+                raise StoreError("it was replaced", has_changed=True)
+            return memoryview(self.spoil(content[start:end]))
+        finally:
+            self.in_flight -= 1
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def opened(store: Store, cache: Path, poll_s: float | None = None) -> tuple[CloudMirror, ModelRepository]:
+    folder = MirrorFolder(cache)
+    source = DownloadSource(store, folder, StoreCache(folder, store.name))
+    return CloudMirror(source, Downloads(), poll_s), ModelRepository([folder.models])
+
+
+async def fetched(store: Store, cache: Path) -> tuple[CloudMirror, ModelRepository]:
+    """A mirror that has fetched everything."""
+    mirror, repository = opened(store, cache)
+    await mirror.start()
+    await asyncio.gather(*(mirror.refresh(name, looks=False) for name in mirror.pending()))
+    return mirror, repository
+
+
+@asynccontextmanager
+async def following(mirror: CloudMirror) -> AsyncIterator[list[set[str]]]:
+    """The mirror while it follows changes; yields the reports."""
+    reports: list[set[str]] = []
+
+    async def report(names: Collection[str]) -> None:
+        reports.append(set(names))
+
+    async with asyncio.TaskGroup() as background:
+        mirror.follow(background, report)
+        yield reports
+        await mirror.stop()
+
+
+async def test_models_are_copied_in_ranges_and_only_once(tmp_path: Path) -> None:
+    store = Store()
+    store.objects = {"m/config.pbtxt": b"a", "m/1/model.onnx": b"0123456789" * 9 + b"x", "m/1/empty": b""}
+    mirror, repository = await fetched(store, tmp_path)
+    assert (repository.find("m").path / "1" / "model.onnx").read_bytes() == store.objects["m/1/model.onnx"]
+    assert (repository.find("m").path / "1" / "empty").read_bytes() == b""
+    assert sorted(start for path, start in store.reads if path == "m/1/model.onnx") == list(range(0, 91, 10))
+    assert mirror.pending() == {}
+    # Another worker of the host, and one that starts later, find it in the cache.
+    store.reads.clear()
+    await fetched(store, tmp_path)
+    assert store.reads == []
+    # What is spoilt in the cache is downloaded again.
+    for content in (tmp_path / "contents").iterdir():
+        if content.read_bytes() == b"a":
+            content.chmod(0o600)
+            content.write_bytes(b"b")
+    _, repository = await fetched(store, tmp_path)
+    assert store.reads == [("m/config.pbtxt", 0)]
+    assert (repository.find("m").path / "config.pbtxt").read_bytes() == b"a"
+
+
+async def test_memory_is_bounded_and_the_smallest_models_come_first(tmp_path: Path) -> None:
+    store = Store()
+    for number in range(20):
+        store.objects[f"m{number}/1/x"] = b"x" * (100 + number)
+    store.objects["tiny/1/x"] = b"x"
+    mirror, _ = opened(store, tmp_path)
+    await mirror.start()
+    assert next(iter(mirror.pending())) == "tiny"
+    await asyncio.gather(*(mirror.refresh(name, looks=False) for name in mirror.pending()))
+    assert store.most_in_flight <= downloads.RANGES_AT_A_TIME
+    assert store.reads[0] == ("tiny/1/x", 0)
+    assert mirror.pending() == {}
+
+
+async def test_an_incomplete_download_is_continued(tmp_path: Path) -> None:
+    store = Store()
+    store.objects["m/1/x"] = b"0123456789" * 5
+    mirror, _ = opened(store, tmp_path)
+    await mirror.start()
+    store.hold.clear()
+    fetching = asyncio.create_task(mirror.refresh("m", looks=False))
+    await eventually(lambda: len(store.reads) == 4)
+    fetching.cancel()
+    await asyncio.wait([fetching])
+    (partial,) = (tmp_path / "partial").iterdir()
+    partial.write_bytes(b"0123456789" * 2 + b"012")
+    store.hold.set()
+    store.reads.clear()
+    _, repository = await fetched(store, tmp_path)
+    assert store.reads[0] == ("m/1/x", 23)
+    assert (repository.find("m").path / "1" / "x").read_bytes() == b"0123456789" * 5
+    # What was left is wrong: the whole is downloaded again.
+    store.objects["m/1/x"] = b"abcdefghij" * 2
+    key = StoreCache(MirrorFolder(tmp_path), store.name)._key("m", (await store.models())["m"].files[0])
+    (tmp_path / "partial" / key).write_bytes(b"wrong bytes")
+    store.reads.clear()
+    _, repository = await fetched(store, tmp_path)
+    assert (repository.find("m").path / "1" / "x").read_bytes() == b"abcdefghij" * 2
+    assert ("m/1/x", 0) in store.reads
+
+
+async def test_a_content_that_differs_from_its_checksum_is_rejected(tmp_path: Path) -> None:
+    store = Store()
+    store.objects["m/1/x"] = b"content"
+    noise = iter([b"1", b"2", b"3", b"4", b"5", b"6"])
+    store.spoil = lambda content: content[:-1] + next(noise)
+    mirror, repository = await fetched(store, tmp_path)
+    assert "two downloads of object 'm/1/x' differ" in mirror.problems["m"]
+    assert repository.scan() == {}
+    store.spoil = bytes
+    await mirror.refresh("m")
+    assert (mirror.problems, list(repository.scan())) == ({}, ["m"])
+
+
+async def test_a_tag_that_only_looks_like_a_checksum_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tag=lambda content: md5(b"encrypted" + content))
+    store.objects = {"m/1/x": b"content", "n/1/x": b"other"}
+    mirror, repository = await fetched(store, tmp_path)
+    assert list(repository.scan()) == ["m", "n"]
+    store.objects["o/1/x"] = b"third"
+    store.reads.clear()
+    await mirror.refresh("o")
+    assert store.reads == [("o/1/x", 0)], "known after the first object"
+
+
+async def test_what_the_store_has_no_room_for_here_is_a_problem_of_one_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    store.objects = {"a/1/x": b"a" * 50, "b/1/x": b"b" * 60, "c/1/x": b"c" * 500}
+    folder = MirrorFolder(tmp_path, 150)
+    mirror = CloudMirror(DownloadSource(store, folder, StoreCache(folder, store.name)), Downloads())
+    await mirror.start()
+    await asyncio.gather(*(mirror.refresh(name, looks=False) for name in mirror.pending()))
+    assert list(ModelRepository([folder.models]).scan()) == ["a", "b"]
+    message = "the model cache is full: it has no room for 500 bytes within --model-cache-byte-size=150"
+    assert mirror.problems == {"c": message}
+    # What no model uses any more makes room.
+    del store.objects["b/1/x"]
+    await mirror.refresh("b")
+    mirror.remove_folder()
+    monkeypatch.setattr(mirror_folder, "_NEW_S", -60.0)
+    folder = MirrorFolder(tmp_path, 150)
+    folder.make_room(90)
+    assert len(list((tmp_path / "contents").iterdir())) == 1
+    with pytest.raises(WeirError, match="no room for 151 bytes"):
+        folder.make_room(151)
+
+
+async def test_changes_are_followed_without_downloads_of_what_is_the_same(tmp_path: Path) -> None:
+    store = Store()
+    store.objects = {"m/config.pbtxt": b"a", "m/1/x": b"1", "n/1/x": b"n"}
+    mirror, repository = opened(store, tmp_path, 0.01)
+    await mirror.start()
+    async with following(mirror) as reports:
+        await eventually(lambda: set().union(*reports) == {"m", "n"})
+        store.reads.clear()
+        listings = store.listings
+        await eventually(lambda: store.listings > listings + 3)
+        assert store.reads == []
+        store.objects["m/1/x"] = b"2"
+        del store.objects["n/1/x"]
+        reports.clear()
+        await eventually(lambda: set().union(*reports) == {"m", "n"})
+        assert store.reads == [("m/1/x", 0)]
+        assert list(repository.scan()) == ["m"]
+        assert (repository.find("m").path / "1" / "x").read_bytes() == b"2"
+
+
+async def test_a_model_that_still_changes_is_fetched_when_it_has_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    mirror, _ = opened(store, tmp_path, 0.01)
+    await mirror.start()
+    monkeypatch.setattr(cloud_mirror, "SETTLE_S", 0.2)
+    async with following(mirror) as reports:
+        for number in range(5):
+            store.objects["m/1/x"] = str(number).encode()
+            listings = store.listings
+            await eventually(lambda seen=listings: store.listings > seen + 3)  # type: ignore[misc]
+        await eventually(lambda: reports == [{"m"}])
+    assert len(store.reads) == 1
+
+
+async def test_a_failing_store_leaves_models_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    store.objects = {"m/1/x": b"1"}
+    mirror, repository = opened(store, tmp_path, 0.01)
+    await mirror.start()
+    async with following(mirror) as reports:
+        await eventually(lambda: reports)
+        store.error = StoreError("model repository s3://b/models can't be listed: away", is_transient=True)
+        await eventually(lambda: mirror.failure)
+        store.objects = {}
+        listings = store.listings
+        await eventually(lambda: store.listings > listings + 3)
+        assert list(repository.scan()) == ["m"]
+        await mirror.refresh("m")
+        assert list(repository.scan()) == ["m"]
+        assert caplog.text.count("its models stay as they are until it can be read") == 1
+        store.error = None
+        await eventually(lambda: repository.scan() == {})
+        assert mirror.failure == ""
+    # Without the store, a worker starts with what was fetched before, and knows that the store was readable once.
+    store.objects = {"m/1/x": b"1"}
+    await fetched(store, tmp_path)
+    store.error = StoreError("away")
+    mirror, repository = await fetched(store, tmp_path)
+    assert list(repository.scan()) == ["m"]
+    assert (mirror.failure, mirror.is_unusable) == ("away", False)
+    never, _ = await fetched(store, tmp_path / "other")
+    assert never.is_unusable
+
+
+async def test_models_that_could_not_be_fetched_at_the_start_come_later(tmp_path: Path) -> None:
+    store = Store()
+    store.objects = {"m/1/x": b"1", "n/1/x": b"n"}
+    mirror, repository = opened(store, tmp_path)
+    await mirror.start()
+    await mirror.refresh("n", looks=False)
+    store.error = StoreError("away", is_transient=True)
+    await mirror.refresh("m", looks=False)
+    assert mirror.problems == {"m": "away"}
+    assert await mirror.contents(looks=False) == {"m": "away", "n": ""}
+    async with following(mirror) as reports:
+        store.error = None
+        store.objects["n/1/x"] = b"changed"
+        await eventually(lambda: reports)
+    assert reports == [{"m"}]
+    assert list(repository.scan()) == ["m", "n"]
+    assert (repository.find("n").path / "1" / "x").read_bytes() == b"n", "changes are not followed"
+
+
+@pytest.mark.parametrize("error", [KeyError("tag"), RecursionError(), StoreError("denied")])
+async def test_one_model_that_fails_does_not_affect_others(tmp_path: Path, error: Exception) -> None:
+    store = Store()
+    store.objects = {"bad name/1/x": b"1", "m/1/x": b"1", "broken/1/x": b"2"}
+
+    def spoil(content: bytes) -> bytes:
+        if content == b"2":
+            raise error
+        return content
+
+    store.spoil = spoil
+    mirror, repository = await fetched(store, tmp_path)
+    assert list(repository.scan()) == ["m"]
+    assert sorted(mirror.problems) == ["bad name", "broken"]
+    for name in ("../m", "a/b", ""):
+        await mirror.refresh(name)
+    assert sorted(mirror.problems) == ["bad name", "broken"], "names come from clients"
+
+
+async def test_a_store_that_hangs_delays_a_start_or_a_load_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    store.objects = {"m/1/x": b"1"}
+    mirror, _ = await fetched(store, tmp_path)
+    monkeypatch.setattr(cloud_mirror, "START_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(cloud_mirror, "LOOK_TIMEOUT_S", 0.01)
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "models", hang)
+    monkeypatch.setattr(store, "find", hang)
+    await mirror.refresh("m")
+    assert mirror.problems == {}
+    monkeypatch.setattr(cloud_mirror, "LISTING_AGE_S", -1.0)
+    assert await mirror.contents(looks=True) == {"m": ""}
+    second, _ = opened(store, tmp_path)
+    await second.start()
+    assert second.failure == "model repository s3://b/models can't be listed: the store did not answer in 0.01 s"
+    assert list(second.pending()) == ["m"]
+
+
+async def test_admission_is_in_order_and_by_size() -> None:
+    admission = Admission(2, 100)
+    admitted: list[str] = []
+    leave = {name: asyncio.Event() for name in "abcd"}
+
+    async def run(name: str, size_bytes: int) -> None:
+        async with admission.admit(size_bytes):
+            admitted.append(name)
+            await leave[name].wait()
+
+    tasks = [asyncio.create_task(run(name, size)) for name, size in (("a", 40), ("b", 60), ("c", 500), ("d", 1))]
+    await eventually(lambda: admitted == ["a", "b"])
+    tasks[0].cancel()
+    await asyncio.wait([tasks[0]])
+    assert admitted == ["a", "b"], "the large one waits until it is alone"
+    leave["b"].set()
+    await eventually(lambda: admitted == ["a", "b", "c"])
+    leave["c"].set()
+    await eventually(lambda: admitted == ["a", "b", "c", "d"])
+    leave["d"].set()
+    await asyncio.gather(*tasks[1:])
+
+
+def test_progress_is_logged_while_downloads_take_long(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    caplog.set_level("INFO")
+    progress = DownloadProgress(lambda: now_s, 5)
+    with progress.expecting(30_000_000):
+        progress.advance(10_000_000)
+        assert not caplog.messages
+        now_s = 10.0
+        progress.advance(10_000_000)
+        assert caplog.messages == ["fetching models: 0 of 1, 20 of 30 MB, 2.0 MB/s"]
+        progress.advance(10_000_000)
+    assert caplog.messages[1:] == ["fetched models: 1 of 1, 30 of 30 MB, 3.0 MB/s"]
+    assert not progress.is_active
+    with progress.expecting(5):
+        progress.advance(5)
+    assert len(caplog.messages) == 2, "short downloads are not reported"
