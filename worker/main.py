@@ -282,6 +282,7 @@ class _Worker:
                 threads=settings.model_load_thread_count,
             )
         )
+        self.mirrors.on_status(self.reconciler.publish_repositories)
         self.sequence_reporter = SequenceReporter(
             bus, worker_id, self.dispatcher.sequences, lambda: self.dispatcher.held
         )
@@ -363,8 +364,6 @@ class _Worker:
         await self.mirrors.start(follows=settings.model_control_mode != "none")
         if self.mirrors.unusable() and settings.exit_on_error is not False:
             return self.mirrors.unusable()
-        if self.mirrors.failures():
-            await self.reconciler.publish_unreadable()
         return await self.reconciler.start(self._background)
 
     async def _announce_early(self) -> None:
@@ -379,7 +378,6 @@ class _Worker:
             announce_ready(worker=self._worker_id)
 
     async def _load_fetched(self, names: Collection[str]) -> None:
-        await self.reconciler.publish_unreadable()
         await self.reconciler.load_fetched(names)
 
     async def _poll_fetched(self, names: Collection[str]) -> None:

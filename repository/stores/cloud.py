@@ -28,6 +28,8 @@ MAX_OBJECTS = 1_000_000
 _PAGE = 1_000
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _QUERY = re.compile(r"\?\S*")
+_URL = re.compile(r"\b(?:GET|HEAD|PUT|POST) (https?://[^\s?]+)")
+_CAUSE = re.compile(r'(?:message|error): "([^"\\]{1,200})"')
 _STATUS = re.compile(r"status code: (\d{3})")
 _NO_BUCKET = frozenset({"NoSuchBucket", "ContainerNotFound"})
 _HINTS = {
@@ -116,7 +118,7 @@ class CloudStore:
             raise self._explained(error, done, obstore) from error
 
     def _explained(self, error: Exception, done: str, obstore: ModuleType) -> StoreError:
-        text = str(error).partition("\n\nDebug source")[0]
+        text, _, details = str(error).partition("\n\nDebug source")
         code = found[1] if (found := _CODE.search(text)) else ""
         status = found[1] if (found := _STATUS.search(text)) else ""
         address, kinds = self._address, obstore.exceptions
@@ -143,7 +145,7 @@ class CloudStore:
             reason = "it was replaced or removed since it was listed"
         else:
             is_transient = True
-            reason = _QUERY.sub("", text.partition(": <")[0].partition("\n")[0])[:300]
+            reason = _failure(text, details)
         message = f"model repository {self.name} can't be {done}: {reason}"
         return StoreError(message, is_transient, has_changed)
 
@@ -187,6 +189,17 @@ def _key_provider(access: StoreAccess) -> Any:
         "expires_at": None,
     }
     return lambda: credential
+
+
+def _failure(text: str, details: str) -> str:
+    """The cause of an error in one line, without times, which would make each error another, and without the URL's query,
+    which may have a token.
+    """
+    cause = text.rpartition(" - ")[2].partition(": <")[0].partition("\n")[0]
+    system = _CAUSE.search(details)
+    url = _URL.search(text)
+    place = f"{url[1]}: " if url is not None else ""
+    return _QUERY.sub("", f"{place}{system[1] if system is not None else cause}")[:300]
 
 
 def _lacks_credentials(text: str) -> bool:

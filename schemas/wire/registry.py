@@ -131,7 +131,8 @@ class WorkerRecord(Record, frozen=True):
     are the models that declare needs which it could meet (`schemas.config.parameters`). A worker that is `leaving` still
     accepts batches, until other workers serve the models that only it serves. `model_control_mode` is the worker's own, by
     Triton's names: loads and unloads on request are carried out by workers in mode "explicit". `unreadable` lists the model
-    repositories that it cannot read, and why, where it loads all models of its repositories. `pid_namespace` and
+    repositories that it cannot read, and why, where it loads all models of its repositories. `outdated` lists those whose
+    models are as they were when it could last read them: they serve on. `pid_namespace` and
     `started_ticks` identify its process together with `pid` (`runtime.process_state`). `link` is the address at which it
     accepts links of processes of its host (`bus.links`), "" where it accepts none.
     """
@@ -147,6 +148,7 @@ class WorkerRecord(Record, frozen=True):
     leaving: bool = False
     model_control_mode: str = "none"
     unreadable: list[str] = []
+    outdated: list[str] = []
     pid_namespace: NonNegative = 0
     started_ticks: NonNegative = 0
     link: Annotated[str, Meta(max_length=64)] = ""

@@ -225,7 +225,7 @@ def _load(facts: ClusterFacts, id: str) -> dict[str, Any]:
     ready = [[v for v in model.versions.values() if v.state == ModelState.READY] for model in models]
     return {
         "models": sum(map(bool, ready)),
-        "unreadable": [] if view is None else list(view.record.unreadable),
+        "unreadable": [] if view is None else [*view.record.unreadable, *view.record.outdated],
         # The load counters exclude ensembles, whose coordinators are never busy.
         "instances": sum(v.instances for versions in ready for v in versions) if load is None else load.instances,
         "batches": 0 if heartbeat is None else sum(map(len, heartbeat.batches.values())),

@@ -73,6 +73,7 @@ class CloudMirror:
         self.problems: dict[str, str] = {}
         self.failure = ""
         self.is_unusable = False
+        self.on_status: Callable[[], None] = _nothing_changes
         self._is_marked = False
 
     @property
@@ -194,12 +195,14 @@ class CloudMirror:
         self.is_unusable = False
         if self.failure:
             self.failure = ""
+            self.on_status()
             logger.info("model repository %s can be read again", self.name)
 
     def _fail(self, error: StoreError) -> None:
         if self.failure != error.message:
             logger.error("%s; its models stay as they are until it can be read", error.message)
-        self.failure = error.message
+            self.failure = error.message
+            self.on_status()
 
     # Changes
 
@@ -282,4 +285,8 @@ class CloudMirror:
 
 
 async def _nothing(names: Collection[str]) -> None:
+    pass
+
+
+def _nothing_changes() -> None:
     pass

@@ -237,6 +237,11 @@ class RepositoryMirrors:
         for cloud in self._clouds:
             cloud.follow(background, on_change)
 
+    def on_status(self, listener: Callable[[], None]) -> None:
+        """Calls `listener()` when an object store can't be read any more, or can be read again."""
+        for cloud in self._clouds:
+            cloud.on_status = listener
+
     def on_push(self, listener: Callable[[], Awaitable[None]]) -> None:
         """Awaits `listener()` after a model that was pushed was fetched."""
         for mirror in self._mirrors:

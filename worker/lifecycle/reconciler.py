@@ -74,6 +74,8 @@ class ModelReconciler:
             entries = {entry.name: entry for entry in self._desired.all()}
         found = await self._scan()
         pending = self._context.mirrors.pending()
+        if self._context.mirrors.failures():
+            await self._publish_repositories()
         names = list(dict.fromkeys([*found, *pending]))
         if self._is_explicit:
             names = [name for name in startup_names(self._context.startup, names) if plain_name(name) not in entries]
@@ -153,16 +155,25 @@ class ModelReconciler:
         has_changed = self._unreadable != snapshot.unreadable
         self._unreadable = snapshot.unreadable
         if has_changed and not self._is_explicit:  # in explicit mode the repositories are scanned at the start only
-            await self.publish_unreadable()
+            await self._publish_repositories()
         return snapshot.models
 
     def _is_deleted(self, model: ManagedModel, found: Mapping[str, FoundModel]) -> bool:
         is_unknown = model.path is not None and model.path.parent in self._unreadable
         return model.name not in found and not model.is_deleted and not is_unknown
 
-    async def publish_unreadable(self) -> None:
-        """Publishes which repositories can't be read, with the reasons."""
-        await self._records.describe(unreadable=[*self._unreadable.values(), *self._context.mirrors.failures()])
+    def publish_repositories(self) -> None:
+        """Publishes which repositories can't be read, after a mirror has noticed a change."""
+        if self._tasks.is_open:
+            self._tasks.operate(self._publish_repositories())
+
+    async def _publish_repositories(self) -> None:
+        # As long as models of a store serve, an outage of the store does not make the server unready.
+        mirrors = self._context.mirrors
+        unusable = [] if self._is_explicit else mirrors.unusable()
+        outdated = [failure for failure in mirrors.failures() if failure not in unusable]
+        unreadable = [] if self._is_explicit else list(self._unreadable.values())
+        await self._records.describe(unreadable=[*unreadable, *unusable], outdated=outdated)
 
     async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
         async with self._models.turn(name) as model:

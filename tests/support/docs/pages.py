@@ -19,6 +19,9 @@ EVENTS = "docs/events.md"
 MANAGED_SERVICES = ("docs/sagemaker.md", "docs/vertex-ai.md")
 """Their commands need a server of their own: test_managed_services.py runs them."""
 
+REPOSITORIES = "docs/repositories.md"
+"""Its commands need object stores: test_repositories.py runs them."""
+
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

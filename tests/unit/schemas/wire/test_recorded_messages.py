@@ -268,7 +268,8 @@ MORE_FIELDS = {"drain": 1, "batch": 2, "batch_rows": 2, "series": 2, "state_piec
 """Messages that now end with so many more fields, which every reader has always ignored."""
 
 ADDED_TO_RECORDS = {
-    name: {"pid_namespace": 0, "started_ticks": 0, "link": ""} for name in ("worker_record", "new_worker_record")
+    name: {"outdated": [], "pid_namespace": 0, "started_ticks": 0, "link": ""}
+    for name in ("worker_record", "new_worker_record")
 }
 """Fields of records that have been added since, with their defaults: older releases ignore them."""
 
