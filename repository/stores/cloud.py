@@ -62,6 +62,8 @@ class CloudStore:
         self._address = address
         self._timeouts = timeouts
         self._store: Any = None
+        self._objects: list[tuple[str, int, str]] = []
+        self._models: Mapping[str, StoredModel] = {}
         self._prefix = f"{address.path}/" if address.path else ""
 
     @property
@@ -71,20 +73,24 @@ class CloudStore:
 
     async def models(self) -> Mapping[str, StoredModel]:
         """All models by name. The listing takes one request for each thousand objects."""
-        objects: list[StoredFile] = []
+        objects: list[tuple[str, int, str]] = []
         async with self._request("listed") as store:
             async for page in store.list(self._prefix or None, chunk_size=_PAGE):
-                objects += (_file_of(row, len(self._prefix)) for row in page)
+                objects += map(_object, page)
                 if len(objects) > MAX_OBJECTS:
                     raise StoreError(f"model repository {self.name} has more than {MAX_OBJECTS} objects")
-        return await asyncio.to_thread(group_models, objects) if len(objects) > _PAGE else group_models(objects)
+        # Most listings of a repository that is polled are equal to the one before.
+        if objects != self._objects:
+            self._models = await asyncio.to_thread(group_models, objects, len(self._prefix))
+            self._objects = objects
+        return self._models
 
     async def find(self, name: str) -> StoredModel | None:
         """The model, from a listing of its folder; None if it has no files."""
         folder, files = f"{self._prefix}{name}/", []
         async with self._request("listed") as store:
             async for page in store.list(folder, chunk_size=_PAGE):
-                files += [_file_of(row, len(folder)) for row in page]
+                files += [StoredFile(path[len(folder) :], size, tag) for path, size, tag in map(_object, page)]
         return describe_model(name, files) if files else None
 
     async def read(self, model: str, file: StoredFile, start: int, end: int) -> memoryview:
@@ -210,6 +216,6 @@ def _lacks_credentials(text: str) -> bool:
     )
 
 
-def _file_of(row: Mapping[str, Any], skipped: int) -> StoredFile:
-    tag = row["e_tag"] or f"@{row['last_modified'].isoformat()}"
-    return StoredFile(row["path"][skipped:], row["size"], tag)
+def _object(row: Mapping[str, Any]) -> tuple[str, int, str]:
+    """(path, size, tag) of a row of a listing."""
+    return row["path"], row["size"], row["e_tag"] or f"@{row['last_modified'].isoformat()}"

@@ -78,11 +78,14 @@ class ModelStore(Protocol):
         """The bytes of a file from `start` to before `end`."""
 
 
-def group_models(objects: Iterable[StoredFile]) -> dict[str, StoredModel]:
-    """The models that objects belong to, whose paths are relative to the repository. Files beside models are ignored."""
+def group_models(objects: Iterable[tuple[str, int, str]], skipped: int = 0) -> dict[str, StoredModel]:
+    """The models that objects (path, size, tag) belong to, without the first `skipped` characters of each path.
+
+    Files beside models are ignored.
+    """
     by_model: dict[str, list[StoredFile]] = {}
     for path, size_bytes, tag in objects:
-        model, _, rest = path.partition("/")
+        model, _, rest = path[skipped:].partition("/")
         if rest and not model.startswith("."):
             by_model.setdefault(model, []).append(StoredFile(rest, size_bytes, tag))
     return {name: describe_model(name, files) for name, files in sorted(by_model.items())}

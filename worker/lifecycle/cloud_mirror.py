@@ -228,11 +228,16 @@ class CloudMirror:
         task.add_done_callback(self._tasks.discard)
 
     async def _follow_changes(self, background: asyncio.TaskGroup) -> None:
-        pause_s = RETRY_S
+        pause_s, took_s = RETRY_S, 0.0
         while self._poll_s is not None or self.failure or self._missing():
-            await asyncio.sleep(pause_s if self._poll_s is None else self._poll_s)
-            pause_s = min(2 * pause_s, MAX_RETRY_S)
+            if self._poll_s is None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
+            else:  # a store that is slower than the interval is left alone for as long as a listing takes
+                await asyncio.sleep(max(self._poll_s - took_s, min(took_s, self._poll_s)))
+            started_s = time.monotonic()
             await self._poll(background)
+            took_s = time.monotonic() - started_s
 
     def _missing(self) -> list[str]:
         """The listed models of which there is no version here, the smallest first."""
