@@ -105,6 +105,12 @@ class ServedModel:
         """The version that runs requests without a version."""
         return str(self.versions[-1])
 
+    def digest(self, version: str) -> str:
+        """A digest of what the workers have loaded as this version; "" where it is unknown, or differs between workers."""
+        loads = self.loads.get(int(version), "") if version else ""
+        found = {load.partition(":")[2] for load in loads.split()}
+        return found.pop() if len(found) == 1 else ""
+
     @cached_property
     def config_message(self) -> Any:
         """The configuration as Triton's protobuf message."""

@@ -44,6 +44,7 @@ RECORD_HEADERS = {
     "Weir-Id": "the request's id",
     "Weir-Model": "its model",
     "Weir-Model-Version": "the version that ran it",
+    "Weir-Model-Digest": "a digest of that version's files and configuration, as its worker loaded them",
     "Weir-Outcome": "`succeeded`, `failed`, `expired`, `cancelled` or `dead-lettered`",
     "Weir-Status": "the HTTP status of the outcome",
     "Weir-Attempts": "how often it was started",

@@ -57,6 +57,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "{model}/traffic"): Operation("traffic", "How requests are split among versions", "", "Traffic"),
     ("PUT", "{model}/traffic"): Operation("traffic", "Split requests among versions", "TrafficRule", "Traffic"),
     ("DELETE", "{model}/traffic"): Operation("traffic", "Remove the rule that was set", "", "Traffic"),
+    ("GET", "{model}/history"): Operation("traffic", "The last changes of the model, newest first", "", "History"),
+    ("POST", "{model}/rollback"): Operation("traffic", "Undo the last change of the model", "", "Rollback"),
     ("GET", "/v2/trace/setting"): Operation("settings", "Trace settings", "", "Settings"),
     ("POST", "/v2/trace/setting"): Operation("settings", "Change trace settings", "Settings", "Settings"),
     ("GET", "/v2/models/{model}/trace/setting"): Operation("settings", "Trace settings of a model", "", "Settings"),
@@ -245,6 +247,8 @@ SCHEMAS: dict[str, Any] = {
     "IndexRows": _array(_object("name", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
     "Load": _object(parameters={**ANY_OBJECT, "description": "`config` (JSON) and `file:<path>` (base64)"}),
     "Unload": _object(parameters=_object(unload_dependents={"type": "boolean"})),
+    "History": _object("model changes", model=TEXT, changes=_array(ANY_OBJECT)),
+    "Rollback": _object("model undone", model=TEXT, undone=ANY_OBJECT),
     "TrafficRule": _object(
         "weights", weights={**ANY_OBJECT, "description": 'weights by version, as {"1": 90, "2": 10}'}, sticky=TEXT
     ),

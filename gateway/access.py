@@ -51,7 +51,7 @@ _CATEGORY_OF_PATH = [
         (_MODEL + "/ready", "health"),
         (_MODEL + "/config", "model-config"),
         (_MODEL + "/stats", "statistics"),
-        (_MODEL + "/(?:traffic|history)(?:/.*)?", "model-repository"),
+        (_MODEL + "/(?:traffic|history|rollback)(?:/.*)?", "model-repository"),
         (_MODEL + "/trace/.*", "trace"),
         (_MODEL + "/(?:infer|generate|generate_stream)", "inference"),
         (r"/v2/jobs(?:/.*)?", "inference"),

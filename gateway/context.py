@@ -11,6 +11,7 @@ from client.readiness import Readiness
 from durable.api.async_requests import AsyncRequests
 from durable.api.store import DurableStore
 from gateway.access import OPEN, Access
+from gateway.admin.history import HistoryControl
 from gateway.admin.live_settings import LiveSettings
 from gateway.admin.load_report import LoadReports
 from gateway.admin.repository import RepositoryControl
@@ -49,6 +50,7 @@ class GatewayContext:
     async_requests: AsyncRequests | None = None
     batch_jobs: JobService | None = None
     traffic: TrafficControl | None = None
+    history: HistoryControl | None = None
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
     offload: Offload = field(default_factory=Offload)

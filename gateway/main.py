@@ -25,6 +25,7 @@ from bus.payloads.fetcher import PayloadFetcher
 from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from bus.streams.durability import Durability
+from bus.streams.history import ModelHistory
 from client.cache.response_cache import ResponseCache
 from client.catalog import Catalog
 from client.dispatch import DispatchOptions, RequestDispatcher
@@ -38,6 +39,7 @@ from durable.api.async_requests import AsyncRequests
 from durable.api.reporting import CounterReporter
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork, ConsumerServices
+from gateway.admin.history import HistoryControl, LoadRecorder, Loads
 from gateway.admin.live_settings import LiveSettings
 from gateway.admin.load_report import LoadReports
 from gateway.admin.peers import GatewayPeers
@@ -217,12 +219,15 @@ class _Gateway:
         self._known = KnownModels(bus)
         self._known.follow(desired, lambda: control.is_explicit)
         self._catalog.accept_known(self._known)
+        synchronise, history, loads = self._peers.synchronise, ModelHistory(bus), Loads(self._catalog, desired)
+        recorder = LoadRecorder(history, loads)
         self._repository = RepositoryControl(
-            RepositoryIndex(bus, id, self._registry), control, desired, self._peers.synchronise
+            RepositoryIndex(bus, id, self._registry), control, desired, synchronise, recorder
         )
         counters = TrafficCounters()
         totals = TrafficTotals(bus, id, counters)
-        self._traffic = TrafficControl(self._catalog, TrafficRecords(bus), counters, totals, self._peers.synchronise)
+        self._traffic = TrafficControl(self._catalog, TrafficRecords(bus), counters, totals, history, synchronise)
+        self._history = HistoryControl(history, control, self._traffic, loads, synchronise)
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
@@ -244,6 +249,7 @@ class _Gateway:
             durable=self._durable,
             traffic=self._traffic,
             load_reports=LoadReports(self._statistics),
+            history=self._history,
             access=parsed.access,
             cross_site=parsed.cross_site,
             async_requests=self._async_requests,
@@ -270,6 +276,7 @@ class _Gateway:
             await self._durable.start(background)
         stops.callback(self._durable.stop)
         await self._live_settings.start()
+        await self._history.start()
         await self._traffic.start()
         stops.callback(self._traffic.stop)
         stops.push_async_callback(self._tracing.stop)

@@ -37,6 +37,7 @@ RESERVED_TOKENS = frozenset(
         "flow",
         "found",
         "heartbeat",
+        "history",
         "inbox",
         "infer",
         "live",

@@ -317,6 +317,16 @@ def traffic_subject(key: str) -> str:
     return f"$KV.{TRAFFIC_BUCKET}.{key}"
 
 
+HISTORY_STREAM = "HISTORY"
+HISTORY_SUBJECTS = "history.*"
+"""The stream of changes of models by clients and ramps."""
+
+
+def history(model: str) -> str:
+    """The changes of one model."""
+    return f"history.{token(model)}"
+
+
 def known_model_subject(key: str) -> str:
     """The subject of writes of a key of bucket `known-models`."""
     return f"$KV.{KNOWN_MODELS_BUCKET}.{key}"

@@ -196,6 +196,7 @@ class Recorder:
         self._mark_ending(request)
         record = request.record(outcome, status, time.time_ns() // 1_000_000)
         record.version = version
+        record.model_digest = _model_digest(request, version)
         headers_out = record.headers()
         if request.responses:
             headers_out.append(("Weir-Responses", str(request.responses + (outcome is Outcome.SUCCEEDED))))
@@ -384,7 +385,7 @@ class RecordHeaderCache:
     """Packs the header lines of ordinary records."""
 
     def __init__(self) -> None:
-        self._common: dict[tuple[str, str, str, tuple[tuple[str, str], ...]], bytes] = {}
+        self._common: dict[tuple[str, tuple[str, str], str, tuple[tuple[str, str], ...]], bytes] = {}
 
     def of_success(self, request: DurableRequest, version: str, headers: Headers, ended_ms: int) -> bytes | None:
         """The lines of the record and of the response's `headers`, with the final empty line; the names are those of
@@ -392,7 +393,7 @@ class RecordHeaderCache:
         """
         if request.responses or request.attempt_history.history:
             return None
-        key = (request.model, version, request.headers.tenant, tuple(headers))
+        key = (request.model, (version, _model_digest(request, version)), request.headers.tenant, tuple(headers))
         common = self._common.get(key)
         if common is None:
             common = self._pack(*key)
@@ -408,15 +409,21 @@ class RecordHeaderCache:
             )
         )
 
-    def _pack(self, model: str, version: str, tenant: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+    def _pack(self, model: str, ran: tuple[str, str], tenant: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+        version, digest = ran
         headers_out = [("Weir-Model", model), ("Weir-Outcome", Outcome.SUCCEEDED.value), ("Weir-Status", "200")]
         headers_out += [("Weir-Model-Version", version)] if version else []
+        headers_out += [("Weir-Model-Digest", digest)] if digest else []
         headers_out += [("Weir-Tenant", tenant)] if tenant else []
         if len(self._common) >= MAX_KEPT:
             self._common.clear()
-        key = (model, version, tenant, headers)
+        key = (model, ran, tenant, headers)
         lines = self._common[key] = pack_headers([*headers_out, *headers])[len(_VERSION_LINE) :]
         return lines
+
+
+def _model_digest(request: DurableRequest, version: str) -> str:
+    return "" if request.served is None else request.served.digest(version)
 
 
 _DEAD_LETTER_RETRY_S = 1.0

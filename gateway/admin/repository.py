@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from bus.kv.desired_models import DesiredModels
 from bus.kv.registry import RegistryView
 from bus.naming import subjects
 from bus.nats.connection import Bus, Message
 from client.model_control import ModelControl
+from gateway.admin.history import LoadRecorder
 from gateway.admin.peers import Synchronise, no_peers
 from schemas.core.names import plain_name
 from schemas.wire.codec import MalformedMessage
+from schemas.wire.history import LOAD, UNLOAD
 from schemas.wire.model_control import RepositoryView
 from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
@@ -131,7 +134,9 @@ UNLOAD_DEPENDENTS = "unload_dependents"
 
 
 class RepositoryControl:
-    """The index, loads and unloads of models, as clients request them. `synchronise` waits for the other gateways."""
+    """The index, loads and unloads of models, as clients request them. `synchronise` waits for the other gateways;
+    `recorder` records the operations.
+    """
 
     def __init__(
         self,
@@ -139,7 +144,9 @@ class RepositoryControl:
         operations: ModelControl,
         desired: DesiredModels,
         synchronise: Synchronise = no_peers,
+        recorder: LoadRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._index = index
         self._operations = operations
         self._desired = desired
@@ -154,16 +161,20 @@ class RepositoryControl:
         """The repository index; with `ready` only its READY rows."""
         return await self._index.rows(ready)
 
-    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        """Passes the operation on: `ModelControl.load`."""
-        try:
+    async def load(self, name: str, config: str | None, files: Mapping[str, bytes], by: str = "") -> None:
+        """Passes the operation on: `ModelControl.load`. `by` is who asks for it."""
+        async with self._recording(LOAD, name, by):
             await self._operations.load(name, config, files)
-        finally:
-            await self._synchronise()
 
-    async def unload(self, name: str, with_dependents: bool) -> None:
+    async def unload(self, name: str, with_dependents: bool, by: str = "") -> None:
         """Passes the operation on: `ModelControl.unload`."""
-        try:
+        async with self._recording(UNLOAD, name, by):
             await self._operations.unload(name, with_dependents)
-        finally:
-            await self._synchronise()
+
+    @asynccontextmanager
+    async def _recording(self, kind: str, name: str, by: str) -> AsyncIterator[None]:
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self._synchronise)
+            if self._recorder is not None:
+                await ends.enter_async_context(self._recorder.recording(kind, name, by))
+            yield

@@ -10,11 +10,13 @@ import time
 from typing import Any
 
 from bus.kv.traffic import TrafficRecords
-from client.catalog import Catalog, ServedModel
+from bus.streams.history import ModelHistory
+from client.catalog import Catalog
 from client.traffic.counters import TrafficCounters, TrafficTotals
 from gateway.admin.peers import Synchronise, no_peers
 from schemas.config.traffic import TrafficRule, weights_text
 from schemas.core.errors import invalid
+from schemas.wire.history import TRAFFIC, ModelChange, TrafficState
 from schemas.wire.traffic import TrafficRecord
 
 logger = logging.getLogger("weir.gateway")
@@ -23,14 +25,16 @@ logger = logging.getLogger("weir.gateway")
 class TrafficControl:
     """The traffic rules of one gateway's `catalog`. `totals` are the counters of all callers, `counters` its own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it reads and writes
         self,
         catalog: Catalog,
         records: TrafficRecords,
         counters: TrafficCounters,
         totals: TrafficTotals,
+        history: ModelHistory,
         synchronise: Synchronise = no_peers,
     ) -> None:
+        self._history = history
         self._catalog = catalog
         self._records = records
         self.totals = totals
@@ -84,24 +88,48 @@ class TrafficControl:
     async def set(self, name: str, rule: TrafficRule, by: str = "") -> dict[str, Any]:
         """Replaces the rule of a model; returns it as `show` does."""
         served = self._catalog.resolve(name, "")
-        await self._write(served, rule, by)
+        before = self.state(served.name)
+        await self._write(served.name, rule, by)
         logger.info("the traffic of model %s is split by %s (set by %s)", served.name, _shown(rule), by or "a client")
+        await self._record(served.name, by, before)
         return self.show(served.name)
 
     async def clear(self, name: str, by: str = "") -> dict[str, Any]:
         """Removes the rule that was set for a model, so that its configuration's one applies, if it has one."""
         served = self._catalog.resolve(name, "")
+        before = self.state(served.name)
         if self._records.get(served.name) is not None:
-            await self._records.remove(served.name)
-            await self._synchronise()
-            logger.info("the traffic rule of model %s is cleared (by %s)", served.name, by or "a client")
+            await self._remove(served.name, by)
+            await self._record(served.name, by, before)
         return self.show(served.name)
 
-    async def _write(self, served: ServedModel, rule: TrafficRule, by: str) -> None:
-        known = self._records.get(served.name)
+    def state(self, model: str) -> TrafficState:
+        """The rule that is set for the model of this identity."""
+        record = self._records.get(model)
+        return TrafficState() if record is None else TrafficState(record.weights, record.sticky)
+
+    async def restore(self, model: str, state: TrafficState, by: str = "") -> None:
+        """Sets the rule of an earlier `state`, which is not recorded as a change."""
+        if state.weights:
+            await self._write(model, TrafficRule(state.weights, state.sticky), by)
+        elif self._records.get(model) is not None:
+            await self._remove(model, by)
+
+    async def _record(self, model: str, by: str, before: TrafficState) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        after = self.state(model)
+        await self._history.record(ModelChange(model, TRAFFIC, now_ms, by, traffic_before=before, traffic_after=after))
+
+    async def _remove(self, model: str, by: str) -> None:
+        await self._records.remove(model)
+        await self._synchronise()
+        logger.info("the traffic rule of model %s is cleared (by %s)", model, by or "a client")
+
+    async def _write(self, model: str, rule: TrafficRule, by: str) -> None:
+        known = self._records.get(model)
         revision = max(time.time_ns(), 1 + (0 if known is None else known.revision))
         now_ms = time.time_ns() // 1_000_000
-        await self._records.write(TrafficRecord(served.name, revision, rule.weights, rule.sticky, now_ms, by))
+        await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by))
         await self._synchronise()
 
 

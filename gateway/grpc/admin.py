@@ -72,12 +72,12 @@ def repository_methods(context: GatewayContext) -> Methods:
         name = request.model_name
         config, files = _load_parameters(request.parameters)
         request.Clear()  # files are copies: they are held, and charged, once while the model loads
-        await repository.load(name, config, files)
+        await repository.load(name, config, files, "grpc")
         return service_pb2.RepositoryModelLoadResponse()
 
     async def unload(request: Any) -> Any:
         _check_repository(request.repository_name)
-        await repository.unload(request.model_name, _unload_dependents(request.parameters))
+        await repository.unload(request.model_name, _unload_dependents(request.parameters), "grpc")
         return service_pb2.RepositoryModelUnloadResponse()
 
     return {

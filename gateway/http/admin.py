@@ -21,6 +21,7 @@ from gateway.context import GatewayContext
 from gateway.http.load_request import READ_LOAD, load_parameters, read_parameters
 from gateway.http.routing import (
     MODEL_PATHS,
+    author_of,
     error_response,
     get,
     json_response,
@@ -88,12 +89,12 @@ def repository_routes(context: GatewayContext) -> list[Route]:
         elif body:
             config, files = load_parameters(body)
         del body  # its charge now covers the decoded files, which are smaller
-        await repository.load(request.path_params["model"], config, files)
+        await repository.load(request.path_params["model"], config, files, author_of(request))
         return Response(media_type="application/json")
 
     async def unload(request: Request) -> Response:
         body = await read_short_body(request)
-        await repository.unload(request.path_params["model"], _unload_dependents(body))
+        await repository.unload(request.path_params["model"], _unload_dependents(body), author_of(request))
         return Response(media_type="application/json")
 
     async def unsupported(_request: Request) -> Response:

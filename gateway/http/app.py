@@ -26,7 +26,7 @@ from gateway.http.async_requests import job_routes
 from gateway.http.batch_jobs import batch_job_routes
 from gateway.http.generate import generate_routes
 from gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
-from gateway.http.traffic import traffic_routes
+from gateway.http.traffic import history_routes, traffic_routes
 from schemas.core.errors import WeirError
 
 
@@ -42,6 +42,7 @@ def make_app(context: GatewayContext) -> Starlette:
             *shared_memory_routes(context),
             *settings_routes(context),
             *traffic_routes(context),
+            *history_routes(context),
             *job_routes(context),
             *_infer_routes(),
         ],

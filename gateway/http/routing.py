@@ -49,6 +49,19 @@ def post(path: str, handler: Handler) -> Route:
     return Route(path, handler, methods=["POST"])
 
 
+AUTHOR_HEADER = "weir-by"
+"""The header in which a client says who makes a change. Nothing proves it."""
+
+MAX_AUTHOR_LENGTH = 200
+
+
+def author_of(request: Request) -> str:
+    """Who makes a change: what the client says, and the address of its connection."""
+    said = request.headers.get(AUTHOR_HEADER, "").strip()[:MAX_AUTHOR_LENGTH]
+    address = f"http {request.client.host}" if request.client is not None else "http"
+    return f"{said} ({address})" if said else address
+
+
 def model_and_version(request: Request) -> tuple[str, str]:
     """(model, version) in the URL; version "" if the URL names none."""
     return request.path_params["model"], request.path_params.get("version", "")

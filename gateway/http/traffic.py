@@ -1,4 +1,4 @@
-"""Traffic rules over HTTP: `GET`, `PUT` and `DELETE /v2/models/{model}/traffic`. The bodies are JSON (docs/traffic.md)."""
+"""Traffic rules and the history of models over HTTP. The bodies are JSON (docs/traffic.md)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from starlette.routing import Route
 
 from gateway.admin.traffic import checked
 from gateway.context import GatewayContext
-from gateway.http.routing import get, json_response, read_short_body
+from gateway.http.routing import author_of, get, json_response, post, read_short_body
 from schemas.config.traffic import read_rule
+from schemas.core.errors import invalid
 from schemas.kserve.json_documents import load_json
 
 _PATH = "/v2/models/{model}/traffic"
-AUTHOR_HEADER = "weir-by"
-"""The header in which a client says who makes a change. Nothing proves it."""
-MAX_AUTHOR_LENGTH = 200
+_HISTORY_PATH = "/v2/models/{model}/history"
+_ROLLBACK_PATH = "/v2/models/{model}/rollback"
 
 
 def traffic_routes(context: GatewayContext) -> list[Route]:
@@ -37,8 +37,19 @@ def traffic_routes(context: GatewayContext) -> list[Route]:
     return [get(_PATH, show), Route(_PATH, change, methods=["PUT"]), Route(_PATH, clear, methods=["DELETE"])]
 
 
-def author_of(request: Request) -> str:
-    """Who makes a change: what the client says, and the address of its connection."""
-    said = request.headers.get(AUTHOR_HEADER, "").strip()[:MAX_AUTHOR_LENGTH]
-    address = f"http {request.client.host}" if request.client is not None else "http"
-    return f"{said} ({address})" if said else address
+def history_routes(context: GatewayContext) -> list[Route]:
+    """The routes of the history of models; none if the gateway records no changes."""
+    history = context.history
+    if history is None:
+        return []
+
+    async def show(request: Request) -> Response:
+        limit = request.query_params.get("limit", "50")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+            raise invalid(f"limit must be a whole number, got '{limit[:100]}'")
+        return json_response(await history.show(request.path_params["model"], int(limit)))
+
+    async def roll_back(request: Request) -> Response:
+        return json_response(await history.roll_back(request.path_params["model"], author_of(request)))
+
+    return [get(_HISTORY_PATH, show), post(_ROLLBACK_PATH, roll_back)]

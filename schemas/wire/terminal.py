@@ -42,7 +42,8 @@ class TerminalRecord:
     """The outcome of one durable request. Times are unix milliseconds, 0 for none.
 
     `attempts` counts the started attempts, `history` has the failed ones, oldest first. Equal `digest`s mean that another
-    request with the same id has the same content. `status` is the HTTP status of the response.
+    request with the same id has the same content. `status` is the HTTP status of the response. `model_digest` changes with
+    the files and the configuration of the version that responded.
     """
 
     id: str
@@ -55,6 +56,7 @@ class TerminalRecord:
     status: int = 200
     tenant: str = ""
     digest: str = ""
+    model_digest: str = ""
     history: list[Attempt] = field(default_factory=list)
 
     def headers(self) -> list[tuple[str, str]]:
@@ -70,6 +72,8 @@ class TerminalRecord:
         ]
         if self.version:
             headers.append(("Weir-Model-Version", self.version))
+        if self.model_digest:
+            headers.append(("Weir-Model-Digest", self.model_digest))
         if self.tenant:
             headers.append(("Weir-Tenant", self.tenant))
         if self.digest:
@@ -93,6 +97,7 @@ class TerminalRecord:
             status=int(headers.get("weir-status", "200")),
             tenant=headers.get("weir-tenant", ""),
             digest=headers.get("weir-digest", ""),
+            model_digest=headers.get("weir-model-digest", ""),
             history=unpack_history(headers.get("weir-history", "[]")),
         )
 

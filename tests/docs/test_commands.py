@@ -170,10 +170,13 @@ def test_weir_status(command: str, served: Served) -> None:
 
 
 def test_weir_traffic(served: Served) -> None:
-    for command in reply(".venv/bin/weir traffic "):
+    for command in [*reply(".venv/bin/weir traffic "), *reply(".venv/bin/weir history ")]:
         there = {**environment(), "WEIR_URL": served.here("localhost:8000")}
         done = subprocess.run(in_venv(command), cwd=served.folder, env=there, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        if command.split()[1] == "history":
+            assert "traffic: no rule -> 1=90 2=10" in done.stdout
+            continue
         assert done.stdout.startswith("magika: "), done.stdout
         if command.split()[2] == "set":
             assert "set by an operator" in done.stdout

@@ -25,7 +25,7 @@ from weir.commands import serve as serve_command
 from weir.commands.batch import batch
 from weir.commands.option_commands import command, with_implied_values
 from weir.commands.roles import hide_secrets
-from weir.commands.traffic import traffic
+from weir.commands.traffic import history, rollback, traffic
 from weir.errors import StartError
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.options.platforms import platform_arguments
@@ -202,6 +202,8 @@ app.command(cls=SectionedCommand)(nats_permissions)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 app.add_typer(traffic)
+app.command(cls=SectionedCommand)(history)
+app.command(cls=SectionedCommand)(rollback)
 
 
 def _print_version(wanted: bool) -> None:

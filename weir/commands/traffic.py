@@ -81,6 +81,62 @@ def clear(model: Model, as_json: AsJson = False, url: Url = "", data_dir: DataDi
     _show(request(url, data_dir, "DELETE", _path(model)), as_json)
 
 
+def history(
+    model: Model,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of changes to list.")] = 20,
+    as_json: AsJson = False,
+    url: Url = "",
+    data_dir: DataDir = None,
+) -> None:
+    """List the changes of a model, newest first: loads, unloads, traffic rules, ramps and rollbacks."""
+    found = request(url, data_dir, "GET", f"{_model_path(model)}/history?limit={limit}")
+    if as_json:
+        import json
+
+        print(json.dumps(found["changes"], indent=2))
+        return
+    for change in found["changes"]:
+        print(_change_line(change))
+    if not found["changes"]:
+        print(f"{model}: no changes are recorded")
+
+
+def rollback(model: Model, url: Url = "", data_dir: DataDir = None) -> None:
+    """Undo the last change of a model that has not been undone."""
+    undone = request(url, data_dir, "POST", f"{_model_path(model)}/rollback")["undone"]
+    print(f"{model}: undone: {_change_line(undone)}")
+
+
+def _change_line(change: dict[str, Any]) -> str:
+    import datetime
+
+    at = datetime.datetime.fromtimestamp(change["at_ms"] / 1000).astimezone()
+    what = change["kind"]
+    if "undoes" in change:
+        what += f" of {change['undoes']}"
+    for name, show in (("traffic", _traffic_text), ("load", _load_text)):
+        if f"{name}_after" in change:
+            what += f": {show(change[f'{name}_before'])} -> {show(change[f'{name}_after'])}"
+    by = f", by {change['by']}" if change.get("by") else ""
+    notes = "".join(f", {change[field]}" for field in ("note", "error") if change.get(field))
+    return f"{change['number']:>6}  {at:%Y-%m-%d %H:%M:%S}  {what}{notes}{by}"
+
+
+def _traffic_text(state: dict[str, Any]) -> str:
+    from schemas.config.traffic import weights_text
+
+    text = weights_text(state.get("weights", {})) or "no rule"
+    return f"{text} ({state['sticky']})" if state.get("sticky") else text
+
+
+def _load_text(state: dict[str, Any]) -> str:
+    if not state.get("load"):
+        return "not loaded"
+    config = " with a configuration of its own" if state.get("config") or not state.get("is_kept", True) else ""
+    files = f" with {state['files']} files" if state.get("files") else ""
+    return f"loaded{config}{files}"
+
+
 def request(url: str, data_dir: Path | None, method: str, path: str, document: Any = None) -> dict[str, Any]:
     """The response of the server to one request, which says who makes it. Raises StartError with the reason."""
     from weir.commands.gateway_client import GatewayClient, call, client_of
@@ -104,9 +160,13 @@ def _author() -> str:
 
 
 def _path(model: str) -> str:
+    return f"{_model_path(model)}/traffic"
+
+
+def _model_path(model: str) -> str:
     if not model:
         raise StartError("the name of the model is empty")
-    return f"/v2/models/{quote(model, safe='')}/traffic"
+    return f"/v2/models/{quote(model, safe='')}"
 
 
 def _show(shown: dict[str, Any], as_json: bool) -> None:

@@ -123,6 +123,8 @@ def test_durable_requests_are_split_and_their_records_name_the_version(server: S
                 headers = {"Nats-Msg-Id": f"r{number}"} | ({"X-User": "me"} if number % 2 else {})
                 await stream.publish("event.versions", infer_body({"IN": IN}), headers=headers)
             records = [await follow.next_msg(timeout=20) for _ in range(40)]
+            digests = {(r.headers["Weir-Model-Version"], r.headers["Weir-Model-Digest"]) for r in records}
+            assert len(digests) == len({version for version, _ in digests})
             of_me = {r.headers["Weir-Model-Version"] for r in records if int(r.headers["Weir-Id"][1:]) % 2}
             rest = Counter(r.headers["Weir-Model-Version"] for r in records if not int(r.headers["Weir-Id"][1:]) % 2)
             return rest, of_me

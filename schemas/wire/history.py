@@ -1,0 +1,73 @@
+"""`ModelChange`: one change of a model by a client, or by a ramp: who did what, when, and the states before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from schemas.wire.codec import Record
+
+LOAD, UNLOAD, TRAFFIC, RAMP, ROLLBACK = "load", "unload", "traffic", "ramp", "rollback"
+"""The kinds of changes."""
+
+MAX_CONFIG_BYTES = 64 * 1024
+"""The configuration of a load that a change keeps; a longer one can't be rolled back to."""
+
+
+class LoadState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether a model is loaded, with what replaces its configuration, and how many files replace its folder.
+
+    `is_kept` is False where the configuration was too long to be kept.
+    """
+
+    load: bool = False
+    config: str | None = None
+    files: int = 0
+    is_kept: bool = True
+
+
+class TrafficState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The traffic rule that is set for a model: its weights, none without a rule, and what is sticky."""
+
+    weights: dict[int, float] = msgspec.field(default_factory=dict)
+    sticky: str = ""
+
+
+class ModelChange(Record, frozen=True, omit_defaults=True):
+    """One change. `at_ms` is unix time. The states of loading, or of traffic, are None for a change of the other kind.
+
+    `error` says why the change failed, "" for one that succeeded. `undoes` is the number of the change that a rollback
+    undid. `note` explains a change of a ramp.
+    """
+
+    model: str
+    kind: str
+    at_ms: int
+    by: str = ""
+    load_before: LoadState | None = None
+    load_after: LoadState | None = None
+    traffic_before: TrafficState | None = None
+    traffic_after: TrafficState | None = None
+    error: str = ""
+    undoes: int = 0
+    note: str = ""
+
+
+class NumberedChange(msgspec.Struct, frozen=True):
+    """A stored change and its number, which grows with each change of any model."""
+
+    number: int
+    change: ModelChange
+
+    def to_dict(self) -> dict[str, Any]:
+        """The change as JSON shows it, without what is empty."""
+        fields: dict[str, Any] = msgspec.to_builtins(self.change, str_keys=True)
+        return {"number": self.number, **fields}
+
+
+def change_to_undo(changes: list[NumberedChange]) -> NumberedChange | None:
+    """The newest of a model's changes, oldest first, that succeeded, undid nothing, and was not undone; None without."""
+    undone = {row.change.undoes for row in changes}
+    candidates = (row for row in changes if not (row.change.error or row.change.undoes or row.number in undone))
+    return max(candidates, key=lambda row: row.number, default=None)
