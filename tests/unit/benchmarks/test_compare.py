@@ -8,11 +8,13 @@ from benchmarks.compare.measurement import Measurement
 from benchmarks.compare.networks import MAX_BATCH_SIZE, NETWORKS
 from benchmarks.compare.payload import Payload
 from benchmarks.compare.report import Report
-from benchmarks.compare.targets import TARGETS, Protocol
+from benchmarks.compare.targets import Baseline, Protocol, Quantity, Target, Workload
 from repository.config_text import parse_config
 from schemas.kserve.request import parse_infer_request
 
-CPU, RATE = TARGETS[:2]
+WORK = Workload("identity_fp32", 64)
+CPU = Target("cpu", WORK, Quantity.CPU, Baseline.TRITON, 1.0, 0.6)
+RATE = Target("rate", WORK, Quantity.RATE, Baseline.TRITON, 1.0, 1.6)
 
 
 def measurement(server, number, cpu_ms):

@@ -87,7 +87,7 @@ async def test_counters_that_can_not_be_read_do_not_hide_the_others(
 
 
 async def test_heartbeats_go_on_after_a_failure(dispatcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "HEARTBEAT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(service_module, "HEARTBEAT_INTERVAL_S", 0.001)
     monkeypatch.setattr(service_module, "ensure_streams", nothing)
     calls: list[int] = []
 

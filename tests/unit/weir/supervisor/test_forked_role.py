@@ -34,7 +34,7 @@ def look_around(words: Sequence[str]) -> None:
     reply = [
         os.getsid(0) == os.getpid(),
         dict(os.environ) == {"OF_MINE": "1"},
-        {fd for fd in range(256) if is_open(fd)} == {0, 1, 2, int(words[1])},
+        {fd for fd in map(int, os.listdir("/proc/self/fd")) if is_open(fd)} == {0, 1, 2, int(words[1])},
         os.readlink("/proc/self/fd/0") == os.devnull,
         "weir of a test" in " ".join(psutil.Process().cmdline()),
         sys.argv[1:] == list(words),
