@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+from msgspec import UNSET
 from nats.errors import Error as NatsError
 
 from bus.kv.desired_models import DesiredModels, next_revision
@@ -26,7 +27,7 @@ from runtime.containment import contained
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
 from schemas.core.names import plain_name
-from schemas.wire.model_control import MAX_CONFIG_LENGTH, MAX_FILES, DesiredModel, WantedModel
+from schemas.wire.model_control import MAX_CONFIG_LENGTH, MAX_FILES, DesiredModel, RegisteredFolder, WantedModel
 from schemas.wire.registry import ModelRecord, ModelState
 
 logger = logging.getLogger("weir.calls")
@@ -116,6 +117,15 @@ class ModelControl:
         files = {path.lstrip("/"): content for path, content in files.items()}
         await self._run(name, self._load(name, config, files))
 
+    async def load_registered(self, name: str, registered: RegisteredFolder, explicit: bool = True) -> None:
+        """Loads the model from a folder outside of the repositories, else as `load`.
+
+        A model that is not `explicit` is unloaded with the ensemble that needs it.
+        """
+        check_model_name(name)
+        self._check_mode()
+        await self._run(name, self._load(name, None, {}, registered, explicit))
+
     async def unload(self, name: str, with_dependents: bool) -> None:
         """Unloads the model; returns when no version accepts new requests. An unknown model counts as unloaded.
 
@@ -188,15 +198,22 @@ class ModelControl:
         if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), WeirError):
             logger.error("an operation on the repository failed", exc_info=task.exception())
 
-    async def _load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+    async def _load(
+        self,
+        name: str,
+        config: str | None,
+        files: Mapping[str, bytes],
+        registered: RegisteredFolder | None = None,
+        explicit: bool = True,
+    ) -> None:
         workers = self._operated_workers()
         if not workers:
             raise unavailable(f"failed to load '{name}', there is no worker")
         known = self._desired.get(name)
         revision = next_revision(known, time.time_ns())
         names = {path: object_name(name, revision, number) for number, path in enumerate(files)}
-        wanted = WantedModel(True, config, names)
-        entry = DesiredModel(name, revision, wanted, self._in_force(name))
+        wanted = WantedModel(True, config, names, registered or UNSET)
+        entry = DesiredModel(name, revision, wanted, self._in_force(name), explicit)
         if files:
             referenced = {object for entry in self._desired.all() for object in entry.objects()}
             await self._files.sweep(referenced, time.time_ns())

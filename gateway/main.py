@@ -57,6 +57,7 @@ from gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
 from gateway.nats.frontend import NatsFrontend
 from gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
 from gateway.platforms.frontend import Platform, PlatformApp, PlatformProtocol
+from gateway.platforms.multi_model import MultiModel
 from gateway.platforms.sagemaker import SageMaker
 from gateway.platforms.vertex_ai import VertexAi
 from gateway.settings import GatewaySettings
@@ -379,7 +380,9 @@ class _Gateway:
         settings, parsed = self._settings, self._parsed
         platforms: list[tuple[str, Platform, str]] = []
         if parsed.sagemaker is not None:
-            platforms.append(("sagemaker", SageMaker(parsed.sagemaker, self._catalog), settings.sagemaker_address))
+            models = MultiModel(self._platform_context(settings.sagemaker_address), parsed.sagemaker.root)
+            sagemaker = SageMaker(parsed.sagemaker, self._catalog, models)
+            platforms.append(("sagemaker", sagemaker, settings.sagemaker_address))
         if parsed.vertex_ai_routes is not None:
             vertex_ai = VertexAi(*parsed.vertex_ai_routes, settings.vertex_ai_default_model, self._catalog)
             platforms.append(("vertex_ai", vertex_ai, settings.vertex_ai_address))
@@ -388,13 +391,17 @@ class _Gateway:
             if not self._listeners.has(name):
                 continue
             self._ports[f"{prefix}_port"] = self._listeners.port(name)
-            cross_site = CrossSiteCheck(settings.allowed_hosts, settings.allowed_origins, address)
-            app = make_app(dataclasses.replace(self._context, cross_site=cross_site))
+            app = make_app(self._platform_context(address))
             make_connection = functools.partial(
                 PlatformProtocol, self._context, platform, PlatformApp(platform, app, self._metrics.app())
             )
             await self._listeners.serve(name, make_connection)
             stops.push_async_callback(self._stop_http, name, deadline)
+
+    def _platform_context(self, address: str) -> GatewayContext:
+        """The context of a frontend that listens on `address`."""
+        cross_site = CrossSiteCheck(self._settings.allowed_hosts, self._settings.allowed_origins, address)
+        return dataclasses.replace(self._context, cross_site=cross_site)
 
     async def _stop_http(self, name: str, deadline: _ExitDeadline) -> None:
         """Refuses new connections. Open ones are served meanwhile, and end with their next response: a client that sends

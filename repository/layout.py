@@ -40,7 +40,8 @@ class FoundModel:
 
     `config_file` is relative to `path`, "" when there is none. `versions` ascend. `ignored` names folders that are
     neither versions nor have a meaning of their own. `problem` is why the model cannot be served, "" without a known
-    problem. With namespacing, `namespace` is its repository, and `is_ambiguous` models share their name with others.
+    problem. With namespacing, `namespace` is its repository, and `is_ambiguous` models share their name with others. The
+    configuration of an `is_registered` model may have another name.
     Bytes of a folder's name that are not UTF-8 are written as `\xff`.
     """
 
@@ -52,6 +53,7 @@ class FoundModel:
     problem: str = ""
     namespace: str = ""
     is_ambiguous: bool = False
+    is_registered: bool = False
 
     @property
     def identity(self) -> str:
@@ -146,9 +148,9 @@ class ModelRepository:
             for folder in folders or [Path(name)]
         ]
 
-    def model_in(self, name: str, folder: Path) -> FoundModel:
+    def model_in(self, name: str, folder: Path, is_registered: bool = False) -> FoundModel:
         """The model `name` in `folder`, which replaces the one in the repository."""
-        return self._read(name, folder)
+        return replace(self._read(name, folder), is_registered=is_registered)
 
     def _read_all(self, name: str, folders: list[Path]) -> list[FoundModel]:
         """The models of this name in `folders`, without folders that were removed since they were listed."""

@@ -68,7 +68,7 @@ def config_bytes(found: FoundModel) -> bytes:
 
 
 def _identify(config: ModelConfig, found: FoundModel) -> ModelConfig:
-    if config.name not in ("", found.name):
+    if config.name not in ("", found.name) and not found.is_registered:
         raise ConfigProblem(
             "name",
             f"unexpected directory name '{found.name}' for model '{config.name}', directory name must equal model name",

@@ -21,7 +21,7 @@ from gateway.admin.peers import Synchronise, no_peers
 from schemas.core.names import plain_name
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.history import LOAD, UNLOAD
-from schemas.wire.model_control import RepositoryView
+from schemas.wire.model_control import RegisteredFolder, RepositoryView
 from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
 logger = logging.getLogger("weir.gateway")
@@ -165,6 +165,21 @@ class RepositoryControl:
         """Passes the operation on: `ModelControl.load`. `by` is who asks for it."""
         async with self._recording(LOAD, name, by):
             await self._operations.load(name, config, files)
+
+    async def load_registered(
+        self, name: str, registered: RegisteredFolder, explicit: bool = True, by: str = ""
+    ) -> None:
+        """Passes the operation on: `ModelControl.load_registered`. `by` is who asks for it."""
+        async with self._recording(LOAD, name, by):
+            await self._operations.load_registered(name, registered, explicit)
+
+    def registered(self) -> dict[str, RegisteredFolder]:
+        """The models that are to be loaded from folders that clients have registered, by name."""
+        return {
+            entry.name: entry.wanted.source
+            for entry in self._desired.all()
+            if entry.wanted.load and entry.wanted.source is not None
+        }
 
     async def unload(self, name: str, with_dependents: bool, by: str = "") -> None:
         """Passes the operation on: `ModelControl.unload`."""

@@ -295,14 +295,14 @@ class AsgiExchange:
             self._connection.on_response_complete()
 
 
-def raw_error_response(error: WeirError) -> tuple[bytes, bytes]:
-    """(head without its last line, body) of an error response: Triton's status and text, and `Retry-After`."""
+def raw_error_response(error: WeirError, status: int = 0) -> tuple[bytes, bytes]:
+    """(head without its last line, body) of an error response: Triton's status (or `status`) and text, `Retry-After`."""
     body = error_body(error.message)
     extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
     if error.retry_after_s:
         extra = b"Retry-After: %d\r\n" % error.retry_after_s
     head = b"%sContent-Type: application/json\r\n%sContent-Length: %d\r\n" % (
-        _STATUS_LINES[error.http_status],
+        _STATUS_LINES[status or error.http_status],
         extra,
         len(body),
     )

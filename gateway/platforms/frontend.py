@@ -8,7 +8,7 @@ cross-site checks apply to the target and hold on every port.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from client.catalog import Catalog
 from gateway.context import GatewayContext
-from gateway.http.asgi import HttpExchange
+from gateway.http.asgi import HttpExchange, raw_error_response
 from gateway.http.connection import HttpConnection
 from gateway.http.exchange import InferExchange
 from gateway.http.protocol import HttpProtocol, infer_route
@@ -35,10 +35,11 @@ _UNSUPPORTED_HEADERS = frozenset([_HEADER_LENGTH, b"accept-encoding"])
 
 
 class Target(NamedTuple):
-    """A request of Weir's own API: method and path."""
+    """A request of Weir's own API: method and path. `status_of` names the status of errors, if it is not Triton's."""
 
     method: str
     path: str
+    status_of: Callable[[WeirError], int] | None = None
 
 
 class Platform(Protocol):
@@ -55,6 +56,9 @@ class Platform(Protocol):
 
     def target(self, method: str, path: str, headers: Headers) -> Target | None:
         """The target of a request; None for one that the protocol does not have. Raises WeirError."""
+
+    def application(self, path: str) -> ASGIApp | None:
+        """The application that answers the requests for `path` that have no target, if the platform has its own."""
 
 
 class PlatformProtocol(HttpProtocol):
@@ -76,13 +80,14 @@ class PlatformProtocol(HttpProtocol):
         route = None if target is None or target.method != "POST" else infer_route(target.path.encode("latin-1"))
         if route is None or self._context.access.rejects_inference(self.headers):
             return HttpConnection.make_exchange(self, keep_alive)
-        return PlatformExchange(self._context, self, *route, keep_alive, self._platform)
+        status_of = None if target is None else target.status_of
+        return PlatformExchange(self._context, self, *route, keep_alive, self._platform, status_of)
 
 
 class PlatformExchange(InferExchange):
     """An inference request in the form of a platform: the length of its JSON header is part of the content type."""
 
-    __slots__ = ("_platform",)
+    __slots__ = ("_platform", "_status_of")
 
     def __init__(  # noqa: PLR0913 - an InferExchange of a platform
         self,
@@ -92,8 +97,10 @@ class PlatformExchange(InferExchange):
         version: str,
         keep_alive: bool,
         platform: Platform,
+        status_of: Callable[[WeirError], int] | None = None,
     ) -> None:
         self._platform = platform
+        self._status_of = status_of
         super().__init__(context, connection, model, version, keep_alive)
 
     def _read_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
@@ -111,6 +118,14 @@ class PlatformExchange(InferExchange):
         if not self._platform.answers_with_media_type:
             return super()._binary_head(header_length)
         return b"Content-Type: %b%d\r\n" % (self._platform.media_type.encode(), header_length)
+
+    def respond_error(self, error: WeirError) -> None:
+        """Answers with the error, with the status that the platform expects."""
+        if self._status_of is None:
+            super().respond_error(error)
+            return
+        head, body = raw_error_response(error, self._status_of(error))
+        self._write(head, [body], len(body))
 
 
 def read_header_length(content_type: str, media_type: str) -> str | None:
@@ -144,7 +159,10 @@ class PlatformApp:
         except WeirError as error:
             answer = weir_error_response(error)
         else:
-            if target is None:
+            own = self._platform.application(scope["path"]) if target is None else None
+            if own is not None:
+                answer = own
+            elif target is None:
                 text = f"{self._platform.service} requests for {scope['method']} {scope['path']} are not served"
                 answer = error_response(400, text)
             else:

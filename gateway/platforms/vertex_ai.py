@@ -69,6 +69,10 @@ class VertexAi:
             "v2/models/NAME/infer is one"
         )
 
+    def application(self, _path: str) -> None:
+        """None: every request has a target."""
+        return
+
 
 def read_routes(environment: Mapping[str, str]) -> tuple[str, str]:
     """(prediction route, health route) in the environment of a container. Raises ValueError where one is missing."""

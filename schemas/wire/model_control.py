@@ -29,21 +29,40 @@ MAX_PATH_LENGTH = 1024
 """Characters of the path of a pushed file."""
 
 
+class RegisteredFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model's folder outside of the repositories, at the same path on every worker.
+
+    A client registered it with the repository that holds it, under a name of its own, `alias` (both "": only for another
+    model). The folder's name and the name in its configuration do not matter.
+    """
+
+    folder: Annotated[str, Meta(max_length=4096)]
+    repository: Annotated[str, Meta(max_length=4096)] = ""
+    alias: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class WantedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model to be loaded, or (`load` False) to be unloaded.
 
     `config`, in protobuf's JSON, replaces the configuration on disk. `files` replace the model's folder: the name of an
-    object in the object store by the path in the folder.
+    object in the object store by the path in the folder. `registered` replaces it by another folder (`source`); older
+    releases don't have it, so it is sent only where it is set.
     """
 
     load: bool
     config: str | None = None
     files: Annotated[dict[str, str], Meta(max_length=MAX_FILES)] = {}
+    registered: RegisteredFolder | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def source(self) -> RegisteredFolder | None:
+        """The folder outside of the repositories that has the model, None for a model of a repository."""
+        return self.registered or None
 
     @property
     def is_override(self) -> bool:
-        """Whether anything replaces what is on disk."""
-        return self.config is not None or bool(self.files)
+        """Whether anything replaces what the repositories have."""
+        return self.config is not None or bool(self.files) or self.source is not None
 
 
 class DesiredModel(Record, frozen=True, forbid_unknown_fields=True):

@@ -172,7 +172,7 @@ class ModelLoader:
         result.agents.append(agents)
         if agents.path == found.path:
             return None
-        moved = self.repository.model_in(found.name, agents.path)
+        moved = self.repository.model_in(found.name, agents.path, found.is_registered)
         return replace(moved, namespace=found.namespace, is_ambiguous=found.is_ambiguous)
 
     def _configure(

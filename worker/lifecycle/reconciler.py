@@ -287,8 +287,8 @@ class ModelReconciler:
         if not self._repository.namespacing:
             await self._transitions.load(model, wanted, revision)
             return
-        # Files of the request replace whatever the repositories have under this name.
-        found = [] if wanted.files else await asyncio.to_thread(self._find_all, model.name)
+        # Files or a folder of the request replace whatever the repositories have under this name.
+        found = [] if wanted.files or wanted.source else await asyncio.to_thread(self._find_all, model.name)
         identities = frozenset(one.identity for one in found if one.is_ambiguous)
         errors = await asyncio.gather(*(self._load_namesake(name, wanted, revision) for name in sorted(identities)))
         if identities:

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -113,15 +114,7 @@ class ModelTransitions:
         """Carries out a load request and publishes the outcome. `revision` is 0 where no request waits for it."""
         folder: OverrideFolder | None = None
         try:
-            if wanted.files:
-                if wanted.config is None:
-                    raise invalid("Load parameter 'config' must be specified for model file override")
-                contents = await self._context.files.fetch(wanted.files)
-                folder = await asyncio.to_thread(OverrideFolder, model.name, contents)
-                found = self._repository.model_in(model.name, folder.path)
-            else:
-                await self._context.mirrors.refresh(plain_name(model.name))
-                found = await asyncio.to_thread(self._repository.find, model.name)
+            found, folder = await self._locate(model.name, wanted)
         except (WeirError, NatsError, OSError, TimeoutError) as error:
             reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
             logger.error("Poll failed for model directory '%s': %s", model.name, reason)
@@ -140,6 +133,20 @@ class ModelTransitions:
         if revision:
             await self._placement.conclude(model)
         await self._records.publish(model)
+
+    async def _locate(self, name: str, wanted: WantedModel) -> tuple[FoundModel, OverrideFolder | None]:
+        """The folder that a load request means, which has the files of the request if it brings any. Raises WeirError."""
+        if wanted.files:
+            if wanted.config is None:
+                raise invalid("Load parameter 'config' must be specified for model file override")
+            contents = await self._context.files.fetch(wanted.files)
+            folder = await asyncio.to_thread(OverrideFolder, name, contents)
+            return self._repository.model_in(name, folder.path), folder
+        if wanted.source is not None:
+            path = Path(wanted.source.folder)
+            return await asyncio.to_thread(self._repository.model_in, name, path, is_registered=True), None
+        await self._context.mirrors.refresh(plain_name(name))
+        return await asyncio.to_thread(self._repository.find, name), None
 
     async def load_found(
         self, model: ManagedModel, found: FoundModel, override: str | None = None, revision: int = 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.wire.codec import WIRE_VERSION, MalformedMessage
-from schemas.wire.model_control import DesiredModel, DrainMessage, RepositoryView, WantedModel
+from schemas.wire.model_control import DesiredModel, DrainMessage, RegisteredFolder, RepositoryView, WantedModel
 
 ENTRY = DesiredModel("m", 7, WantedModel(True, "{}", {"1/model.py": "m.7.0"}), WantedModel(True), False)
 
@@ -61,3 +61,14 @@ def test_malformed_desired_models(value: Any) -> None:
 def test_random_bytes_are_malformed(unpack: Callable[[bytes], Any], data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         unpack(data)
+
+
+def test_a_registered_folder_is_sent_only_where_there_is_one() -> None:
+    folder = RegisteredFolder("/models/a", "/models", "alias")
+    wanted = WantedModel(True, registered=folder)
+    assert (wanted.source, wanted.is_override) == (folder, True)
+    entry = DesiredModel("m", 3, wanted, WantedModel(True))
+    assert DesiredModel.unpack(entry.pack()) == entry
+    plain = DesiredModel("m", 3, WantedModel(True))
+    assert (plain.wanted.source, plain.wanted.is_override) == (None, False)
+    assert b"registered" not in plain.pack()
