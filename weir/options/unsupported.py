@@ -25,7 +25,7 @@ _REFUSED_ROWS: tuple[tuple[str, Value, Callable[[Any], bool], str], ...] = (
         "--cache-directory",
         Text("FOLDER"),
         _never,
-        "Triton's cache implementations are shared libraries, which Weir can't load",
+        "Triton's cache implementations are shared libraries, which Weir can't load; --cache-config selects local or nats",
     ),
 )
 """(name, value type, test for values that are accepted, why other values are rejected)."""
@@ -46,8 +46,10 @@ REFUSED: tuple[Option, ...] = tuple(
 
 _PANEL = "Accepted without effect"
 
-_EVENT_LOOPS = "the gateway serves requests from one event loop, without request threads"
-_NO_POOL = "requests are not pooled"
+_EVENT_LOOPS = (
+    "a gateway serves requests from one event loop, without request threads; --gateways starts several gateways"
+)
+_NO_POOL = "requests and responses are not pooled; --gateway-memory-byte-size bounds their memory"
 _NO_CUDA_POOL = "backends allocate device memory themselves"
 
 _THREADS = Integer(2, 128, "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128.")
@@ -63,7 +65,12 @@ _ROWS: tuple[tuple[str, Value, bool, str], ...] = (
     ("--cuda-virtual-address-size", _DEVICE_BYTES, True, _NO_CUDA_POOL),
     ("--buffer-manager-thread-count", Integer(), False, "instance threads copy the tensors"),
     ("--enable-peer-access", Switch(), False, "tensors are not copied from one GPU to another"),
-    ("--min-supported-compute-capability", Number(), False, "each backend checks which GPUs it can use"),
+    (
+        "--min-supported-compute-capability",
+        Number(),
+        False,
+        "each backend checks which GPUs it can use; CUDA_VISIBLE_DEVICES excludes others",
+    ),
     ("--sagemaker-thread-count", Integer(), False, _EVENT_LOOPS),
     ("--vertex-ai-thread-count", Integer(), False, _EVENT_LOOPS),
 )

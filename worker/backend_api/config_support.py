@@ -47,7 +47,7 @@ LIMITS = (
     FieldLimit(
         "optimization.gather_kernel_buffer_threshold", IGNORED, "inputs are gathered on the host, into pinned memory"
     ),
-    FieldLimit("optimization.eager_batching", IGNORED, "batches are joined when they run"),
+    FieldLimit("optimization.eager_batching", IGNORED, "an instance has its next batch ahead of time in any case"),
     FieldLimit(
         "sequence_batching.state.use_same_buffer_for_input_output",
         SILENT,
@@ -55,7 +55,11 @@ LIMITS = (
     ),
     FieldLimit("sequence_batching.state.use_growable_memory", SILENT, "states are kept on the host"),
     FieldLimit("sequence_batching.oldest.preserve_ordering", SILENT, "an instance runs one batch at a time, in order"),
-    FieldLimit("instance_group.secondary_devices", IGNORED, "deep learning accelerators are not supported"),
+    FieldLimit(
+        "instance_group.secondary_devices",
+        IGNORED,
+        "deep learning accelerators, which some Jetson boards have, are not supported",
+    ),
 )
 
 
