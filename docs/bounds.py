@@ -52,6 +52,7 @@ client.responses.delivery:MAX_BUFFERED_RESPONSES | responses that wait for those
 client.responses.delivery:MAX_BUFFERED_BYTES | their outputs | requests: 503; a waiting stream ends: UNAVAILABLE
 client.cache.stores:LOOKUP_TIMEOUT_S | wait for a shared response cache | the request is queued
 client.traffic.counters:MAX_PROCESSES | processes whose counters by version a process keeps | the oldest are dropped
+gateway.admin.traffic:MAX_RAMP_S | how long a ramp may take, in seconds | 400
 bus.streams.history:MAX_CHANGES | changes of models in the history | the oldest are dropped
 gateway.admin.history:MAX_SHOWN | changes in one response | the newest
 schemas.wire.history:MAX_CONFIG_BYTES | configuration of a load that the history keeps | it can't be rolled back to

@@ -57,6 +57,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "{model}/traffic"): Operation("traffic", "How requests are split among versions", "", "Traffic"),
     ("PUT", "{model}/traffic"): Operation("traffic", "Split requests among versions", "TrafficRule", "Traffic"),
     ("DELETE", "{model}/traffic"): Operation("traffic", "Remove the rule that was set", "", "Traffic"),
+    ("POST", "{model}/traffic/ramp"): Operation("traffic", "Raise the share of a version by steps", "Ramp", "Traffic"),
     ("GET", "{model}/history"): Operation("traffic", "The last changes of the model, newest first", "", "History"),
     ("POST", "{model}/rollback"): Operation("traffic", "Undo the last change of the model", "", "Rollback"),
     ("GET", "/v2/trace/setting"): Operation("settings", "Trace settings", "", "Settings"),
@@ -209,6 +210,7 @@ def _array(items: Any) -> dict[str, Any]:
 
 TEXT = {"type": "string"}
 INTEGER = {"type": "integer"}
+NUMBER = {"type": "number"}
 SHAPE = _array(INTEGER)
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 DATATYPE = {"type": "string", "enum": sorted(DATATYPES)}
@@ -247,6 +249,7 @@ SCHEMAS: dict[str, Any] = {
     "IndexRows": _array(_object("name", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
     "Load": _object(parameters={**ANY_OBJECT, "description": "`config` (JSON) and `file:<path>` (base64)"}),
     "Unload": _object(parameters=_object(unload_dependents={"type": "boolean"})),
+    "Ramp": _object("version over_s", version=INTEGER, to=NUMBER, over_s=NUMBER, abort_if=TEXT),
     "History": _object("model changes", model=TEXT, changes=_array(ANY_OBJECT)),
     "Rollback": _object("model undone", model=TEXT, undone=ANY_OBJECT),
     "TrafficRule": _object(
@@ -261,6 +264,7 @@ SCHEMAS: dict[str, Any] = {
         versions=_array(ANY_OBJECT),
         changed_ms=INTEGER,
         by=TEXT,
+        ramp=ANY_OBJECT,
     ),
     "Settings": ANY_OBJECT,
     "Regions": _array(ANY_OBJECT),

@@ -22,6 +22,7 @@ from bus.payloads.arena import PayloadArena, limit_payloads, remove_dead_segment
 from bus.payloads.fetcher import PayloadFetcher
 from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
+from bus.streams.history import ModelHistory
 from client.cache.config import CacheConfig
 from client.cache.response_cache import ResponseCache
 from client.catalog import Catalog
@@ -35,6 +36,7 @@ from durable.api.reporting import CounterReporter, read_counters
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork
 from durable.consumer.context import ConsumerServices
+from durable.ramps import RampHost
 from durable.settings import DurableSettings
 from jobs.records.store import JobStore
 from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
@@ -127,6 +129,7 @@ class _Process:
         self._traffic_totals = TrafficTotals(bus, id, counters)
         self._catalog.follow_traffic(self._traffic, counters)
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
+        self._ramps = RampHost(self._durable.leases, self._traffic, self._traffic_totals, ModelHistory(bus))
         self._jobs = JobStore(bus, self._durable.publisher)
         self._services = ConsumerServices(
             catalog=self._catalog,
@@ -171,7 +174,7 @@ class _Process:
         await reporter.start()
         stops.callback(reporter.stop)  # after the drain, in which requests still end
         self._jobs.start(background)
-        work = BackgroundWork(self._durable, self._jobs, self._services, self._id, self._settings)
+        work = BackgroundWork(self._durable, self._jobs, self._services, self._id, self._settings, self._ramps)
         stops.push_async_callback(_drain, work, self._jobs, self._inference, self._settings.exit_timeout_secs)
         await work.start(background)
         presence = Presence(

@@ -39,6 +39,7 @@ from durable.api.async_requests import AsyncRequests
 from durable.api.reporting import CounterReporter
 from durable.api.store import DurableStore
 from durable.background import BackgroundWork, ConsumerServices
+from durable.ramps import RampHost
 from gateway.admin.history import HistoryControl, LoadRecorder, Loads
 from gateway.admin.live_settings import LiveSettings
 from gateway.admin.load_report import LoadReports
@@ -226,12 +227,13 @@ class _Gateway:
             RepositoryIndex(bus, id, self._registry), control, desired, synchronise, recorder
         )
         counters = TrafficCounters()
-        totals = TrafficTotals(bus, id, counters)
-        self._traffic = TrafficControl(self._catalog, TrafficRecords(bus), counters, totals, history, synchronise)
+        totals, records = TrafficTotals(bus, id, counters), TrafficRecords(bus)
+        self._traffic = TrafficControl(self._catalog, records, counters, totals, history, synchronise)
         self._history = HistoryControl(history, control, self._traffic, loads, synchronise)
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
+        self._ramps = RampHost(self._durable.leases, records, totals, history)
         self._async_requests = AsyncRequests(self._durable, settings)
         self._job_store = JobStore(bus, self._durable.publisher)
         self._context = GatewayContext(
@@ -327,7 +329,7 @@ class _Gateway:
             has_workers=lambda: bool(self._registry.workers),
             offload=self._context.offload,
         )
-        return BackgroundWork(self._durable, self._job_store, services, self._id, self._settings)
+        return BackgroundWork(self._durable, self._job_store, services, self._id, self._settings, self._ramps)
 
     async def start_frontends(
         self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack, deadline: _ExitDeadline

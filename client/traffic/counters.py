@@ -107,15 +107,14 @@ class TrafficTotals:
     def of(self, model: str = "") -> dict[ArmKey, ArmCounters]:
         """The sums over all processes, of one model or of all."""
         sums: dict[ArmKey, ArmCounters] = {}
-        for row in self._rows():
-            if not model or row.model == model:
-                sums.setdefault(ArmKey(row.model, row.version, row.arm), ArmCounters()).add(row)
+        for _, row in self.rows(model):
+            sums.setdefault(ArmKey(row.model, row.version, row.arm), ArmCounters()).add(row)
         return dict(sorted(sums.items()))
 
-    def _rows(self) -> Iterator[ArmRow]:
-        yield from self._own.rows()
-        for report in self._others.values():
-            yield from report.rows
+    def rows(self, model: str = "") -> Iterator[tuple[str, ArmRow]]:
+        """(process, row) of each process, of one model or of all."""
+        reports = [(self._id, self._own.rows()), *((report.process, report.rows) for report in self._others.values())]
+        return ((process, row) for process, rows in reports for row in rows if not model or row.model == model)
 
     def _schedule(self) -> None:
         if self._timer is None:

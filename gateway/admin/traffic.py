@@ -7,19 +7,62 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from bus.kv.traffic import TrafficRecords
 from bus.streams.history import ModelHistory
 from client.catalog import Catalog
 from client.traffic.counters import TrafficCounters, TrafficTotals
+from client.traffic.ramp import STEPS, ramp_weights, read_conditions
 from gateway.admin.peers import Synchronise, no_peers
-from schemas.config.traffic import TrafficRule, weights_text
+from schemas.config.traffic import MAX_ARMS, MAX_VERSION, TrafficRule, weights_text
 from schemas.core.errors import invalid
 from schemas.wire.history import TRAFFIC, ModelChange, TrafficState
-from schemas.wire.traffic import TrafficRecord
+from schemas.wire.traffic import RampState, TrafficRecord
 
 logger = logging.getLogger("weir.gateway")
+
+
+MAX_RAMP_S = 30 * 86400.0
+"""The longest ramp."""
+
+
+class RampWish(NamedTuple):
+    """A ramp that a client asks for: `goal` is a share of 1."""
+
+    version: int
+    goal: float
+    over_s: float
+    abort_if: str = ""
+
+
+def read_ramp(document: Any) -> RampWish:
+    """The ramp in `{"version": 2, "to": 100, "over_s": 1800, "abort_if": "error_rate>1%"}`; `to` is in percent.
+
+    Raises WeirError (INVALID_ARG) with what is wrong.
+    """
+    fields = {"version": 0, "to": 100, "over_s": 0.0, "abort_if": ""}
+    if not isinstance(document, dict) or document.keys() - fields:
+        raise invalid(f"invalid ramp: expected a JSON object with {', '.join(fields)}")
+    version, to, over_s, abort_if = ({**fields, **document}[name] for name in fields)
+    if type(version) is not int or not 0 < version <= MAX_VERSION:
+        raise invalid("invalid ramp: version must be the number of a version")
+    if not _is_number(to) or not 0 < to <= 100:
+        raise invalid("invalid ramp: to must be a share in percent, above 0 and at most 100")
+    if not _is_number(over_s) or not 0 < over_s <= MAX_RAMP_S:
+        raise invalid(f"invalid ramp: over_s must be a number of seconds above 0 and at most {MAX_RAMP_S:.0f}")
+    if not isinstance(abort_if, str):
+        raise invalid("invalid ramp: abort_if must be a text such as 'error_rate>1% or p99>1.5x'")
+    try:
+        if abort_if:
+            read_conditions(abort_if)
+    except ValueError as error:
+        raise invalid(f"invalid ramp: {error}") from error
+    return RampWish(version, to / 100, float(over_s), abort_if)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class TrafficControl:
@@ -74,6 +117,8 @@ class TrafficControl:
         record = self._records.get(served.name)
         if record is not None:
             document |= {"changed_ms": record.changed_ms, "by": record.by}
+            if record.ramp is not None:
+                document["ramp"] = _shown_ramp(record.ramp)
         return document
 
     def shares(self) -> dict[tuple[str, int], float]:
@@ -103,6 +148,39 @@ class TrafficControl:
             await self._record(served.name, by, before)
         return self.show(served.name)
 
+    async def ramp(self, name: str, wanted: RampWish, by: str = "") -> dict[str, Any]:
+        """Starts to raise the share of a version; returns the rule as `show` does.
+
+        Raises WeirError (INVALID_ARG) where no other version has a weight to return to.
+        """
+        served = self._catalog.resolve(name, "")
+        rule, _ = self._catalog.traffic_rule(served)
+        if rule is None or not any(weight for version, weight in rule.weights.items() if version != wanted.version):
+            others = [version for version in served.versions if version != wanted.version]
+            example = f"weir traffic set {name} {others[-1] if others else 1}=100"
+            raise invalid(
+                f"model '{name}' has no rule in which another version than {wanted.version} has a weight, so the ramp "
+                f"could not go back. Set one first: {example}"
+            )
+        if wanted.version not in served.versions:
+            raise invalid(f"version {wanted.version} of model '{name}' is not ready: it can't get traffic")
+        if len(rule.weights.keys() | {wanted.version}) > MAX_ARMS:
+            raise invalid(f"a traffic rule may name {MAX_ARMS} versions")
+        before = self.state(served.name)
+        weights = ramp_weights(rule.weights, wanted.version, wanted.goal * STEPS[0])
+        ramp = RampState(
+            time.time_ns(), wanted.version, wanted.goal, wanted.over_s, dict(rule.weights), wanted.abort_if
+        )
+        await self._write(served.name, TrafficRule(weights, rule.sticky), by, ramp)
+        note = f"ramp of version {wanted.version} to {wanted.goal:.4%} over {wanted.over_s:g} s"
+        logger.info("model %s: %s begins (asked by %s)", served.name, note, by or "a client")
+        await self._record(served.name, by, before, note)
+        return self.show(served.name)
+
+    def ramps(self) -> list[tuple[str, RampState]]:
+        """The ramps of models, running or not."""
+        return [(record.model, record.ramp) for record in self._records.all() if record.ramp is not None]
+
     def state(self, model: str) -> TrafficState:
         """The rule that is set for the model of this identity."""
         record = self._records.get(model)
@@ -115,21 +193,23 @@ class TrafficControl:
         elif self._records.get(model) is not None:
             await self._remove(model, by)
 
-    async def _record(self, model: str, by: str, before: TrafficState) -> None:
+    async def _record(self, model: str, by: str, before: TrafficState, note: str = "") -> None:
         now_ms = time.time_ns() // 1_000_000
         after = self.state(model)
-        await self._history.record(ModelChange(model, TRAFFIC, now_ms, by, traffic_before=before, traffic_after=after))
+        await self._history.record(
+            ModelChange(model, TRAFFIC, now_ms, by, traffic_before=before, traffic_after=after, note=note)
+        )
 
     async def _remove(self, model: str, by: str) -> None:
         await self._records.remove(model)
         await self._synchronise()
         logger.info("the traffic rule of model %s is cleared (by %s)", model, by or "a client")
 
-    async def _write(self, model: str, rule: TrafficRule, by: str) -> None:
+    async def _write(self, model: str, rule: TrafficRule, by: str, ramp: RampState | None = None) -> None:
         known = self._records.get(model)
         revision = max(time.time_ns(), 1 + (0 if known is None else known.revision))
         now_ms = time.time_ns() // 1_000_000
-        await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by))
+        await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by, ramp))
         await self._synchronise()
 
 
@@ -140,6 +220,19 @@ def checked(read: Any, *arguments: Any) -> TrafficRule:
     except ValueError as error:
         raise invalid(f"invalid traffic rule: {error}") from error
     return rule
+
+
+def _shown_ramp(ramp: RampState) -> dict[str, Any]:
+    return {
+        "version": str(ramp.version),
+        "state": ramp.state,
+        "step": ramp.step + 1,
+        "steps": len(STEPS),
+        "to": 100 * ramp.goal,
+        "over_s": ramp.over_s,
+        "abort_if": ramp.abort_if,
+        "reason": ramp.reason,
+    }
 
 
 def _shown(rule: TrafficRule) -> str:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.admin.traffic import checked
+from gateway.admin.traffic import checked, read_ramp
 from gateway.context import GatewayContext
 from gateway.http.routing import author_of, get, json_response, post, read_short_body
 from schemas.config.traffic import read_rule
@@ -14,6 +14,7 @@ from schemas.core.errors import invalid
 from schemas.kserve.json_documents import load_json
 
 _PATH = "/v2/models/{model}/traffic"
+_RAMP_PATH = f"{_PATH}/ramp"
 _HISTORY_PATH = "/v2/models/{model}/history"
 _ROLLBACK_PATH = "/v2/models/{model}/rollback"
 
@@ -34,7 +35,16 @@ def traffic_routes(context: GatewayContext) -> list[Route]:
     async def clear(request: Request) -> Response:
         return json_response(await traffic.clear(request.path_params["model"], author_of(request)))
 
-    return [get(_PATH, show), Route(_PATH, change, methods=["PUT"]), Route(_PATH, clear, methods=["DELETE"])]
+    async def ramp(request: Request) -> Response:
+        wanted = read_ramp(load_json(await read_short_body(request)))
+        return json_response(await traffic.ramp(request.path_params["model"], wanted, author_of(request)))
+
+    return [
+        post(_RAMP_PATH, ramp),
+        get(_PATH, show),
+        Route(_PATH, change, methods=["PUT"]),
+        Route(_PATH, clear, methods=["DELETE"]),
+    ]
 
 
 def history_routes(context: GatewayContext) -> list[Route]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from client.traffic.counters import ArmCounters, ArmKey
 from gateway.metrics.text import Labels, MetricFamily, Sample, counter, gauge, histogram_samples
+from schemas.wire.traffic import DONE, RUNNING, RampState
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -14,9 +15,12 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 def traffic_families(
     totals: Mapping[ArmKey, ArmCounters],
     shares: Mapping[tuple[str, int], float],
+    ramps: Iterable[tuple[str, RampState]],
     served: Mapping[str, Labels],
 ) -> Iterator[MetricFamily]:
-    """`shares` are those of versions now, by model and version; `served` the labels of models by identity."""
+    """`shares` are those of versions now, by model and version; `ramps` those of models, `served` the labels of
+    models by identity.
+    """
     rows = [
         ({**served[key.model], "version": str(key.version), "arm": key.arm}, arm)
         for key, arm in totals.items()
@@ -46,6 +50,21 @@ def traffic_families(
             for (model, version), share in sorted(shares.items())
             if model in served
         ),
+    )
+    yield from _ramp_families(ramps, served)
+
+
+def _ramp_families(ramps: Iterable[tuple[str, RampState]], served: Mapping[str, Labels]) -> Iterator[MetricFamily]:
+    rows = [({**served[model], "version": str(ramp.version)}, ramp) for model, ramp in ramps if model in served]
+    yield gauge(
+        "weir_traffic_ramp_step",
+        "Number of the step of the model's last ramp, from 1 on",
+        (Sample(labels, ramp.step + 1) for labels, ramp in rows),
+    )
+    yield gauge(
+        "weir_traffic_ramp_state",
+        "State of the model's last ramp: 1 running, 0 done, -1 went back because the version was worse",
+        (Sample(labels, {RUNNING: 1, DONE: 0}.get(ramp.state, -1)) for labels, ramp in rows),
     )
 
 

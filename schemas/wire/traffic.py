@@ -14,6 +14,37 @@ MAX_ROWS = 10_000
 """Rows of one report."""
 
 
+RUNNING, DONE, ABORTED = "running", "done", "aborted"
+"""The states of a ramp."""
+
+
+class RampState(msgspec.Struct, frozen=True):
+    """A ramp of the share of `version` to `goal` (of 1) within `over_s`, from the weights `before`.
+
+    `number` distinguishes the ramps of a model. `step` is the number of its step (`client.traffic.ramp`), `abort_if` its
+    conditions, `reason` why it went back.
+    """
+
+    number: int
+    version: int
+    goal: float
+    over_s: float
+    before: Annotated[dict[int, float], Meta(max_length=MAX_ARMS)]
+    abort_if: str = ""
+    step: int = 0
+    state: str = RUNNING
+    reason: str = ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is to go on with it."""
+        return self.state == RUNNING
+
+    def changed(self, step: int, state: str, reason: str) -> RampState:
+        """The ramp at another step, or in another state."""
+        return msgspec.structs.replace(self, step=step, state=state, reason=reason)
+
+
 class TrafficRecord(Record, frozen=True):
     """What an operator has set for the traffic of one model. It takes precedence over the model's configuration.
 
@@ -26,6 +57,7 @@ class TrafficRecord(Record, frozen=True):
     sticky: str = ""
     changed_ms: int = 0
     by: str = ""
+    ramp: RampState | None = None
 
     @property
     def rule(self) -> TrafficRule | None:

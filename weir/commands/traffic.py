@@ -81,6 +81,33 @@ def clear(model: Model, as_json: AsJson = False, url: Url = "", data_dir: DataDi
     _show(request(url, data_dir, "DELETE", _path(model)), as_json)
 
 
+@traffic.command(cls=SectionedCommand)
+def ramp(  # noqa: PLR0913 - options of a command
+    model: Model,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version whose share grows.")],
+    over: Annotated[str, typer.Option(metavar="TIME", help="How long the ramp takes: 90s, 30m, 12h, 7d.")],
+    to: Annotated[float, typer.Option(metavar="PERCENT", help="The share at the end.")] = 100.0,
+    abort_if: Annotated[
+        str,
+        typer.Option(metavar="CONDITION", help="When to go back: error_rate>1%, p99>1.5x, p99>200ms, joined by 'or'."),
+    ] = "",
+    as_json: AsJson = False,
+    url: Url = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Raise the share of a version step by step, and go back when it is worse. The servers do it; this command returns."""
+    document = {"version": version, "to": to, "over_s": _seconds(over), "abort_if": abort_if}
+    _show(request(url, data_dir, "POST", f"{_path(model)}/ramp", document), as_json)
+
+
+def _seconds(text: str) -> float:
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    try:
+        return float(text[:-1]) * units[text[-1:]]
+    except (KeyError, ValueError):
+        raise UsageError(f"--over takes a number and a unit, as in 90s, 30m, 12h or 7d, not {text!r}") from None
+
+
 def history(
     model: Model,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of changes to list.")] = 20,
@@ -179,6 +206,12 @@ def _show(shown: dict[str, Any], as_json: bool) -> None:
     print(
         f"{shown['model']}: {sources[shown['source']]}" + (f", sticky by {shown['sticky']}" if shown["sticky"] else "")
     )
+    if "ramp" in shown:
+        found = shown["ramp"]
+        print(
+            f"  ramp of version {found['version']} to {found['to']:g} % over {found['over_s']:g} s: {found['state']}, "
+            f"step {found['step']} of {found['steps']}" + (f": {found['reason']}" if found["reason"] else "")
+        )
     if not shown["versions"]:
         print("  requests that name no version run on the latest one")
     for row in shown["versions"]:
