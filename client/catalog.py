@@ -353,7 +353,10 @@ class Catalog:
         is_stateful = served.config.sequence_batching is not None
         served.split = None
         if rule is not None:
-            served.split = TrafficSplit(name, rule, served.versions, self._traffic_counters, is_stateful)
+            record = self._traffic.get(name)
+            shadow = None if record is None or served.config.is_decoupled else record.shadow
+            counters = self._traffic_counters
+            served.split = TrafficSplit(name, rule, served.versions, counters, is_stateful, shadow=shadow)
         header = rule.header if rule is not None else ""
         if header != self._sticky_by_model.get(name, ""):
             self._sticky_by_model[name] = header

@@ -33,20 +33,28 @@ from client.cache.response_cache import CacheLookup, ResponseCache
 from client.catalog import Catalog, ServedModel
 from client.in_flight import DirectExecutor, InFlight, OnResponse, PendingRequest, ResponseSequence, SequenceCheck
 from client.outbox import LiveStreamWatch, Outbox
-from client.payload_store import Freeable, PayloadStore, RegionRegistry, free_all, host_of_payloads, is_large
+from client.payload_store import (
+    Freeable,
+    PayloadStore,
+    RegionRegistry,
+    SharedSlot,
+    free_all,
+    host_of_payloads,
+    is_large,
+)
 from client.queues import BackpressureCache, Destination, PartitionedQueue, queue_of_sequence
 from client.request_templates import RequestTemplate
 from client.responses.delivery import UNEXPECTED, ResponseDispatcher
 from client.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from client.tracing import Tracing
 from client.traffic.counters import ArmKey
-from client.traffic.split import TrafficSplit
+from client.traffic.split import SHADOW, TrafficSplit
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
 from runtime.ticks import next_tick
 from schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
 from schemas.core.request_limits import is_cancelled_error
-from schemas.core.requests import InferRequest, InferResponse
+from schemas.core.requests import InferRequest, InferResponse, Lane
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.messages import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
 from schemas.wire.request_body import pack_body
@@ -58,6 +66,12 @@ _limited = LogLimiter(logger)
 
 BROKER_TIMEOUT_S = 30.0
 """How long pending requests wait for a broker that is not connected before they fail."""
+
+MAX_COPIES = 64
+"""Copies of requests for shadow traffic that a caller has in flight; without room, no copy is made."""
+
+MAX_COPIED_BYTES = 64 << 20
+"""Their packed bodies together."""
 
 MAX_RERUNS = 3
 """How often a request runs again after its content, or that of its response, was lost between two hosts."""
@@ -151,6 +165,8 @@ class RequestDispatcher:
             self._direct.attach(self._in_flight.find, self._on_response_data, self._requeue)
         self._watch: asyncio.Task[None] | None = None
         self._disconnected_s: float | None = None
+        self._copies = 0  # of requests, for shadow traffic, that have no response yet
+        self._copied_bytes = 0
         self.duplicate_responses = 0
         self._malformed_messages = 0
 
@@ -261,7 +277,8 @@ class RequestDispatcher:
             body_slot.free()
         payload_host = host_of_payloads(request.inputs) if slots else ""
         attachments = _Attachments(slots, trace, lookup, payload_host)
-        return self._accept(model, request, body, on_response, request.deadline_ms, attachments)
+        accept = self._accept if model.split is None else self._accept_split
+        return accept(model, request, body, on_response, request.deadline_ms, attachments)
 
     def _hold_slots(self, model: ServedModel, request: InferRequest, body_slot: Slot | None) -> list[Freeable]:
         """Places large tensors in payload slots and holds clients' regions. Returns what to free when the request ends."""
@@ -304,7 +321,67 @@ class RequestDispatcher:
         if self.backpressure.active:
             self.backpressure.check(time.monotonic(), model.queue, request)
         attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
-        return self._accept(model, request, body, on_response, deadline_ms, attachments)
+        accept = self._accept if model.split is None else self._accept_split
+        return accept(model, request, body, on_response, deadline_ms, attachments)
+
+    def _accept_split(  # noqa: PLR0913 - as `_accept`
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        body: bytes,
+        on_response: OnResponse,
+        deadline_ms: int,
+        attachments: _Attachments,
+    ) -> PendingRequest:
+        """As `_accept`, for a model with a traffic rule, which may ask for a copy of the request."""
+        split = model.split
+        assert split is not None  # noqa: S101 - the caller has looked
+        version = self._shadow_version(split, request, len(body)) if attachments.lookup is None else 0
+        if version:
+            attachments = attachments._replace(slots=[SharedSlot(slot, 2) for slot in attachments.slots])
+        pending = self._accept(model, request, body, on_response, deadline_ms, attachments)
+        if version:
+            self._copy(pending, version, split)
+        return pending
+
+    def _shadow_version(self, split: TrafficSplit, request: InferRequest, size_bytes: int) -> int:
+        """The version that is to run a copy of the request, if there is room for one; else 0."""
+        version = split.shadow_of(request)
+        has_room = self._copies < MAX_COPIES and self._copied_bytes + size_bytes <= MAX_COPIED_BYTES
+        return version if has_room else 0
+
+    @contained()
+    def _copy(self, pending: PendingRequest, version: int, split: TrafficSplit) -> None:
+        """Has a copy of a submitted request run on `version` in the batch lane, and drops its response.
+
+        The copy refers to the same body. It leaves after the request, in a frame of its own.
+        """
+        key, request = next(self._keys), copy(pending.request)
+        request.model_version, request.lane, request.priority = str(version), Lane.BATCH, 0
+        envelope = pending.envelope._replace(
+            key=key, version=version, priority=0, timeout_us=0, deadline_ms=0, traceparent="", lane=Lane.BATCH
+        )
+        size_bytes = len(envelope.body)
+        self._copies += 1
+        self._copied_bytes += size_bytes
+        on_response = partial(
+            _count, split, request, SHADOW, time.monotonic_ns(), partial(self._copy_ended, size_bytes)
+        )
+        copied = PendingRequest(
+            key, pending.model, request, envelope, on_response, pending.slots, None, pending.queue, is_copy=True
+        )
+        self._in_flight.add(copied)
+        asyncio.get_running_loop().call_soon(self._send_copy, copied)
+
+    @contained()
+    def _send_copy(self, copied: PendingRequest) -> None:
+        if self._in_flight.find(copied.key) is copied:
+            self._outbox.add(copied.queue, copied.envelope)
+
+    def _copy_ended(self, size_bytes: int, _outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+        if is_final:
+            self._copies -= 1
+            self._copied_bytes -= size_bytes
 
     def _route(
         self, split: TrafficSplit, request: InferRequest, on_response: OnResponse, traffic_key: str = ""
@@ -484,7 +561,7 @@ class RequestDispatcher:
             self._outputs.discard(response)  # the request was cancelled while its outputs were fetched
             return
         error = response.error
-        if error is not None and error.backoff_us:
+        if error is not None and error.backoff_us and not pending.is_copy:
             self.backpressure.note(time.monotonic(), pending.queue, pending.request, error)
         if error is not None and is_cancelled_error(error) and not self._keeps_references:
             # The request is not cancelled: its worker could not read content that lies here.

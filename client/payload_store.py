@@ -36,11 +36,11 @@ class Freeable(Protocol):
 
 
 class SharedSlot:
-    """A slot that holds the bodies of several requests, freed with the last of them."""
+    """A slot (or another resource) that several requests use, freed with the last of them."""
 
     __slots__ = ("_slot", "_users")
 
-    def __init__(self, slot: Slot, users: int) -> None:
+    def __init__(self, slot: Freeable, users: int) -> None:
         self._slot = slot
         self._users = users
 

@@ -64,6 +64,8 @@ client.payload_store:FRAME_INLINE_BYTES | bodies inside a frame, where memory is
 client.outbox:MAX_UNACKNOWLEDGED_FRAMES | unacknowledged frames of one model | later requests wait for one
 client.dispatch:BROKER_TIMEOUT_S | wait for an unreachable broker | 503
 client.responses.outputs:MAX_FETCHING_RESPONSES | responses that wait for payloads of other hosts | as if they were lost
+client.dispatch:MAX_COPIES | copies of requests for shadow traffic in flight in a gateway | no copy is made
+client.dispatch:MAX_COPIED_BYTES | their packed bodies | no copy is made
 client.dispatch:MAX_RERUNS | further runs of a request whose payloads were lost between hosts | 503
 client.model_control:MAX_OPERATIONS | loads and unloads a role waits for | 503
 client.catalog:WARMUP_TIMEOUT_S | wait of a new gateway for workers that load, before a model counts as unknown | 404 for models of no worker

@@ -126,7 +126,14 @@ class RampHost:
             changed = ramp.changed(index, state or ramp.state, step.reason)
             now_ms = time.time_ns() // 1_000_000
             after = TrafficRecord(
-                model, max(time.time_ns(), record.revision + 1), weights, record.sticky, now_ms, "ramp", changed
+                model,
+                max(time.time_ns(), record.revision + 1),
+                weights,
+                record.sticky,
+                now_ms,
+                "ramp",
+                changed,
+                record.shadow,
             )
             with contextlib.suppress(WeirError):  # the broker is away
                 await self._records.write(after)

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 from schemas.config.traffic import TrafficRule
 from schemas.core.errors import Reason, unavailable
-from schemas.core.requests import SEQUENCE_START, InferRequest
+from schemas.core.requests import SEQUENCE_START, InferRequest, Lane
+from schemas.wire.traffic import ShadowRule
 
 if TYPE_CHECKING:
     from client.traffic.counters import TrafficCounters
@@ -41,7 +42,7 @@ class TrafficSplit:
 
     `counters` count what becomes of the model's requests. With `keeps_state`, the requests of a sequence after its first
     one get no version here: the scheduler runs them on the version that has the sequence. `start` (from 0 to 1) is the
-    first point for requests without a sticky value.
+    first point for requests without a sticky value. `shadow` asks for copies of requests on another version.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a split, each of which changes by itself
@@ -52,7 +53,10 @@ class TrafficSplit:
         counters: TrafficCounters,
         keeps_state: bool = False,
         start: float | None = None,
+        shadow: ShadowRule | None = None,
     ) -> None:
+        self._shadow = shadow if shadow is not None and shadow.version in ready else None
+        self._shadow_point = 0.0
         self.model = model
         self.rule = rule
         self.counters = counters
@@ -101,6 +105,19 @@ class TrafficSplit:
             key = str(request.parameters.get(self.rule.parameter, ""))
         request.model_version = str(self.version_of(key) if key else self.next_version())
         return STICKY if key else SPLIT
+
+    def shadow_of(self, request: InferRequest) -> int:
+        """The version that is to run a copy of a request that has its version; 0 where no copy is wanted.
+
+        Copies are made of live requests without state and without content in a client's memory, which may change.
+        """
+        shadow = self._shadow
+        if shadow is None or request.correlation_id or request.regions or request.lane is not Lane.LIVE:
+            return 0
+        if request.model_version == str(shadow.version):
+            return 0
+        point = self._shadow_point = (self._shadow_point + _GOLDEN_RATIO) % 1.0
+        return shadow.version if point < shadow.share else 0
 
     def version_of(self, key: str) -> int:
         """The version for a sticky value. There must be a version that is ready."""

@@ -18,7 +18,7 @@ from gateway.admin.peers import Synchronise, no_peers
 from schemas.config.traffic import MAX_ARMS, MAX_VERSION, TrafficRule, weights_text
 from schemas.core.errors import invalid
 from schemas.wire.history import TRAFFIC, ModelChange, TrafficState
-from schemas.wire.traffic import RampState, TrafficRecord
+from schemas.wire.traffic import RampState, ShadowRule, TrafficRecord
 
 logger = logging.getLogger("weir.gateway")
 
@@ -59,6 +59,18 @@ def read_ramp(document: Any) -> RampWish:
     except ValueError as error:
         raise invalid(f"invalid ramp: {error}") from error
     return RampWish(version, to / 100, float(over_s), abort_if)
+
+
+def read_shadow(document: Any) -> ShadowRule:
+    """The copies in `{"version": 2, "share": 20}`, `share` in percent. Raises WeirError (INVALID_ARG)."""
+    if not isinstance(document, dict) or document.keys() != {"version", "share"}:
+        raise invalid("invalid shadow: expected a JSON object with version and share")
+    version, share = document["version"], document["share"]
+    if type(version) is not int or not 0 < version <= MAX_VERSION:
+        raise invalid("invalid shadow: version must be the number of a version")
+    if not _is_number(share) or not 0 < share <= 100:
+        raise invalid("invalid shadow: share must be in percent, above 0 and at most 100")
+    return ShadowRule(version, share / 100)
 
 
 def _is_number(value: Any) -> bool:
@@ -117,6 +129,8 @@ class TrafficControl:
         record = self._records.get(served.name)
         if record is not None:
             document |= {"changed_ms": record.changed_ms, "by": record.by}
+            if record.shadow is not None:
+                document["shadow"] = {"version": str(record.shadow.version), "share": 100 * record.shadow.share}
             if record.ramp is not None:
                 document["ramp"] = _shown_ramp(record.ramp)
         return document
@@ -177,6 +191,20 @@ class TrafficControl:
         await self._record(served.name, by, before, note)
         return self.show(served.name)
 
+    async def shadow(self, name: str, shadow: ShadowRule | None, by: str = "") -> dict[str, Any]:
+        """Starts to run copies of requests on a version, or stops it (None); returns the rule as `show` does."""
+        served = self._catalog.resolve(name, "")
+        rule, _ = self._catalog.traffic_rule(served)
+        if rule is None:
+            raise invalid(f"model '{name}' has no traffic rule. Set one first: weir traffic set {name} VERSION=100")
+        before = self.state(served.name)
+        known = self._records.get(served.name)
+        await self._write(served.name, rule, by, None if known is None else known.ramp, shadow)
+        note = "no copies" if shadow is None else f"copies of {shadow.share:.4%} run on version {shadow.version}"
+        logger.info("model %s: %s (asked by %s)", served.name, note, by or "a client")
+        await self._record(served.name, by, before, note)
+        return self.show(served.name)
+
     def ramps(self) -> list[tuple[str, RampState]]:
         """The ramps of models, running or not."""
         return [(record.model, record.ramp) for record in self._records.all() if record.ramp is not None]
@@ -205,11 +233,13 @@ class TrafficControl:
         await self._synchronise()
         logger.info("the traffic rule of model %s is cleared (by %s)", model, by or "a client")
 
-    async def _write(self, model: str, rule: TrafficRule, by: str, ramp: RampState | None = None) -> None:
+    async def _write(
+        self, model: str, rule: TrafficRule, by: str, ramp: RampState | None = None, shadow: ShadowRule | None = None
+    ) -> None:
         known = self._records.get(model)
         revision = max(time.time_ns(), 1 + (0 if known is None else known.revision))
         now_ms = time.time_ns() // 1_000_000
-        await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by, ramp))
+        await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by, ramp, shadow))
         await self._synchronise()
 
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.admin.traffic import checked, read_ramp
+from gateway.admin.traffic import checked, read_ramp, read_shadow
 from gateway.context import GatewayContext
 from gateway.http.routing import author_of, get, json_response, post, read_short_body
 from schemas.config.traffic import read_rule
@@ -15,6 +15,7 @@ from schemas.kserve.json_documents import load_json
 
 _PATH = "/v2/models/{model}/traffic"
 _RAMP_PATH = f"{_PATH}/ramp"
+_SHADOW_PATH = f"{_PATH}/shadow"
 _HISTORY_PATH = "/v2/models/{model}/history"
 _ROLLBACK_PATH = "/v2/models/{model}/rollback"
 
@@ -39,8 +40,17 @@ def traffic_routes(context: GatewayContext) -> list[Route]:
         wanted = read_ramp(load_json(await read_short_body(request)))
         return json_response(await traffic.ramp(request.path_params["model"], wanted, author_of(request)))
 
+    async def shadow(request: Request) -> Response:
+        wanted = read_shadow(load_json(await read_short_body(request)))
+        return json_response(await traffic.shadow(request.path_params["model"], wanted, author_of(request)))
+
+    async def no_shadow(request: Request) -> Response:
+        return json_response(await traffic.shadow(request.path_params["model"], None, author_of(request)))
+
     return [
         post(_RAMP_PATH, ramp),
+        Route(_SHADOW_PATH, shadow, methods=["PUT"]),
+        Route(_SHADOW_PATH, no_shadow, methods=["DELETE"]),
         get(_PATH, show),
         Route(_PATH, change, methods=["PUT"]),
         Route(_PATH, clear, methods=["DELETE"]),

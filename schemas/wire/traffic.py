@@ -45,6 +45,13 @@ class RampState(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, step=step, state=state, reason=reason)
 
 
+class ShadowRule(msgspec.Struct, frozen=True):
+    """Copies of this share (of 1) of a model's requests run on `version`, and their outputs are dropped."""
+
+    version: int
+    share: float
+
+
 class TrafficRecord(Record, frozen=True):
     """What an operator has set for the traffic of one model. It takes precedence over the model's configuration.
 
@@ -58,6 +65,7 @@ class TrafficRecord(Record, frozen=True):
     changed_ms: int = 0
     by: str = ""
     ramp: RampState | None = None
+    shadow: ShadowRule | None = None
 
     @property
     def rule(self) -> TrafficRule | None:

@@ -100,6 +100,25 @@ def ramp(  # noqa: PLR0913 - options of a command
     _show(request(url, data_dir, "POST", f"{_path(model)}/ramp", document), as_json)
 
 
+@traffic.command(cls=SectionedCommand)
+def shadow(  # noqa: PLR0913 - options of a command
+    model: Model,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version that runs the copies.")],
+    share: Annotated[
+        float, typer.Option(metavar="PERCENT", min=0.0, max=100.0, help="Share of live requests; 0 stops.")
+    ],
+    as_json: AsJson = False,
+    url: Url = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Run copies of live requests on a version in the batch lane, and drop their outputs."""
+    path = f"{_path(model)}/shadow"
+    if share:
+        _show(request(url, data_dir, "PUT", path, {"version": version, "share": share}), as_json)
+    else:
+        _show(request(url, data_dir, "DELETE", path), as_json)
+
+
 def _seconds(text: str) -> float:
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     try:
@@ -211,6 +230,10 @@ def _show(shown: dict[str, Any], as_json: bool) -> None:
         print(
             f"  ramp of version {found['version']} to {found['to']:g} % over {found['over_s']:g} s: {found['state']}, "
             f"step {found['step']} of {found['steps']}" + (f": {found['reason']}" if found["reason"] else "")
+        )
+    if "shadow" in shown:
+        print(
+            f"  copies of {shown['shadow']['share']:g} % of the live requests run on version {shown['shadow']['version']}"
         )
     if not shown["versions"]:
         print("  requests that name no version run on the latest one")

@@ -12,7 +12,8 @@ from client.traffic.counters import TrafficCounters
 from client.traffic.split import NAMED, SPLIT, STICKY, TrafficSplit
 from schemas.config.traffic import TrafficRule
 from schemas.core.errors import Reason, WeirError
-from schemas.core.requests import SEQUENCE_START, InferRequest
+from schemas.core.requests import SEQUENCE_START, InferRequest, Lane
+from schemas.wire.traffic import ShadowRule
 
 REQUESTS = 100_000
 USERS = [f"user-{number}" for number in range(REQUESTS)]
@@ -127,3 +128,26 @@ def test_requests_are_rejected_while_no_version_of_the_rule_is_ready() -> None:
     with pytest.raises(WeirError, match="split between versions of which none is at ready state: 1, 2") as caught:
         split_of({1: 1, 2: 1}, 3).route(InferRequest("m"))
     assert caught.value.reason is Reason.NOT_READY
+
+
+def test_copies_are_made_of_a_share_of_live_requests() -> None:
+    rule = TrafficRule({1: 1.0})
+    split = TrafficSplit("m", rule, [1, 2], TrafficCounters(), shadow=ShadowRule(2, 0.2))
+    found = [split.shadow_of(InferRequest("m", "1")) for _ in range(1000)]
+    assert set(found) == {0, 2}
+    assert abs(found.count(2) - 200) <= 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model_version": "2"}, {"correlation_id": 5}, {"regions": ("mine",)}, {"lane": Lane.EVENT}, {"lane": Lane.BATCH}],
+)
+def test_some_requests_are_never_copied(fields: dict[str, object]) -> None:
+    split = TrafficSplit("m", TrafficRule({1: 1.0}), [1, 2], TrafficCounters(), shadow=ShadowRule(2, 1.0))
+    request = InferRequest("m", **{"model_version": "1", **fields})  # type: ignore[arg-type]
+    assert split.shadow_of(request) == 0
+
+
+def test_a_version_that_is_not_ready_gets_no_copies() -> None:
+    split = TrafficSplit("m", TrafficRule({1: 1.0}), [1], TrafficCounters(), shadow=ShadowRule(2, 1.0))
+    assert split.shadow_of(InferRequest("m", "1")) == 0
