@@ -98,9 +98,12 @@ class SendBuffer:
         return self._is_paused or (self.unsent_bytes > _BACKLOG_BYTES and self._can_send_waiting())
 
     def can_write(self, size: int) -> bool:
-        """Whether `size` bytes of data may be written now, in one frame."""
+        """Whether `size` bytes of data may be written now, all at once."""
         return (
-            size <= self.window and size <= self.frame_bytes and self.turn_bytes < _TURN_BYTES and not self._is_paused
+            size <= self.window
+            and (size <= _TURN_BYTES or size <= self.frame_bytes)
+            and self.turn_bytes < _TURN_BYTES
+            and not self._is_paused
         )
 
     def hold_back(self, size: int) -> bool:

@@ -194,7 +194,7 @@ class Stream:
         if self.is_closed or self._trailers:
             return True
         size = sum(map(len, data))
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         if headers:
             parts += (frame_head(len(headers), _HEADERS, _NOT_LAST, self.id), headers)
         holds_back = self.unsent_bytes > 0 or (
@@ -208,7 +208,7 @@ class Stream:
                 self.window -= size
                 self._send_buffer.window -= size
                 self._send_buffer.turn_bytes += size
-                parts += (frame_head(size, _DATA, 0, self.id), *data)
+                parts += self._frames(data, size)
             if trailers:
                 parts += (frame_head(len(trailers), _HEADERS, _LAST, self.id), trailers)
         if parts:
@@ -255,7 +255,7 @@ class Stream:
         self._send_buffer.window -= size
         self._sent_waiting_bytes += size
         self._send_buffer.release(size)
-        self.connection.respond(frame_head(size, _DATA, 0, self.id), *self._take(size))
+        self.connection.respond(frame_head(size, _DATA, 0, self.id), *_take(self._waiting, size))
         if not self.unsent_bytes:
             self._waiting = _NO_DATA
             if self._trailers:
@@ -284,17 +284,17 @@ class Stream:
         if self.window > 0:
             self._send_buffer.enqueue(self)
 
-    def _take(self, size: int) -> list[bytes | memoryview]:
-        pieces: list[bytes | memoryview] = []
+    def _frames(self, data: Sequence[bytes], size: int) -> list[bytes | memoryview]:
+        """`data`, of `size` bytes, as frames of at most the size that the peer accepts."""
+        if size <= self._send_buffer.frame_bytes:
+            return [frame_head(size, _DATA, 0, self.id), *data]
+        waiting: deque[bytes | memoryview] = deque(data)
+        parts: list[bytes | memoryview] = []
         while size:
-            piece = self._waiting.popleft()
-            if len(piece) > size:
-                whole = memoryview(piece)
-                piece = whole[:size]
-                self._waiting.appendleft(whole[size:])
-            pieces.append(piece)
-            size -= len(piece)
-        return pieces
+            length = min(size, self._send_buffer.frame_bytes)
+            parts += (frame_head(length, _DATA, 0, self.id), *_take(waiting, length))
+            size -= length
+        return parts
 
     def _finish(self) -> None:
         if not self._request_complete:
@@ -315,3 +315,17 @@ class Stream:
     def _close_exchange_again(self, _error: Exception) -> None:
         """Tries once more: an exchange that is not closed holds memory, and delays the stop of the server."""
         self.exchange.closed()
+
+
+def _take(waiting: deque[bytes | memoryview], size: int) -> list[bytes | memoryview]:
+    """Removes the first `size` bytes of `waiting`, and returns them."""
+    pieces: list[bytes | memoryview] = []
+    while size:
+        piece = waiting.popleft()
+        if len(piece) > size:
+            whole = memoryview(piece)
+            piece = whole[:size]
+            waiting.appendleft(whole[size:])
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces

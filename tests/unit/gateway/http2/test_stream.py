@@ -146,6 +146,18 @@ def test_data_is_cut_at_the_peers_frame_size() -> None:
     assert sizes == [20_000, 20_000]
 
 
+def test_a_response_of_several_frames_within_the_windows_does_not_wait() -> None:
+    peer = Peer()
+    peer.send(headers(1))
+    (echo,) = peer.application.exchanges
+    body = bytes(range(256)) * 150
+    peer.connection.streams[1].send(ANSWER, (body[:20_000], body[20_000:]), TRAILERS)
+    assert (echo.closings, peer.output.unsent_bytes) == (1, 0)
+    frames = peer.take()
+    assert data_of(frames, 1) == body
+    assert max(len(payload) for kind, _, _, payload in frames if kind == FrameType.DATA) == 16_384
+
+
 def test_large_responses_take_turns() -> None:
     peer = Peer()
     peer.connection.send_buffer.pause()
