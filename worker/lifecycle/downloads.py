@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import sys
 import time
 from collections import deque
@@ -47,7 +46,6 @@ REPORT_INTERVAL_S = 5.0
 
 _LOCKED_S = 0.2
 _WINDOW = 4
-_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +150,8 @@ class Downloads:
         Stores also have tags that only look like one, of encrypted objects. So a content that differs is downloaded again,
         and is right if it is the same as before.
         """
-        tag = _MD5.fullmatch(file.tag)
         store = source.store.name
-        if tag is None or store in self._without_checksums or partial.md5() == tag[1]:
+        if store in self._without_checksums or not partial.differs_from_tag:
             return
         first = partial.digest()
         logger.warning(
@@ -166,7 +163,7 @@ class Downloads:
         await asyncio.to_thread(partial.restart)
         self.progress.advance(-file.size_bytes)
         await self._download(source, model, file, partial)
-        if partial.md5() == tag[1]:
+        if not partial.differs_from_tag:
             return
         if partial.digest() != first:
             await asyncio.to_thread(partial.restart)

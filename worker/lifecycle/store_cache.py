@@ -28,6 +28,7 @@ from worker.lifecycle.mirror_folder import HeldContents, MirrorFolder
 
 _UNUSED_S = 7 * 86_400.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _PIECE_BYTES = 1 << 20
 
 
@@ -136,11 +137,10 @@ class PartialFile:
         self.size_bytes = os.fstat(descriptor).st_size
         if self.size_bytes > file.size_bytes:
             self.restart()
-        self._sha256, self._md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        self._hash_nothing()
         self._content.seek(0)
         while piece := self._content.read(_PIECE_BYTES):
-            self._sha256.update(piece)
-            self._md5.update(piece)
+            self._update(piece)
 
     def __enter__(self) -> Self:
         return self
@@ -155,8 +155,7 @@ class PartialFile:
         view = memoryview(piece)
         while view:
             view = view[self._content.write(view) :]
-        self._sha256.update(piece)
-        self._md5.update(piece)
+        self._update(piece)
         self.size_bytes += len(piece)
 
     def restart(self) -> None:
@@ -164,15 +163,26 @@ class PartialFile:
         self._content.truncate(0)
         self._content.seek(0)
         self.size_bytes = 0
-        self._sha256, self._md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        self._hash_nothing()
+
+    def _hash_nothing(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._md5 = hashlib.md5(usedforsecurity=False) if _MD5.fullmatch(self._file.tag) else None
+
+    def _update(self, piece: Any) -> None:
+        self._sha256.update(piece)
+        if self._md5 is not None:
+            self._md5.update(piece)
 
     def digest(self) -> str:
         """The SHA-256 of the content so far, in hexadecimal."""
         return self._sha256.hexdigest()
 
-    def md5(self) -> str:
-        """The MD5 of the content so far, in hexadecimal: stores use it as the tag of an object."""
-        return self._md5.hexdigest()
+    @property
+    def differs_from_tag(self) -> bool:
+        """Whether the file's tag may be the MD5 of its content, which stores use as a tag, and the content has another."""
+        tag = _MD5.fullmatch(self._file.tag)
+        return self._md5 is not None and tag is not None and self._md5.hexdigest() != tag[1]
 
 
 def _hash(text: str) -> str:
