@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +27,7 @@ from tests.support.servers.object_stores import (
 )
 from tests.support.servers.repository import write_adds
 from tests.support.servers.roles import RoleProcess, Start, role_started
-from tests.support.servers.weir_server import Server
+from tests.support.servers.weir_server import Server, clean_environment
 from tests.support.waiting import wait_until
 from worker.lifecycle.downloads import RANGE_BYTES
 
@@ -56,6 +59,13 @@ def added(served: Endpoints, name: str) -> float:
 def upload(store: ObjectStore, bucket: str, folder: Path, name: str, number: float, path: str = "models") -> None:
     write_adds(folder, name, number)
     store.upload(bucket, folder / name, f"{path}/{name}")
+
+
+def unreadable(start: Start) -> list[str]:
+    """What `weir status` shows of repositories that can't be read."""
+    words = [sys.executable, "-P", "-m", "weir", "status", "--json", f"--nats={start.nats.url}"]
+    done = subprocess.run(words, env=clean_environment(start.folder), capture_output=True, text=True, timeout=60)
+    return [reason for role in json.loads(done.stdout)["roles"] for reason in role["unreadable"]]
 
 
 def worker(start: Start, store: ObjectStore, *options: str) -> RoleProcess:
@@ -144,6 +154,9 @@ def test_a_store_that_fails_or_hangs_does_not_affect_what_serves(
     write_adds(tmp_path / "local", "here", 4)
     wait_until(lambda: added(served, "here") == 4)
     assert added(served, "a") == 1
+    wait_until(lambda: unreadable(start))
+    assert unreadable(start)[0].startswith(f"model repository {proxy.address(bucket, 'models')} can't be listed: ")
+    assert served.is_ready(), "what serves is ready"
     # A worker that starts meanwhile has the models that were fetched before.
     second = worker(start, s3, *options, *POLL)
     assert "1 models of s3://" in second.log()
@@ -153,6 +166,7 @@ def test_a_store_that_fails_or_hangs_does_not_affect_what_serves(
     proxy.refuses = False
     wait_until(lambda: added(served, "a") == 2)
     assert "can be read again" in second.log()
+    wait_until(lambda: not unreadable(start))
     proxy.hangs = True
     write_adds(tmp_path / "local", "here", 5)
     wait_until(lambda: added(served, "here") == 5)
@@ -255,6 +269,38 @@ def test_models_come_when_a_store_can_be_read_at_last(
     assert added(served, "m") == 3
 
 
+def test_lost_permission_leaves_models_as_they_are(
+    bucket: str, start: Start, served: Endpoints, tmp_path: Path
+) -> None:
+    own = S3Server()
+    try:
+        own.create(bucket)
+        upload(own, bucket, tmp_path / "new", "m", 1)
+        polling = worker(start, own, f"--model-repository={own.address(bucket, 'models')}", *POLL)
+        own.deny()
+        wait_until(lambda: "the store denies access (InvalidAccessKeyId)" in polling.log())
+        assert added(served, "m") == 1
+        own.deny(False)
+        upload(own, bucket, tmp_path / "new", "m", 2)
+        wait_until(lambda: added(served, "m") == 2)
+        assert polling.end() == 0
+    finally:
+        own.close()
+
+
+def test_a_worker_that_downloads_ends_at_once(
+    s3: S3Server, proxy: StoreProxy, bucket: str, start: Start, served: Endpoints, tmp_path: Path
+) -> None:
+    s3.create(bucket)
+    write_adds(tmp_path / "new", "m", 1)
+    (tmp_path / "new" / "m" / "1" / "weights").write_bytes(os.urandom(16 << 20))
+    s3.upload(bucket, tmp_path / "new" / "m", "models/m")
+    proxy.bytes_per_s = 1 << 20
+    downloading = worker(start, s3, f"--model-repository={proxy.address(bucket, 'models')}")
+    assert downloading.end() == 0
+    assert not list((tmp_path / "logs" / "tmp").glob("weir-mirror-*"))
+
+
 def test_a_half_uploaded_model_is_loaded_when_it_is_complete(
     s3: S3Server, bucket: str, start: Start, served: Endpoints, tmp_path: Path
 ) -> None:
@@ -275,8 +321,6 @@ def test_a_half_uploaded_model_is_loaded_when_it_is_complete(
 def test_credentials_come_from_triton_s_file_by_longest_prefix(
     s3: S3Server, google: GoogleServer, bucket: str, start: Start, served: Endpoints, tmp_path: Path
 ) -> None:
-    import json
-
     for store in (s3, google):
         store.create(bucket)
     upload(s3, bucket, tmp_path / "new", "a", 1)
