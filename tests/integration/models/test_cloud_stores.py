@@ -33,6 +33,15 @@ from worker.lifecycle.downloads import RANGE_BYTES
 
 pytestmark = [needs_s3, pytest.mark.timeout(120)]
 
+ENSEMBLE = """
+platform: "ensemble"
+input [{ name: "IN" data_type: TYPE_FP32 dims: [1] }]
+output [{ name: "OUT" data_type: TYPE_FP32 dims: [1] }]
+ensemble_scheduling { step [
+  { model_name: "step" model_version: -1 input_map { key: "IN" value: "IN" } output_map { key: "OUT" value: "OUT" } }
+] }
+"""
+
 POLL = ("--model-control-mode=poll", "--repository-poll-secs=0.3")
 
 
@@ -267,6 +276,20 @@ def test_models_come_when_a_store_can_be_read_at_last(
     proxy.refuses = False
     wait_until(lambda: served.is_ready("m"))
     assert added(served, "m") == 3
+
+
+def test_an_ensemble_waits_for_the_download_of_its_models(
+    s3: S3Server, proxy: StoreProxy, bucket: str, start: Start, served: Endpoints, tmp_path: Path
+) -> None:
+    s3.create(bucket)
+    write_adds(tmp_path / "new", "step", 2)
+    (tmp_path / "new" / "step" / "1" / "weights").write_bytes(os.urandom(4 << 20))
+    s3.upload(bucket, tmp_path / "new" / "step", "models/step")
+    s3.put(bucket, "models/whole/config.pbtxt", ENSEMBLE.encode())
+    s3.create_folder(bucket, "models/whole/1")
+    proxy.bytes_per_s = 4 << 20
+    worker(start, s3, f"--model-repository={proxy.address(bucket, 'models')}", "--exit-on-error=true")
+    assert added(served, "whole") == 2
 
 
 def test_lost_permission_leaves_models_as_they_are(

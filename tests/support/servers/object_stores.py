@@ -110,8 +110,15 @@ class S3Server(ObjectStore):
         }
 
     def create(self, bucket: str) -> None:
+        self._put_nothing(bucket)
+
+    def create_folder(self, bucket: str, path: str) -> None:
+        """Puts an empty object whose name ends with a slash, as consoles do for a folder."""
+        self._put_nothing(f"{bucket}/{path}/")
+
+    def _put_nothing(self, path: str) -> None:
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"}
-        request = urllib.request.Request(f"{self.url}/{bucket}", method="PUT", headers=signed, data=b"")
+        request = urllib.request.Request(f"{self.url}/{path}", method="PUT", headers=signed, data=b"")
         urllib.request.urlopen(request).close()
 
     def address(self, bucket: str, path: str = "") -> str:
