@@ -40,10 +40,10 @@ from bus.naming.identity import HOST_VARIABLE, new_id
 from bus.nats.access import NO_ACCESS
 from bus.nats.connection import Bus
 from bus.nats.embedded_server import EmbeddedNats
+from bus.nats.remote_links import make_listener
 from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena
 from bus.payloads.fetch_plan import Outcome
 from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from runtime.readiness import READY_FD
 from schemas.core.names import ListenAddress
@@ -193,7 +193,7 @@ def _own(nats_url: str, size: int, is_direct: bool, pipe: Connection) -> None:
             bus = await Bus.connect(nats_url, name, background)
             listener = None
             if is_direct:
-                listener = PeerListener(name, ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
+                listener = make_listener(ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
                 await listener.start()
             await PayloadServer(bus, name, listener).start()
             await bus.flush()

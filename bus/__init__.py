@@ -1,5 +1,4 @@
 """How roles communicate: the NATS connection and JetStream, names of subjects and streams, buckets, streams, payloads.
 
-Rooms, each importing only those before it: `naming`, `nats`, `streams`, `kv`; `payloads` (with `payloads/peer`) imports
-`naming` and `nats`.
+Rooms, each importing only those before it: `naming`, `links`, `nats`, `streams` and `payloads`, `kv`.
 """

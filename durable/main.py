@@ -16,11 +16,12 @@ from bus.kv.presence import Presence
 from bus.kv.registry import RegistryView
 from bus.kv.settings import LOGGING, TRACE, SharedSettings
 from bus.kv.traffic import TrafficRecords
+from bus.links.tcp import TcpListener
 from bus.naming.identity import own_id
 from bus.nats.connection import Bus
+from bus.nats.remote_links import listen_for_links
 from bus.payloads.arena import PayloadArena, limit_payloads, remove_dead_segments
 from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from bus.streams.history import ModelHistory
 from client.cache.config import CacheConfig
@@ -90,7 +91,7 @@ async def _start(settings: DurableSettings, log: RoleLog, background: asyncio.Ta
     bus = await Bus.connect(settings.nats_url, id, background, access=settings.nats_access, role="gateway")
     stops.push_async_callback(bus.close)
     bus.live_layout.wanted = settings.live_streams
-    peers = await PeerListener.opened(bus, id, settings.payload_listen)
+    peers = await listen_for_links(bus, settings.payload_listen)
     process = _Process(settings, id, bus, peers)
     await process.start_inference(log, background, stops)
     await process.start_work(background, stops)
@@ -100,7 +101,7 @@ async def _start(settings: DurableSettings, log: RoleLog, background: asyncio.Ta
 class _Process:
     """The parts of one process."""
 
-    def __init__(self, settings: DurableSettings, id: str, bus: Bus, peers: PeerListener | None) -> None:
+    def __init__(self, settings: DurableSettings, id: str, bus: Bus, peers: TcpListener | None) -> None:
         self._settings = settings
         self._id = id
         self._bus = bus

@@ -18,11 +18,12 @@ from bus.kv.presence import Presence
 from bus.kv.registry import RegistryView
 from bus.kv.settings import SharedSettings
 from bus.kv.traffic import TrafficRecords
+from bus.links.tcp import TcpListener
 from bus.naming.identity import own_id
 from bus.nats.connection import Bus
+from bus.nats.remote_links import listen_for_links
 from bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
 from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from bus.streams.durability import Durability
 from bus.streams.history import ModelHistory
@@ -142,7 +143,7 @@ class _Connected(NamedTuple):
 
     id: str
     bus: Bus
-    peers: PeerListener | None
+    peers: TcpListener | None
 
 
 def _bind(settings: GatewaySettings) -> HttpListeners:
@@ -172,7 +173,7 @@ async def _connect(
         bus = await Bus.connect(settings.nats_url, id, background, access=settings.nats_access, role="gateway")
         stops.push_async_callback(bus.close)
         bus.live_layout.wanted = settings.live_streams
-        peers = await PeerListener.opened(bus, id, settings.payload_listen)
+        peers = await listen_for_links(bus, settings.payload_listen)
     return _Connected(id, bus, peers)
 
 

@@ -17,12 +17,13 @@ from bus.kv.model_files import ModelFiles
 from bus.kv.presence import Presence
 from bus.kv.sequence_states import SequenceStates
 from bus.kv.settings import follow_log
+from bus.links.tcp import TcpListener
 from bus.naming.identity import own_id
 from bus.nats.connection import Bus
+from bus.nats.remote_links import listen_for_links
 from bus.nats.thread_publisher import ThreadPublisher
 from bus.payloads.arena import limit_payloads, remove_dead_segments
 from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from client.cache.config import CacheConfig
 from client.model_control import ModelControl
@@ -135,7 +136,7 @@ class _Context:
     devices: WorkerDevices
     worker_id: str
     bus: Bus
-    listener: PeerListener | None
+    listener: TcpListener | None
     background: asyncio.TaskGroup
 
 
@@ -161,7 +162,7 @@ async def _connect(
         devices=devices,
         worker_id=worker_id,
         bus=bus,
-        listener=await PeerListener.opened(bus, worker_id, settings.payload_listen),
+        listener=await listen_for_links(bus, settings.payload_listen),
         background=background,
     )
 

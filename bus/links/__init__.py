@@ -1,1 +1,1 @@
-"""Links: Unix sockets between processes of one host, which carry messages instead of nats-server."""
+"""Links: connections between processes that carry messages instead of nats-server, by Unix sockets or TCP."""

@@ -1,8 +1,9 @@
 """`FetchPlan`: which pieces of which payloads a reader requests from their owners, and when a fetch fails. Sans-IO.
 
-A reader requests a few pieces at a time over all its fetches, which bounds the data in flight, whatever the broker's
-limits. Payloads take turns. Messages may be lost with a connection: a piece that does not arrive is requested again.
-Times are seconds of any clock.
+One plan has the fetches by core NATS, and each link to an owner has one of its own. A reader requests a few pieces at a
+time over all its fetches, which bounds the data in flight, whatever the broker's limits. Payloads take turns. Messages may
+be lost with a connection to the broker: `tick` requests a piece that does not arrive again. A link loses none, or ends, and
+its `unfinished` fetches go through the broker. Times are seconds of any clock.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Fetch:
 
     def __init__(self, ref: PayloadRef, pieces: int, now_s: float) -> None:
         self.ref = ref
-        self.buffer: memoryview | None = None  # of a payload with several pieces
+        self.buffer: Content | None = None  # of a payload in one message that message, else all pieces
         self.missing = pieces
         self.next_piece = 0
         self.outstanding: set[int] = set()
@@ -91,8 +92,9 @@ class _Fetch:
 class FetchPlan:
     """The fetches of one reader. Each method returns the actions to take. Each fetch ends once, unless it is cancelled."""
 
-    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, piece_bytes: int = PIECE_BYTES, max_outstanding: int = MAX_OUTSTANDING) -> None:
         self._piece_bytes = piece_bytes
+        self._max_outstanding = max_outstanding
         self._fetches: dict[int, _Fetch] = {}
         self._queue: deque[int] = deque()
         self._outstanding = 0
@@ -120,26 +122,48 @@ class FetchPlan:
         fetch = self._fetches.get(number)
         if fetch is None or piece not in fetch.outstanding:
             return []  # a duplicate
-        start = piece * self._piece_bytes
-        size = min(self._piece_bytes, fetch.ref.size - start)
+        start, size = self._extent(fetch, piece)
         if len(data) != size:
             return self._end(number, fetch, Loss.STALE)
+        if size == fetch.ref.size:
+            fetch.buffer = data
+        else:
+            try:
+                self._buffer(fetch)[start : start + size] = data
+            except MemoryError:
+                return self._end(number, fetch, Loss.UNREACHABLE)
+        return self.placed(number, piece, now_s)
+
+    def place(self, number: int, piece: int, size: int) -> memoryview | None:
+        """Returns where the content of a requested piece is to be put, before `placed`; None if it is not wanted any more.
+
+        Raises ValueError for a piece of another size, and MemoryError.
+        """
+        fetch = self._fetches.get(number)
+        if fetch is None or piece not in fetch.outstanding:
+            return None
+        start, wanted = self._extent(fetch, piece)
+        if size != wanted:
+            raise ValueError(f"a piece of {size} bytes instead of {wanted}")
+        return self._buffer(fetch)[start : start + size]
+
+    def placed(self, number: int, piece: int, now_s: float) -> list[PieceRequest | FetchEnd]:
+        """Takes a piece whose content lies in its place."""
+        fetch = self._fetches.get(number)
+        if fetch is None or piece not in fetch.outstanding:
+            return []
         fetch.progress_s, fetch.absent_s = now_s, 0.0
         fetch.outstanding.discard(piece)
         self._outstanding -= 1
         fetch.missing -= 1
-        if size == fetch.ref.size:
-            return self._end(number, fetch, data)
-        if fetch.buffer is None:
-            try:
-                fetch.buffer = np.empty(fetch.ref.size, np.uint8).data
-            except MemoryError:
-                return self._end(number, fetch, Loss.UNREACHABLE)
-        fetch.buffer[start : start + size] = data
-        if not fetch.missing:
+        if not fetch.missing and fetch.buffer is not None:
             return self._end(number, fetch, fetch.buffer)
         self._enqueue(number, fetch)
         return self._requests()
+
+    def unfinished(self) -> list[tuple[int, PayloadRef]]:
+        """Returns the fetches that have not ended."""
+        return [(number, fetch.ref) for number, fetch in self._fetches.items()]
 
     def no_responder(self, number: int, now_s: float) -> list[PieceRequest | FetchEnd]:
         """nats-server reports that the owner does not subscribe."""
@@ -180,7 +204,7 @@ class FetchPlan:
 
     def _requests(self) -> list[PieceRequest | FetchEnd]:
         requests: list[PieceRequest | FetchEnd] = []
-        while self._queue and self._outstanding < MAX_OUTSTANDING:
+        while self._queue and self._outstanding < self._max_outstanding:
             number = self._queue.popleft()
             fetch = self._fetches.get(number)
             if fetch is None:
@@ -196,9 +220,18 @@ class FetchPlan:
         return requests
 
     def _request(self, number: int, fetch: _Fetch, piece: int) -> PieceRequest:
-        ref, start = fetch.ref, piece * self._piece_bytes
-        size = min(self._piece_bytes, ref.size - start)
+        ref, (start, size) = fetch.ref, self._extent(fetch, piece)
         return PieceRequest(number, piece, ref._replace(offset=ref.offset + start, size=size))
+
+    def _extent(self, fetch: _Fetch, piece: int) -> tuple[int, int]:
+        """The offset of a piece in its payload, and its size."""
+        start = piece * self._piece_bytes
+        return start, min(self._piece_bytes, fetch.ref.size - start)
+
+    def _buffer(self, fetch: _Fetch) -> memoryview:
+        if not isinstance(fetch.buffer, memoryview):
+            fetch.buffer = np.empty(fetch.ref.size, np.uint8).data
+        return fetch.buffer
 
     def _end(self, number: int, fetch: _Fetch, outcome: Outcome) -> list[PieceRequest | FetchEnd]:
         del self._fetches[number]

@@ -1,7 +1,7 @@
 """`PayloadFetcher`: fetches payloads from their owners on other hosts, without streams or schedulers.
 
-They come on a connection to the owner (`PeerConnectionPool`), if there is one, else in pieces by core NATS: `FetchPlan`
-decides which pieces are requested, and when a fetch fails.
+They come on a link to the owner (`OwnerLinks`), if there is one, else by core NATS: `FetchPlan` decides which pieces are
+requested, and when a fetch fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bus.naming import subjects
 from bus.naming.identity import owner_of
 from bus.nats.connection import Bus, Message
 from bus.payloads.fetch_plan import MAX_FETCHED_BYTES, PIECE_BYTES, FetchEnd, FetchPlan, Outcome, PieceRequest
-from bus.payloads.peer.pool import ADDRESS_FETCH, PeerConnectionPool
+from bus.payloads.owner_links import ADDRESS_FETCH, OwnerLinks
 from runtime.containment import call_each, contained
 from schemas.core.tensors import PayloadRef
 from schemas.wire.transfers import PayloadFetch
@@ -32,7 +32,7 @@ class PayloadFetcher:
         self._bus = bus
         self._reader = reader
         self._plan: FetchPlan | None = None
-        self._links: PeerConnectionPool | None = None
+        self._links: OwnerLinks | None = None
         self._numbers = count(ADDRESS_FETCH + 1)
         self._listeners: dict[int, Callable[[Outcome], None]] = {}
         self._tick: asyncio.TimerHandle | None = None
@@ -43,13 +43,13 @@ class PayloadFetcher:
 
     @property
     def direct_bytes(self) -> int:
-        """Bytes fetched on connections to owners."""
+        """Bytes fetched on links to owners."""
         return 0 if self._links is None else self._links.fetched_bytes
 
     async def start(self, background: asyncio.TaskGroup | None = None) -> None:
-        """Subscribes to pieces. Without `background` there are no connections to owners."""
+        """Subscribes to pieces. Without `background` there are no links to owners."""
         if background is not None:
-            self._links = PeerConnectionPool(self._bus, self._reader, background, self._execute, self._fetch_by_broker)
+            self._links = OwnerLinks(self._bus, self._reader, background, self._execute, self._fetch_by_broker)
         await self._bus.subscribe(f"{subjects.fetched(self._reader)}.*.*", self._on_piece)
 
     def fetch(self, ref: PayloadRef, on_end: Callable[[Outcome], None]) -> int:
@@ -73,7 +73,7 @@ class PayloadFetcher:
             self._execute(self._plan.cancel(number))
 
     def close(self) -> None:
-        """Closes the connections to owners; no fetch ends any more."""
+        """Closes the links to owners; no fetch ends any more."""
         if self._tick is not None:
             self._tick.cancel()
         if self._links is not None:

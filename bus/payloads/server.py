@@ -1,8 +1,9 @@
 """`PayloadServer`: sends pieces of payloads in this process's shared memory to readers on other hosts.
 
-Each piece is copied out of its slot once: the slot may be given to another payload while the piece is queued, and a check
-of the generation after the copy proves that it is complete. The bytes sent in one turn of the loop are bounded, and
-nothing is sent while the broker is slow to read; requests are queued meanwhile.
+On a link a piece leaves straight from its slot. The slot may be given to another payload meanwhile: a check of the
+generation after that decides what the message behind it says. For core NATS each piece is copied out of its slot once, and
+checked after that. The bytes sent in one turn of the loop are bounded, and nothing is sent while the broker is slow to
+read; requests are queued meanwhile.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from functools import partial
 
+from bus.links.framing import Outgoing
+from bus.links.link import Frames, LinkEnd
+from bus.links.tcp import TcpListener
+from bus.links.tcp_link import TcpLink
 from bus.naming import subjects
 from bus.naming.identity import owner_of
 from bus.naming.reserved_subjects import may_reply_to
 from bus.nats.connection import Bus, Message
 from bus.payloads.arena import PayloadReader, StalePayload
-from bus.payloads.peer.listener import PeerListener
+from bus.payloads.owner_links import LINK_PIECE_BYTES
 from runtime.containment import contained
 from schemas.core.tensors import PayloadRef
 from schemas.wire.codec import MalformedMessage
-from schemas.wire.transfers import ADDRESS_REQUEST, OwnerAddress, PayloadFetch
+from schemas.wire.transfers import ADDRESS_REQUEST, FREED, KEPT, OwnerAddress, PayloadFetch
 
 logger = logging.getLogger("weir.bus")
 
@@ -33,23 +39,30 @@ MAX_TURN_BYTES = 1 << 20
 MAX_UNSENT_BYTES = 8 << 20
 """The unsent bytes of the connection to the broker beyond which no pieces are sent."""
 
+MAX_LINK_REQUESTS = 16
+"""Requests of one link in the queue; a reader sends fewer, and is disconnected beyond it."""
+
 _GONE = b""
 _WAIT_S = 0.002
 
 
 class PayloadServer:
-    """Serves the payloads of process `owner`, also on connections to `listener`, if there is one.
+    """Serves the payloads of process `owner`, also on links to `listener`, if there is one.
 
     Everything runs in one event loop.
     """
 
-    def __init__(self, bus: Bus, owner: str, listener: PeerListener | None = None) -> None:
+    def __init__(self, bus: Bus, owner: str, listener: TcpListener | None = None) -> None:
         self._bus = bus
         self._listener = listener
         self._owner = owner
         self._reader = PayloadReader()
         self._requests: deque[tuple[PayloadRef, str]] = deque()
         self._is_due = False
+        # Of links with requests; the first one is being sent.
+        self._of_links: dict[TcpLink, deque[tuple[PayloadRef, bytes]]] = {}
+        if listener is not None:
+            listener.on_frames, listener.on_end = self._on_frames, self._on_link_end
         self.malformed_messages = 0
         self.sent_bytes = 0
 
@@ -59,11 +72,11 @@ class PayloadServer:
 
     @property
     def refused_readers(self) -> int:
-        """Connections that were rejected, or whose readers did not authenticate."""
+        """Links that were rejected, or whose readers did not prove that they may read."""
         return 0 if self._listener is None else self._listener.refused
 
     def close(self) -> None:
-        """Closes the connections to readers."""
+        """Closes the links of readers."""
         if self._listener is not None:
             self._listener.close()
 
@@ -102,10 +115,64 @@ class PayloadServer:
 
     @contained()  # a piece that can't be read must not stop the queued ones
     def _content(self, piece: PayloadRef) -> bytes:
-        if owner_of(piece.segment) != self._owner or piece.size > self._bus.max_payload_bytes:
-            return _GONE
+        content = self._view(piece, self._bus.max_payload_bytes)
+        copied = _GONE if content is None else bytes(content)
+        return copied if self._reader.is_current(piece) else _GONE
+
+    def _view(self, piece: PayloadRef, max_bytes: int) -> memoryview | None:
+        """The content of a piece, in place; None if the payload was freed."""
+        if owner_of(piece.segment) != self._owner or not 0 <= piece.size <= max_bytes:
+            return None
         try:
-            content = bytes(self._reader.view(piece))
+            return self._reader.view(piece)
         except (StalePayload, ValueError):
-            return _GONE
-        return content if self._reader.is_current(piece) else _GONE
+            return None
+
+    # On links
+
+    def _on_frames(self, link: TcpLink, frames: Frames) -> None:
+        is_idle = link not in self._of_links
+        queue = self._of_links.setdefault(link, deque())
+        try:
+            for subject, data in frames:
+                if subject:
+                    queue.append((PayloadFetch.unpack(data).piece, subject))
+        except MalformedMessage as error:
+            self.malformed_messages += 1
+            logger.warning("link to %s: closing it, because of a malformed request for a piece: %s", link.name, error)
+            link.break_off()
+            return
+        if len(queue) > MAX_LINK_REQUESTS:
+            logger.warning("link to %s: closing it, because of %d requests at once", link.name, len(queue))
+            link.break_off()
+        elif is_idle:
+            self._send_next(link)
+
+    def _on_link_end(self, link: TcpLink, _end: LinkEnd) -> None:
+        self._of_links.pop(link, None)
+
+    def _send_next(self, link: TcpLink) -> None:
+        """Sends one piece. Further ones wait until it has left, and for another turn of the loop."""
+        queue = self._of_links.get(link)
+        if not queue:
+            return
+        piece, subject = queue[0]
+        content = self._view(piece, LINK_PIECE_BYTES)
+        if content is None:
+            link.send([self._end_piece(link, FREED)])
+        else:
+            link.send_content(subject, content, partial(self._on_sent, link))
+
+    def _on_sent(self, link: TcpLink) -> Outgoing:
+        piece, _ = self._of_links[link][0]
+        self.sent_bytes += piece.size
+        return self._end_piece(link, KEPT if self._reader.is_current(piece) else FREED)
+
+    def _end_piece(self, link: TcpLink, verdict: str) -> Outgoing:
+        queue = self._of_links[link]
+        queue.popleft()
+        if queue:
+            asyncio.get_running_loop().call_soon(self._send_next, link)
+        else:
+            del self._of_links[link]
+        return verdict, b""

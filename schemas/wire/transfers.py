@@ -1,7 +1,10 @@
 """Messages about data that moves between hosts: fetches of payloads, and checkpoints of sequence states.
 
 A `PayloadFetch` requests a piece of a payload from its owner; the reply is the piece, or empty if the slot was reused. An
-`ADDRESS_REQUEST` requests the address at which the owner accepts direct connections.
+`ADDRESS_REQUEST` requests the address at which the owner accepts links of other hosts. On such a link a `PayloadFetch` has
+a subject that its reader has chosen. The owner responds in order: with the piece on that subject, and behind it, once the
+kernel has the piece, with an empty message on `KEPT`, or on `FREED` if the slot was reused meanwhile. If it was reused
+before, the owner sends no piece.
 
 A checkpoint is the state of a sequence after some of its requests, from which another worker can continue. Its tensors are
 packed once and split into pieces that fit into a message.
@@ -28,13 +31,16 @@ class PayloadFetch(Message, frozen=True):
 
 
 ADDRESS_REQUEST = encode((WIRE_VERSION, None))
-"""A request for the address at which the owner accepts direct connections."""
+"""A request for the address at which the owner accepts links of other hosts."""
+
+KEPT, FREED = "kept", "freed"
+"""Subjects on links between hosts: whether the slot still had the payload when the piece had left."""
 
 
 class OwnerAddress(Message, frozen=True):
-    """Where an owner of payloads accepts direct connections; `port` 0: nowhere.
+    """Where a process accepts links of other hosts; `port` 0: nowhere.
 
-    `secret` authenticates readers. `certificate` is the fingerprint of the owner's certificate, empty for connections
+    `secret` authenticates both ends. `certificate` is the fingerprint of the process's certificate, empty for links
     without TLS.
     """
 

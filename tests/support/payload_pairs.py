@@ -9,13 +9,14 @@ from typing import Any
 
 import uvloop
 
+from bus.links.tcp import TcpListener
 from bus.naming.identity import new_id
 from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer, ServerPool
 from bus.nats.connection import Message
+from bus.nats.remote_links import make_listener
 from bus.payloads.arena import PayloadArena
 from bus.payloads.fetch_plan import Loss, Outcome
 from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from schemas.core.names import ListenAddress
 from schemas.core.tensors import PayloadRef
@@ -58,9 +59,9 @@ class LocalBus:
 class Pair:
     """An owner with payloads and a reader, with a bus between them."""
 
-    def __init__(self, access: BrokerAccess, fetcher: PayloadFetcher, listener: PeerListener | None) -> None:
-        self.access = access
+    def __init__(self, fetcher: PayloadFetcher, server: PayloadServer, listener: TcpListener | None) -> None:
         self.fetcher = fetcher
+        self.server = server
         self.listener = listener
         self.arena: PayloadArena
 
@@ -96,13 +97,13 @@ async def pair(
     async with asyncio.TaskGroup() as background:
         listener = None
         if listens:
-            listener = PeerListener(owner, LOCALLY, access, is_encrypted=bool(access.ca))
+            listener = make_listener(LOCALLY, access, is_encrypted=bool(access.ca))
             await listener.start()
         server = PayloadServer(bus, owner, listener)  # type: ignore[arg-type]
         await server.start()
         fetcher = PayloadFetcher(reading, reader)  # type: ignore[arg-type]
         await fetcher.start(background)
-        made = Pair(access, fetcher, listener)
+        made = Pair(fetcher, server, listener)
         made.arena = PayloadArena(owner)
         try:
             yield made

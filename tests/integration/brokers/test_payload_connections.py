@@ -15,10 +15,10 @@ import pytest
 from bus.naming.identity import new_id
 from bus.nats.access import BrokerAccess, BrokerRefused
 from bus.nats.connection import Bus
+from bus.nats.remote_links import listen_for_links
 from bus.payloads.arena import PayloadArena
 from bus.payloads.fetch_plan import Outcome
 from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.peer.listener import PeerListener
 from bus.payloads.server import PayloadServer
 from tests.support.clients.stock import http_inputs
 from tests.support.models.zoo import write_identity
@@ -134,7 +134,7 @@ async def test_who_speaks_to_the_broker_encrypted_does_so_to_owners(tmp_path: Pa
     try:
         async with asyncio.TaskGroup() as background:
             buses = [await Bus.connect(server.url, name, background, access=access) for name in (owner, reader)]
-            listener = await PeerListener.opened(buses[0], owner, "0.0.0.0")
+            listener = await listen_for_links(buses[0], "0.0.0.0")
             await PayloadServer(buses[0], owner, listener).start()
             fetcher = PayloadFetcher(buses[1], reader)
             await fetcher.start(background)
@@ -151,7 +151,7 @@ async def test_who_speaks_to_the_broker_encrypted_does_so_to_owners(tmp_path: Pa
                     assert bytes(outcome) == LARGE.tobytes()
             plain = await Bus.connect(server.url, "plain", background, access=BrokerAccess(ca=ca))
             with pytest.raises(BrokerRefused, match="--nats-cert and --nats-key"):
-                await PeerListener.opened(plain, "plain", "127.0.0.1")
+                await listen_for_links(plain, "127.0.0.1")
             fetcher.close()
             listener.close()
             for bus in (*buses, plain):

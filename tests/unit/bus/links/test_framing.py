@@ -66,3 +66,37 @@ def test_an_announcement_names_subjects() -> None:
     assert unpack_subjects(pack_subjects(["reply.g", "done.s"])) == ["reply.g", "done.s"]
     with pytest.raises(MalformedFrame, match="not UTF-8"):
         unpack_subjects(b"\xff\xfe")
+
+
+@given(MESSAGES, st.lists(st.integers(1, 64), min_size=1, max_size=50), st.integers(0, 300))
+def test_frames_that_arrive_in_parts_are_received_in_their_place(
+    messages: list[tuple[str, bytes]], sizes: list[int], placed_from: int
+) -> None:
+    content, reader, at, turn = pack_frames(messages), FrameReader(), 0, 0
+    received: list[tuple[bytes, bytes | bytearray]] = []
+
+    def place(subject: bytes, size: int) -> memoryview | None:
+        if size < placed_from:
+            return None
+        received.append((subject, bytearray(size)))
+        return memoryview(received[-1][1])
+
+    while at < len(content):
+        turn += 1
+        size = sizes[turn % len(sizes)]
+        if reader.target is not None:
+            size = min(size, len(reader.target), len(content) - at)
+            reader.target[:size] = content[at : at + size]
+            reader.fill(size)
+        else:
+            received += reader.feed(content[at : at + size])
+            reader.begin_placing(place)
+        at += size
+    assert received == [(subject.encode(), data) for subject, data in messages]
+
+
+def test_a_limit_on_frames_is_kept() -> None:
+    reader = FrameReader(max_frame_bytes=10)
+    assert reader.feed(pack_frames([("s", bytes(8))])) == [(b"s", bytes(8))]
+    with pytest.raises(MalformedFrame, match="a frame of 11 bytes"):
+        reader.feed(pack_frames([("s", bytes(9))]))

@@ -7,14 +7,14 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.payloads.peer.policy import (
+from bus.links.dial_policy import (
     FIRST_PAUSE_S,
     IDLE_S,
-    MAX_CONNECTIONS,
     MAX_OWNERS,
     MAX_PAUSE_S,
+    MAX_TCP_LINKS_OPENED,
     TRY_TIMEOUT_S,
-    PeerConnectionPolicy,
+    DialPolicy,
 )
 
 OWNERS = ("gateway-01234567-1", "worker-01234567-2", "worker-89abcdef-3")
@@ -23,7 +23,7 @@ OWNERS = ("gateway-01234567-1", "worker-01234567-2", "worker-89abcdef-3")
 @settings(deadline=None)
 @given(seed=st.integers(0, 1 << 32), steps=st.integers(1, 150))
 def test_tries_whatever_becomes_of_them(seed: int, steps: int) -> None:
-    dice, ways, now_s = random.Random(seed), PeerConnectionPolicy(), 0.0
+    dice, ways, now_s = random.Random(seed), DialPolicy(), 0.0
     trying: dict[int, tuple[str, float]] = {}
     connected: dict[str, int] = {}
     rests_until_s = dict.fromkeys(OWNERS, 0.0)
@@ -69,7 +69,7 @@ def test_tries_whatever_becomes_of_them(seed: int, steps: int) -> None:
 
 
 def test_pauses_grow_until_a_connection_has_served() -> None:
-    ways, now_s, owner = PeerConnectionPolicy(), 0.0, OWNERS[0]
+    ways, now_s, owner = DialPolicy(), 0.0, OWNERS[0]
 
     def pause_s() -> float:
         since_s, at_s = now_s, now_s
@@ -92,7 +92,7 @@ def test_pauses_grow_until_a_connection_has_served() -> None:
 
 
 def test_a_connection_that_opens_and_breaks_each_time_is_tried_less_and_less() -> None:
-    ways, now_s, owner = PeerConnectionPolicy(), 0.0, OWNERS[0]
+    ways, now_s, owner = DialPolicy(), 0.0, OWNERS[0]
     for pause_s in (1.0, 2.0, 4.0):
         number = ways.wanted(owner, now_s)
         assert ways.opened(number, now_s)
@@ -102,7 +102,7 @@ def test_a_connection_that_opens_and_breaks_each_time_is_tried_less_and_less() -
 
 
 def test_an_idle_connection_is_closed_and_may_be_made_again_at_once() -> None:
-    ways = PeerConnectionPolicy()
+    ways = DialPolicy()
     number = ways.wanted(OWNERS[0], 0.0)
     assert ways.opened(number, 0.0)
     ways.used(OWNERS[0], 5.0)
@@ -113,8 +113,8 @@ def test_an_idle_connection_is_closed_and_may_be_made_again_at_once() -> None:
 
 
 def test_connections_and_what_is_known_of_owners_are_bounded() -> None:
-    ways = PeerConnectionPolicy()
-    numbers = [ways.wanted(f"owner-{n}", 0.0) for n in range(MAX_CONNECTIONS + 1)]
+    ways = DialPolicy()
+    numbers = [ways.wanted(f"owner-{n}", 0.0) for n in range(MAX_TCP_LINKS_OPENED + 1)]
     assert all(numbers[:-1])
     assert not numbers[-1]
     for number in numbers[:-1]:

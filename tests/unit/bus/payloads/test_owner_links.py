@@ -11,14 +11,19 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from bus.links import tcp
+from bus.links.framing import pack_frames
+from bus.links.handshake import new_secret
+from bus.links.tcp import TcpListener
+from bus.nats import remote_links
 from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused
+from bus.nats.remote_links import make_listener
+from bus.payloads import owner_links
 from bus.payloads.fetch_plan import Loss
-from bus.payloads.peer import listener as direct_listener
-from bus.payloads.peer import pool as direct_links
-from bus.payloads.peer.listener import PeerListener
-from bus.payloads.peer.stream import PEER_PIECE_BYTES
+from bus.payloads.owner_links import LINK_PIECE_BYTES
 from schemas.wire.transfers import OwnerAddress
 from tests.support.payload_pairs import LOCALLY, Pair, pair, run
+from tests.support.raw_links import RawEnd
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,7 @@ def test_payloads_of_all_sizes_are_fetched_concurrently(
         async with pair(access_of(certificates) if is_encrypted else NO_ACCESS) as both:
             await both.connected()
             by_broker, direct = both.fetcher.fetched_bytes, both.fetcher.direct_bytes
-            sizes = (1, 65_537, PEER_PIECE_BYTES, 5_000_003, 2 * PEER_PIECE_BYTES, 9_999_999)
+            sizes = (1, 65_537, LINK_PIECE_BYTES, 5_000_003, 2 * LINK_PIECE_BYTES, 9_999_999)
             payloads = [both.payload(size) for size in sizes]
             outcomes = await asyncio.gather(*(both.fetched(ref) for ref, _ in payloads))
             assert outcomes == [content for _, content in payloads]
@@ -71,6 +76,24 @@ def test_no_payload_waits_for_a_connection() -> None:
                 assert await both.fetched(ref) == content
             assert both.fetcher.fetched_bytes == 3 * len(content)
             assert not both.fetcher.direct_bytes
+
+    run(fetch)
+
+
+def test_cancelled_fetches_do_not_disturb_others() -> None:
+    async def fetch() -> None:
+        async with pair() as both:
+            await both.connected()
+            (large, _), (ref, content) = both.payload(9_000_000), both.payload(300_000)
+            for _ in range(20):
+                number = both.fetcher.fetch(large, lambda outcome: None)
+                other = both.fetcher.fetch(ref, lambda outcome: None)
+                await asyncio.sleep(0)
+                both.fetcher.cancel(number)
+                before = both.fetcher.direct_bytes
+                assert await both.fetched(ref) == content
+                assert both.fetcher.direct_bytes > before, "the link is not closed"
+                both.fetcher.cancel(other)
 
     run(fetch)
 
@@ -96,8 +119,8 @@ def test_the_broker_brings_what_a_connection_broke_off() -> None:
             ref, content = both.payload(30_000_000)
             coming = asyncio.ensure_future(both.fetched(ref))
             assert both.listener is not None
-            before = both.listener.sent_bytes
-            while both.listener.sent_bytes < before + 3 * PEER_PIECE_BYTES:
+            before = both.server.sent_bytes
+            while both.server.sent_bytes < before + 3 * LINK_PIECE_BYTES:
                 await asyncio.sleep(0)
             direct = both.fetcher.direct_bytes
             both.listener.close()
@@ -115,7 +138,7 @@ def test_payloads_go_through_the_broker_when_no_listener_is_left(monkeypatch: py
 
         async def fetch() -> None:
             async with pair() as both:
-                monkeypatch.setattr(PeerListener, "address", lambda self, host: gone)
+                monkeypatch.setattr(TcpListener, "address", lambda self, host: gone)
                 ref, content = both.payload(300_000)
                 assert await both.fetched(ref) == content
                 links = both.fetcher._links
@@ -130,13 +153,13 @@ def test_payloads_go_through_the_broker_when_no_listener_is_left(monkeypatch: py
 
 
 def test_a_fetch_from_a_silent_owner_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_links, "CONNECT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tcp, "CONNECT_TIMEOUT_S", 0.05)
 
     async def fetch() -> None:
         silent = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
         mute = OwnerAddress("127.0.0.1", silent.sockets[0].getsockname()[1], bytes(32))
         async with pair() as both:
-            monkeypatch.setattr(PeerListener, "address", lambda self, host: mute)
+            monkeypatch.setattr(TcpListener, "address", lambda self, host: mute)
             ref, content = both.payload(300_000)
             assert await both.fetched(ref) == content
             links = both.fetcher._links
@@ -175,7 +198,7 @@ async def _never_connects(both: Pair) -> None:
 
 
 def test_the_certificate_of_another_role_is_rejected(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_listener, "own_fingerprint", lambda access: bytes(32))
+    monkeypatch.setattr(remote_links, "_renew", lambda context, access: bytes(32))
 
     async def fetch() -> None:
         async with pair(access_of(certificates)) as both:
@@ -186,4 +209,82 @@ def test_the_certificate_of_another_role_is_rejected(certificates: Path, monkeyp
 
 def test_encryption_without_a_certificate_of_our_own_is_refused(certificates: Path) -> None:
     with pytest.raises(BrokerRefused, match=r"--payload-listen: .* --nats-cert"):
-        PeerListener("x", LOCALLY, BrokerAccess(ca=str(certificates / "ca.pem")), is_encrypted=True)
+        make_listener(LOCALLY, BrokerAccess(ca=str(certificates / "ca.pem")), is_encrypted=True)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [("kept", b"{piece}")],
+        [("{piece}", bytes(10)), ("kept", b"{piece}")],
+        [("{piece}", bytes(100_001)), ("kept", b"{piece}")],
+        [("{piece}", bytes(100_000)), ("{piece}", bytes(100_000))],
+        [("done.scheduler", b"x")],
+        [("{piece}", bytes(LINK_PIECE_BYTES + 300))],
+    ],
+    ids=["no content", "short", "long", "twice", "no subject of pieces", "larger than any piece"],
+)
+def test_an_owner_that_violates_the_protocol_is_disconnected(
+    frames: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its payloads come through the broker."""
+    secret = new_secret()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        end = RawEnd(reader, writer)
+        await end.prove(secret, is_opening=False)
+        piece, _ = await end.frame()
+        for subject, data in frames:
+            end.send(subject.replace("{piece}", piece), data.replace(b"{piece}", piece.encode()))
+        assert await end.is_closed()
+        writer.close()
+
+    async def fetch() -> None:
+        served = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = served.sockets[0].getsockname()[1]
+        async with pair() as both:
+            monkeypatch.setattr(TcpListener, "address", lambda self, host: OwnerAddress("127.0.0.1", port, secret))
+            ref, content = both.payload(100_000)
+            async with asyncio.timeout(20):
+                links = both.fetcher._links
+                assert links is not None
+                assert await both.fetched(ref) == content
+                while not links._links:
+                    await asyncio.sleep(0.001)
+            assert await both.fetched(ref) == content
+            assert not links._links
+            assert not both.fetcher.direct_bytes
+        served.close()
+
+    run(fetch)
+
+
+def test_an_owner_that_stops_within_a_piece_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner_links, "LINK_SILENCE_TIMEOUT_S", 0.1)
+    secret = new_secret()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        end = RawEnd(reader, writer)
+        await end.prove(secret, is_opening=False)
+        piece, _ = await end.frame()
+        writer.write(pack_frames([(piece, bytes(100_000))])[:50_000])
+        assert await end.is_closed()
+        writer.close()
+
+    async def fetch() -> None:
+        served = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = served.sockets[0].getsockname()[1]
+        async with pair() as both:
+            monkeypatch.setattr(TcpListener, "address", lambda self, host: OwnerAddress("127.0.0.1", port, secret))
+            ref, content = both.payload(100_000)
+            links = both.fetcher._links
+            assert links is not None
+            assert await both.fetched(ref) == content
+            async with asyncio.timeout(20):
+                while not links._links:
+                    await asyncio.sleep(0.001)
+            assert await both.fetched(ref) == content
+            assert not both.fetcher.direct_bytes
+        served.close()
+
+    run(fetch)
