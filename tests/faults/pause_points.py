@@ -8,7 +8,7 @@ A role receives orders on the datagram socket `<folder>/<process id>`, one per m
 `action` is `kill` (SIGKILL), `stop` (SIGSTOP) or `tell`; it happens `delay_ms` after the role has passed the point that
 many times. `none` cancels an order. Before it acts, the role reports `role process-id point` to `<folder>/driver`.
 `cut` shuts down the links of the role, `halve` ends the next of them that is written to in the midst of a frame, and `fill`
-sends on all of them at once, whatever the point, until a peer that does not read blocks them.
+sends on all of them within the host at once, whatever the point, until a peer that does not read blocks them.
 With action `raise`, `point` is the name of a contained site (`runtime.containment.SITES`), which then raises
 `InjectedFailure` once, in the role that has it; with 0 passages the order is cancelled.
 """
@@ -31,7 +31,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bus.links import folder as link_folder
+from bus.links import handshake as link_handshake
 from bus.links.link import Link, Sent
+from bus.links.tcp_link import TcpLink
 from runtime.containment import SITES, Site
 from weir.commands import roles
 
@@ -94,30 +96,32 @@ _MOST_PADDING = 64
 
 
 class OwnLinks:
-    """The links of this process from now on, and what an order does to them."""
+    """The links of this process from now on, to others on its host and on other hosts, and what an order does to them."""
 
     def __init__(self) -> None:
-        self._all: weakref.WeakSet[Link] = weakref.WeakSet()
-        opened, packed = Link.__init__, Link._packed
+        self._all: weakref.WeakSet[Link | TcpLink] = weakref.WeakSet()
         self._halving = threading.Event()
+        for kind in (Link, TcpLink):
+            self._follow(kind)
+
+    def _follow(self, kind: type[Link | TcpLink]) -> None:
+        opened, packed = kind.__init__, kind._packed  # type: ignore[misc]
 
         @wraps(opened)
-        def open_and_note(link: Link, *arguments: Any, **named: Any) -> None:
+        def open_and_note(link: Link | TcpLink, *arguments: Any, **named: Any) -> None:
             opened(link, *arguments, **named)
             self._all.add(link)
 
         @wraps(packed)
-        def pack_or_halve(link: Link, messages: Any) -> bytes:
-            data = packed(link, messages)
+        def pack_or_halve(link: Any, messages: Any) -> bytes:
+            data: bytes = packed(link, messages)
             if self._halving.is_set():
                 self._halving.clear()
-                with contextlib.suppress(OSError):
-                    link._socket.send(data[: len(data) // 2])
-                    link._socket.shutdown(socket.SHUT_RDWR)
+                _shut_down(link, data[: len(data) // 2])
             return data
 
-        Link.__init__ = open_and_note  # type: ignore[method-assign]
-        Link._packed = pack_or_halve  # type: ignore[method-assign]
+        kind.__init__ = open_and_note  # type: ignore[method-assign, misc]
+        kind._packed = pack_or_halve  # type: ignore[method-assign, assignment]
 
     def harm(self, action: str) -> None:
         """Carries out one of `LINK_ACTIONS`, in any thread."""
@@ -125,13 +129,23 @@ class OwnLinks:
             self._halving.set()
             return
         for link in list(self._all):
-            with contextlib.suppress(OSError):
-                if action == "cut":
-                    link._socket.shutdown(socket.SHUT_RDWR)
-                else:
-                    for _ in range(_MOST_PADDING):
-                        if link.send([_PADDING]) is not Sent.WRITTEN:
-                            break
+            if action == "cut":
+                _shut_down(link)
+            elif isinstance(link, Link):
+                for _ in range(_MOST_PADDING):
+                    if link.send([_PADDING]) is not Sent.WRITTEN:
+                        break
+
+
+def _shut_down(link: Link | TcpLink, last: bytes = b"") -> None:
+    """Ends a connection from below, behind these bytes, in any thread."""
+    own = link._socket if isinstance(link, Link) else link.transport and link.transport.get_extra_info("socket")
+    if not own:
+        return
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.fileno())) as connection:
+        if last:
+            connection.send(last)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Order:
@@ -242,7 +256,7 @@ def arm(role: str) -> None:
     logger.warning("pause points are armed: orders in %s may stop or kill this process", folder)
     armed = _Armed(role, Path(folder))
     if form := os.environ.get(LINK_FORM_VARIABLE):
-        link_folder._FORM = int(form)
+        link_handshake.VERSION = link_folder._FORM = int(form)
         link_folder._is_address = re.compile(rf"{form}-[0-9a-f]{{16}}").fullmatch
     for name, point in POINTS.items():
         if point.role == role:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.cases import clock, duplicates, kills, limits, links, mix, operators, partitions
+from tests.faults.cases import clock, duplicates, kills, limits, links, mix, operators, partitions, remote_links
 from tests.faults.cases import kills as pauses
 from tests.faults.cases import models as bad_models
 from tests.faults.scene import Fault
@@ -35,4 +35,5 @@ FAULTS: dict[str, Fault] = {
     "F-29": operators.bad_starts,
     "F-30": mix.random_mix,
     "F-31": links.links,
+    "F-32": remote_links.remote_links,
 }
