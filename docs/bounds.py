@@ -219,20 +219,22 @@ bus.payloads.arena:REMOTE_INLINE_LIMIT_BYTES | the same between two hosts | fetc
 bus.payloads.arena:DEFAULT_BUDGET_BYTES | default of shared memory for payloads of a process | inside messages
 bus.payloads.fetch_plan:MAX_OUTSTANDING | pieces that a process has requested and not received | further ones wait
 bus.payloads.fetch_plan:PIECE_TIMEOUT_S | wait for the next piece of a payload | it is lost
-bus.payloads.peer.stream:MAX_REQUESTED_PIECES | pieces requested on a connection to an owner | further ones wait
-bus.payloads.peer.stream:PEER_PIECE_BYTES | size of one of them | the next piece takes the rest
-bus.payloads.peer.stream:PEER_PIECE_TIMEOUT_S | wait for the next of them | fetched through the broker
-bus.payloads.peer.stream:PEER_SILENCE_TIMEOUT_S | wait for any of its bytes | fetched through the broker
-bus.payloads.peer.policy:MAX_CONNECTIONS | owners that a process is connected to | fetched through the broker
-bus.payloads.peer.policy:MAX_OWNERS | owners whose failed connections are remembered | fetched through the broker
-bus.payloads.peer.policy:MAX_PAUSE_S | pause after a connection that failed | it is tried again
-bus.payloads.peer.policy:IDLE_S | idle time of a connection | it is closed
-bus.payloads.peer.pool:CONNECT_TIMEOUT_S | wait for a connection to an owner | fetched through the broker
-bus.payloads.peer.listener:MAX_READERS | readers that are connected to an owner | they fetch through the broker
-bus.payloads.peer.listener:MAX_UNPROVEN | those that are not authenticated | disconnected
-bus.payloads.peer.listener:PROOF_TIMEOUT_S | wait for authentication | disconnected
-bus.payloads.peer.listener:SEND_TIMEOUT_S | wait for a reader to receive a piece | disconnected
-bus.payloads.peer.listener:IDLE_READER_LIMIT_S | idle time of a reader | disconnected
+bus.payloads.owner_links:MAX_OUTSTANDING_ON_LINK | pieces requested on a link between hosts | further ones wait
+bus.payloads.owner_links:LINK_PIECE_BYTES | size of one of them | the next piece takes the rest
+bus.payloads.owner_links:LINK_PIECE_TIMEOUT_S | wait for the next of them | fetched through the broker
+bus.payloads.owner_links:LINK_SILENCE_TIMEOUT_S | wait for any of its bytes | fetched through the broker
+bus.links.dial_policy:MAX_TCP_LINKS_OPENED | links that a process opens to other hosts | fetched through the broker
+bus.links.dial_policy:MAX_OWNERS | owners whose failed links are remembered | fetched through the broker
+bus.links.dial_policy:MAX_PAUSE_S | pause after a link that failed | it is tried again
+bus.links.dial_policy:IDLE_S | idle time of a link to another host | it is closed
+bus.links.tcp:CONNECT_TIMEOUT_S | wait for a link to another host | fetched through the broker
+bus.links.tcp:MAX_TCP_LINKS | links of other hosts to a process | they fetch through the broker
+bus.links.tcp:MAX_UNPROVEN | those whose handshake is not complete | disconnected
+bus.links.tcp:HANDSHAKE_TIMEOUT_S | wait for the handshake | disconnected
+bus.links.tcp:MAX_REQUEST_FRAME_BYTES | a message of a handshake, or a request for a piece | disconnected
+bus.links.tcp:TCP_STALL_LIMIT_S | wait for a reader to receive a piece | disconnected
+bus.links.tcp:IDLE_LIMIT_S | idle time of a link of another host | disconnected
+bus.payloads.server:MAX_LINK_REQUESTS | waiting requests for pieces of one link | disconnected
 bus.payloads.server:MAX_QUEUED_REQUESTS | waiting requests for pieces in their owner | dropped: they are repeated
 bus.nats.embedded_server:MAX_PAYLOAD | one message through the embedded nats-server | 400
 bus.kv.known_models:MAX_KNOWN | models kept without a worker | forgotten with their last worker
