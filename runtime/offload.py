@@ -25,9 +25,10 @@ from runtime.containment import report
 from runtime.offload_process import ANSWER, OK, REFUSED, Part, read_parts, write_parts
 from schemas.core.errors import ErrorCode, WeirError, internal, overloaded, unavailable
 
-OFF_LOOP_BYTES = 128 * 1024
-"""A JSON or msgpack document of more than this is read in a helper process. In the event loop one of 128 KiB takes 0.4 to
-5 ms (floats, short strings), one of 512 KiB 2 to 25 ms; the way to a helper process and back costs 1 to 10 ms."""
+OFF_LOOP_BYTES = 256 * 1024
+"""A JSON or msgpack document of more than this is read in a helper process. In the event loop one of 256 KiB takes 1 to
+10 ms (floats, one-character strings), one of 512 KiB 2 to 25 ms. The way to a helper process and back costs 1 to 10 ms,
+and the first document waits for its start, about 0.5 s: bodies of 128 to 256 KiB are common, and rarely the slow kind."""
 
 PROCESSES = 2
 LARGE_BYTES = 8 << 20

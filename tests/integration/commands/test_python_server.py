@@ -97,7 +97,7 @@ def test_what_it_tells_of_itself(server: Server) -> None:
 
 def test_options_without_effect_and_deprecated_ones_are_told_in_its_log(server: Server) -> None:
     log = server.log()
-    assert "--http-thread-count has no effect: the gateway serves requests from one event loop" in log
+    assert "--http-thread-count has no effect: a gateway serves requests from one event loop" in log
     assert "'--trace-level' has been deprecated and will be removed in future releases" in log
 
 
