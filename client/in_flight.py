@@ -76,7 +76,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     `reads_content`, the caller reads the
     outputs even though it otherwise passes references on. `reruns` counts how often the request or its response was
     lost between hosts. Once `has_ended`, `on_response` is not called again. `timestamps` are those of the response that
-    `on_response` is called with, where the request wants them. `is_copy`: its response goes to nobody's request.
+    `on_response` is called with, where the request wants them. `is_copy`: no caller gets its response.
     """
 
     key: int

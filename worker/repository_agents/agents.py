@@ -42,7 +42,7 @@ class AppliedAgents:
     """The agents of one load of one model. `path` is the folder to load, as the last agent has left it. Blocking."""
 
     def __init__(self, model: str, path: Path, config: ModelConfig, directory: Path | None) -> None:
-        """Runs all agents. Raises WeirError if one of them fails, after the others were told to unload."""
+        """Runs all agents. Raises WeirError if one of them fails, after it has asked the others to unload."""
         self.path = path
         self._model = model
         self._config = config
