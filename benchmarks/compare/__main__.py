@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -51,6 +52,7 @@ def compare(
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
+        "optimized_python": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         "onnxruntime": metadata.version("onnxruntime"),
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
