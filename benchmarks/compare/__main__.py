@@ -52,7 +52,9 @@ def compare(
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        "optimized_python": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
+        # Distributions compile their own Python with optimizations, and some without this argument.
+        "optimized_python": sys.base_prefix == "/usr"
+        or "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         "onnxruntime": metadata.version("onnxruntime"),
     }
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
