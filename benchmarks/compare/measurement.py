@@ -83,8 +83,8 @@ def measure(
 
 
 def measure_onnxruntime(network: Network, workload: Workload, round_number: int, seconds: float) -> Measurement:
-    """ONNX Runtime in a bare loop: a batch put together from single requests, run, and taken apart again."""
-    inputs = [network.sample(seed) for seed in range(ONNXRUNTIME_BATCH)]
+    """ONNX Runtime in a bare loop: a batch of as many single requests as are in flight, joined, run and split again."""
+    inputs = [network.sample(seed) for seed in range(min(workload.in_flight, ONNXRUNTIME_BATCH))]
     network.run(np.concatenate(inputs))
     latencies = []
     began, cpu, busy = time.perf_counter(), time.process_time(), machine_busy_s()
