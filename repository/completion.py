@@ -196,8 +196,11 @@ def _model_dims(tensor: _Tensor) -> list[int]:
     return tensor.dims if tensor.reshape is None else tensor.reshape.shape
 
 
-def normalize(config: ModelConfig, gpu_ids: Sequence[int]) -> ModelConfig:
-    """`config` with its defaults written out, for a host with the GPUs `gpu_ids`. Applying it twice changes nothing."""
+def normalize(config: ModelConfig, gpu_ids: Sequence[int], backend_uses_gpus: bool = True) -> ModelConfig:
+    """`config` with its defaults written out, for a host with the GPUs `gpu_ids`. Applying it twice changes nothing.
+
+    Instances without a kind are placed on the GPUs if `backend_uses_gpus`, and on the CPU otherwise or if there are none.
+    """
     changes: dict[str, Any] = {}
     if config.version_policy is None:
         changes["version_policy"] = VersionPolicy(latest=LatestVersions(num_versions=1))
@@ -209,7 +212,7 @@ def normalize(config: ModelConfig, gpu_ids: Sequence[int]) -> ModelConfig:
         changes["sequence_batching"] = _normal_sequences(config.sequence_batching, config.max_batch_size)
     if not config.is_ensemble:
         changes["optimization"] = _normal_optimization(config.optimization or OptimizationPolicy())
-        changes["instance_group"] = _normal_groups(config, gpu_ids)
+        changes["instance_group"] = _normal_groups(config, gpu_ids, gpu_ids if backend_uses_gpus else ())
     return config.replace(**changes)
 
 
@@ -231,21 +234,23 @@ def _normal_optimization(optimization: OptimizationPolicy) -> OptimizationPolicy
     )
 
 
-def _normal_groups(config: ModelConfig, gpu_ids: Sequence[int]) -> list[InstanceGroup]:
+def _normal_groups(config: ModelConfig, gpu_ids: Sequence[int], auto_gpu_ids: Sequence[int]) -> list[InstanceGroup]:
     if not config.instance_group:
-        return [_normal_group(InstanceGroup(name=config.name), config, gpu_ids)]
+        return [_normal_group(InstanceGroup(name=config.name), config, gpu_ids, auto_gpu_ids)]
     return [
-        _normal_group(group.replace(name=group.name or f"{config.name}_{index}"), config, gpu_ids)
+        _normal_group(group.replace(name=group.name or f"{config.name}_{index}"), config, gpu_ids, auto_gpu_ids)
         for index, group in enumerate(config.instance_group)
     ]
 
 
-def _normal_group(group: InstanceGroup, config: ModelConfig, gpu_ids: Sequence[int]) -> InstanceGroup:
+def _normal_group(
+    group: InstanceGroup, config: ModelConfig, gpu_ids: Sequence[int], auto_gpu_ids: Sequence[int]
+) -> InstanceGroup:
     changes: dict[str, Any] = {}
     kind = group.kind
     if kind == "KIND_AUTO":
         # As in Triton: where one of the GPUs it lists is not there, it is meant for the CPU, and refused for listing them.
-        kind = "KIND_GPU" if gpu_ids and all(gpu in gpu_ids for gpu in group.gpus) else "KIND_CPU"
+        kind = "KIND_GPU" if auto_gpu_ids and all(gpu in auto_gpu_ids for gpu in group.gpus) else "KIND_CPU"
         changes["kind"] = kind
     if kind == "KIND_GPU" and not group.gpus:
         changes["gpus"] = list(gpu_ids)

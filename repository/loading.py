@@ -86,13 +86,16 @@ def resolve_config(
     described: DescribedModel | None,
     gpu_ids: Sequence[int],
     default_max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    backend_uses_gpus: bool = True,
 ) -> ModelConfig:
     """The configuration to serve: completed from the backend's description, defaults written out, and checked.
 
+    Instance groups without a kind get GPUs if there are `gpu_ids` and `backend_uses_gpus`, otherwise the CPU.
     Raises WeirError(INVALID_ARG) that names the field, and the file and line where there is a file.
     """
     try:
-        config = normalize(complete(source.config, described, default_max_batch_size), gpu_ids)
+        completed = complete(source.config, described, default_max_batch_size)
+        config = normalize(completed, gpu_ids, backend_uses_gpus)
         check_written_scalars(source.config, config.max_batch_size)
         validate(config, gpu_ids)
     except ConfigProblem as problem:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,18 @@ class HostGpus(NamedTuple):
 
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""
+
+
+NO_CUDA_BINDINGS = "the cuda-bindings package is not installed: install weir-serve[cuda]"
+"""Why no instance can run on a GPU without it, whatever its backend."""
+
+
+def has_cuda_bindings() -> bool:
+    """Whether the package through which instances use their GPU is installed. Imports no CUDA library."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class _CudaError(Exception):
@@ -159,22 +172,30 @@ class GpuMemory:
 
     Libraries do not report their allocations, so the free memory is compared before and after a load, and loads that use a
     GPU run one at a time. Source: `memory_usage` of Triton's statistics, and its `--model-load-gpu-limit`: `limits` are the
-    fractions of memory in use, by GPU, beyond which no model is loaded.
+    fractions of memory in use, by GPU, beyond which no model is loaded. Without the package cuda-bindings nothing is
+    measured, and a limit can't be enforced: only Python models run on GPUs then, by libraries of their own.
     """
 
     def __init__(self, limits: Mapping[int, float] | None = None, read: ReadMemory | None = None) -> None:
         self._limits = limits or {}
-        self._read = read or _read_memory
+        self._read = read or (_read_memory if has_cuda_bindings() else None)
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def loading(self, model: str, gpus: Sequence[int]) -> Iterator[dict[int, int]]:
         """Surrounds a load on these GPUs; at its end the dictionary has the bytes that it allocated on each.
 
-        Raises WeirError (UNAVAILABLE) if the limit of a GPU is reached.
+        Raises WeirError (UNAVAILABLE) if the limit of a GPU is reached, or can't be checked.
         """
         allocated: dict[int, int] = {}
-        if not gpus:
+        limited = [gpu for gpu in gpus if gpu in self._limits]
+        if limited and self._read is None:
+            raise WeirError(
+                ErrorCode.UNAVAILABLE,
+                f"can not create model '{model}': the memory limit of GPU {limited[0]} can't be checked: "
+                f"{NO_CUDA_BINDINGS}",
+            )
+        if not gpus or self._read is None:
             yield allocated
             return
         with self._lock:

@@ -28,11 +28,11 @@ from repository.layout import (
 from repository.loading import ConfigSource, read_config, resolve_config
 from repository.paths import read_labels
 from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelConfig
+from schemas.config.model_config import InstanceGroup, ModelConfig
 from schemas.core.errors import ErrorCode, WeirError, internal, invalid
 from schemas.wire.registry import UNLOADED, ModelState, VersionRecord
 from worker.backend_api.config_support import check_supported
-from worker.backend_api.interface import ModelVersion, VersionLoader
+from worker.backend_api.interface import Backend, ModelVersion, VersionLoader
 from worker.backend_api.version_health import VersionHealth
 from worker.backends.isolation.backend import isolate_if_wanted
 from worker.backends.registry import BackendRegistry
@@ -79,6 +79,9 @@ class LoadPolicy(NamedTuple):
 
 
 DEFAULT_POLICY = LoadPolicy()
+
+_AUTO = InstanceGroup()
+"""The instance group of a configuration without one."""
 
 
 class ModelLoader:
@@ -197,11 +200,33 @@ class ModelLoader:
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
         default_max_batch_size = backends.default_max_batch_size(written.backend, kind)
-        config = resolve_config(source, described, self._environment.devices.host_gpus, default_max_batch_size)
+        config = resolve_config(
+            source,
+            described,
+            self._environment.devices.host_gpus,
+            default_max_batch_size,
+            self._uses_gpus(backend, written),
+        )
         check_supported(config, kind)
         check_devices(config, self._environment.devices)
         check_partitions(config, self._environment.devices)
         return backend, config
+
+    def _uses_gpus(self, backend: Backend, config: ModelConfig) -> bool:
+        """Whether instances of `backend` without a kind are placed on the host's GPUs: where it can run on them here."""
+        devices = self._environment.devices
+        if not devices.host_gpus or not any(group.kind == "KIND_AUTO" for group in config.instance_group or [_AUTO]):
+            return True
+        available = backend.availability(devices)
+        if "KIND_GPU" in available.runs_on or "KIND_CPU" not in available.runs_on:
+            return True  # a backend that runs nowhere states what it misses when it loads the model
+        logger.info(
+            "model '%s': its instances without a kind run on the CPU, because backend '%s' can't use this machine's GPUs%s",
+            config.name,
+            config.backend,
+            f": {'; '.join(available.problems)}" if available.problems else "",
+        )
+        return False
 
     def _load_version(
         self,

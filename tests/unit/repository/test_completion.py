@@ -2,7 +2,7 @@ import pytest
 
 from repository.completion import DescribedModel, DescribedTensor, complete, normalize
 from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelConfig
+from schemas.config.model_config import InstanceGroup, ModelConfig
 
 X, Y = DescribedTensor("x", "TYPE_FP32", (-1, 3, -1)), DescribedTensor("y", "TYPE_INT64", (-1, 10))
 BATCHING = DescribedModel([X], [Y])
@@ -15,6 +15,12 @@ FULL = {
 
 def config(**fields):
     return ModelConfig.model_validate({"name": "net", "backend": "onnxruntime", **fields})
+
+
+def test_instances_without_a_kind_are_on_gpus_only_if_the_backend_uses_them() -> None:
+    groups = [InstanceGroup(), InstanceGroup(kind="KIND_GPU")]
+    normal = normalize(config(instance_group=groups), [0, 1], backend_uses_gpus=False)
+    assert [(group.kind, group.gpus) for group in normal.instance_group] == [("KIND_CPU", []), ("KIND_GPU", [0, 1])]
 
 
 def test_no_configuration_becomes_a_batching_one():

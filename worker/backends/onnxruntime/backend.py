@@ -42,7 +42,7 @@ from worker.backends.onnxruntime.tensors import (
     described,
     dims,
 )
-from worker.devices.gpus import WorkerDevices
+from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
 from worker.execution.batch_tensors import TensorDeclarations
 
 
@@ -60,8 +60,11 @@ class OnnxRuntimeBackend:
             problems.append("KIND_GPU: the driver reports no GPU on this machine")
         elif not found.has_cuda:
             problems.append(f"KIND_GPU: {NO_CUDA}")
-        runs_on = ("KIND_CPU", "KIND_GPU") if devices.host_gpus and found.has_cuda else ("KIND_CPU",)
-        return Availability(runs_on, formats, found.version, tuple(problems))
+        elif not has_cuda_bindings():
+            problems.append(f"KIND_GPU: {NO_CUDA_BINDINGS}")
+        else:
+            return Availability(("KIND_CPU", "KIND_GPU"), formats, found.version, tuple(problems))
+        return Availability(("KIND_CPU",), formats, found.version, tuple(problems))
 
     def describe(self, model: ModelVersion) -> DescribedModel | None:
         """The inputs and outputs of the graph; a dimension without a number is -1."""

@@ -30,7 +30,7 @@ from worker.backends.python.environment import check_parameters, environment_of
 from worker.backends.python.microbatch import ProcessMicrobatch
 from worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, auto_complete
 from worker.backends.python.supervisor import ProcessLimits, ProcessSupervisor, SupervisedInstance
-from worker.devices.gpus import WorkerDevices
+from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
 
 logger = logging.getLogger("weir.worker")
 
@@ -49,9 +49,14 @@ class PythonBackend:
         self._code = code
 
     def availability(self, devices: WorkerDevices) -> Availability:
-        """Python models run on every machine."""
+        """Python models run on every machine, and use a GPU by libraries of their own."""
         formats = ("model.py",) if self._code is None else ()
-        return Availability(("KIND_CPU", "KIND_GPU", "KIND_MODEL"), formats, platform.python_version())
+        version = platform.python_version()
+        if not devices.host_gpus:
+            return Availability(("KIND_CPU", "KIND_MODEL"), formats, version)
+        if not has_cuda_bindings():
+            return Availability(("KIND_CPU", "KIND_MODEL"), formats, version, (f"KIND_GPU: {NO_CUDA_BINDINGS}",))
+        return Availability(("KIND_CPU", "KIND_GPU", "KIND_MODEL"), formats, version)
 
     def describe(self, model: ModelVersion) -> ModelConfig | None:
         """The configuration as the model's `auto_complete_config` completes it."""

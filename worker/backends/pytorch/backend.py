@@ -41,7 +41,7 @@ from worker.backends.pytorch.programs import (
 from worker.backends.pytorch.runner import TorchCall, TorchRunner
 from worker.backends.pytorch.signature import check_strings, input_places, output_places
 from worker.backends.pytorch.tensors import TensorConverter
-from worker.devices.gpus import WorkerDevices
+from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
 from worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
 
 logger = logging.getLogger("weir.worker")
@@ -64,6 +64,8 @@ class PyTorchBackend:
             problems = (f"torch {version} is built without CUDA, so it can't run on GPUs",)
         elif not devices.host_gpus:
             problems = ("this machine has no GPU",)
+        elif not has_cuda_bindings():
+            problems = (f"KIND_GPU: {NO_CUDA_BINDINGS}",)
         else:
             runs_on += ("KIND_GPU",)
         return Availability(runs_on, formats, version, problems)

@@ -27,7 +27,7 @@ from worker.backend_api.interface import (
     installed_version,
 )
 from worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
-from worker.devices.gpus import WorkerDevices, find_gpus
+from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, find_gpus, has_cuda_bindings
 from worker.execution.batch_tensors import TensorDeclarations
 
 logger = logging.getLogger("weir.tensorrt")
@@ -50,6 +50,8 @@ class TensorRtBackend:
             return Availability(
                 (), _FORMATS, installed_version(*_PACKAGES), ("it runs on GPUs only, and this machine has none",)
             )
+        if not has_cuda_bindings():
+            return Availability((), _FORMATS, installed_version(*_PACKAGES), (NO_CUDA_BINDINGS,))
         return Availability(("KIND_GPU",), _FORMATS, installed_version(*_PACKAGES))
 
     def describe(self, model: ModelVersion) -> DescribedModel | None:

@@ -49,6 +49,18 @@ def test_no_model_is_loaded_beyond_the_limit() -> None:
         pass
 
 
+def test_without_cuda_bindings_memory_is_not_measured_and_a_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.devices.gpus.has_cuda_bindings", lambda: False)
+    with GpuMemory().loading("net", [0]) as taken:
+        pass
+    assert taken == {}
+    message = "limit of GPU 0 can't be checked: the cuda-bindings package is not installed"
+    with pytest.raises(WeirError, match=message), GpuMemory({0: 0.5}).loading("net", [0]):
+        pass
+    with GpuMemory({1: 0.5}).loading("net", [0]):
+        pass
+
+
 def test_a_worker_runs_the_instances_of_its_gpu() -> None:
     groups = [
         InstanceGroup(name="gpu", kind="KIND_GPU", count=2, gpus=[0, 1]),

@@ -375,9 +375,12 @@ def test_availability(
     problem: str,
 ) -> None:
     monkeypatch.setattr(backend_module, "installation", lambda: found)
+    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: True)
     availability = OnnxRuntimeBackend().availability(devices)
     assert availability.runs_on == runs_on
     assert (problem in "".join(availability.problems)) if problem else not availability.problems
+    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: False)
+    assert "KIND_GPU" not in OnnxRuntimeBackend().availability(devices).runs_on
 
 
 def test_the_fake_punishes_what_the_real_thing_would(gpu: FakeGpu, stream: FakeStream) -> None:

@@ -155,6 +155,9 @@ def test_availability_is_determined_without_an_import(monkeypatch: pytest.Monkey
         ("torch 2.13.0 is built without CUDA, so it can't run on GPUs",),
     )
     monkeypatch.setattr(pytorch_library, "built_for_cuda", lambda: "13.0")
+    monkeypatch.setattr(pytorch_backend, "has_cuda_bindings", lambda: False)
+    assert "install weir-serve[cuda]" in backend.availability(gpu).problems[0]
+    monkeypatch.setattr(pytorch_backend, "has_cuda_bindings", lambda: True)
     assert backend.availability(gpu).runs_on == ("KIND_CPU", "KIND_MODEL", "KIND_GPU")
     assert backend.availability(WorkerDevices()).problems == ("this machine has no GPU",)
     monkeypatch.setattr(pytorch_backend, "installed_version", lambda package: "")

@@ -13,9 +13,10 @@ from tests.support.fakes import tensorrt_module as fake_tensorrt
 from tests.support.fakes.tensorrt_module import Memory, Stream, plan
 from worker.backend_api.config_support import check_supported
 from worker.backend_api.interface import DeviceTensor, InstanceDevice, ModelVersion
+from worker.backends.tensorrt import backend as backend_module
 from worker.backends.tensorrt.backend import NOT_INSTALLED, TensorRtBackend
 from worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
-from worker.devices.gpus import CPU_ONLY, WorkerDevices
+from worker.devices.gpus import CPU_ONLY, NO_CUDA_BINDINGS, WorkerDevices
 
 LOGGER = SimpleNamespace(log=lambda severity, message: None)
 
@@ -123,6 +124,9 @@ def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
     monkeypatch.setattr(fake_tensorrt, "__spec__", SimpleNamespace())
     assert backend.availability(CPU_ONLY).runs_on == ()
+    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: False)
+    assert backend.availability(WorkerDevices((0,), (0,))) == ((), ("model.plan",), "", (NO_CUDA_BINDINGS,))
+    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: True)
     assert backend.availability(WorkerDevices((0,), (0,))).runs_on == ("KIND_GPU",)
 
 
