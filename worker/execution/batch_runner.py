@@ -45,6 +45,7 @@ from worker.execution.invocation import ModelInvoker
 from worker.execution.response_writer import pack_rows, packing_failed
 from worker.execution.running_batch import RunningBatch, trace_timestamps
 from worker.execution.sequences import SequenceControls, is_padding, pad_rows, restorable
+from worker.execution.shared_memory import InputBuffers
 from worker.execution.statistics import BatchRun, ModelStatistics, record_batch, record_microbatch
 
 logger = logging.getLogger("weir.worker")
@@ -59,6 +60,7 @@ class StartedBatch:
     `requests` are those that run, at these `positions` of the batch and with these `sizes` in rows. `results` has a result
     for each entry that does not run. Entries at the positions in `padding` only fill the batch. `first` are messages that
     are sent before the responses. `outcomes` are the outcomes of the requests, or the handle by which to wait for them.
+    `content` is what the requests have in clients' memory, copied; it is valid until `finish` returns.
     """
 
     running: RunningBatch
@@ -70,6 +72,7 @@ class StartedBatch:
     results: list[Result | None]
     first: list[Outgoing]
     outcomes: Sequence[Result | None] | ExecutionHandle
+    content: InputBuffers | None = None
 
     @property
     def is_on_device(self) -> bool:
@@ -138,10 +141,19 @@ class BatchRunner:
                 raise
             except InstanceDied as death:
                 return self._lost(running, execution, death)
-        return StartedBatch(running, execution, positions, requests, sizes, padding, results, first, outcomes)
+        content = self._shared_memory.content
+        return StartedBatch(running, execution, positions, requests, sizes, padding, results, first, outcomes, content)
 
     def run_microbatch(self, instance: MicrobatchInstance, running: RunningBatch) -> BatchUpdate | None:
         """Has the instance run the requests one after another; returns as `finish`."""
+        try:
+            return self._run_microbatch(instance, running)
+        finally:
+            content = self._shared_memory.content
+            if content is not None:
+                self._shared_memory.release(content)
+
+    def _run_microbatch(self, instance: MicrobatchInstance, running: RunningBatch) -> BatchUpdate | None:
         execution = MicrobatchExecution(running, self.streaming, self._reader)
         positions, requests, results = self._decode(running)
         sizes = batch_sizes(requests, self._batching) if requests else []
@@ -185,6 +197,13 @@ class BatchRunner:
 
     def finish(self, instance: Instance, started: StartedBatch) -> BatchUpdate | None:
         """The end of the batch, or None if its responses are, or will be, published one by one. Raises DeviceLost."""
+        try:
+            return self._finish(instance, started)
+        finally:
+            if started.content is not None:
+                self._shared_memory.release(started.content)
+
+    def _finish(self, instance: Instance, started: StartedBatch) -> BatchUpdate | None:
         running, execution, positions, requests = (
             started.running,
             started.execution,

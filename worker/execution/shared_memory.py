@@ -41,19 +41,51 @@ class SharedMemoryAccess(NamedTuple):
     cuda: CudaRegions | None = None
 
 
+class InputBuffers:
+    """The content of clients' memory that one batch has read, in one buffer for each input."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, np.ndarray] = {}
+        self._ends: dict[str, int] = {}  # the bytes in use of each buffer
+
+    def target(self, name: str, size: int) -> memoryview:
+        """Memory for `size` bytes of input `name`, behind what is in use. Raises MemoryError."""
+        start = self._ends.get(name, 0)
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < start + size:
+            # The old buffer keeps what was read into it; the new one is large enough for the next batch of this size.
+            buffer = self._buffers[name] = np.empty(2 * start + size, np.uint8)
+            start = 0
+        self._ends[name] = start + size
+        return buffer.data[start : start + size]
+
+    def clear(self) -> None:
+        """Marks all memory as free, and keeps it for the next batch unless it is very large."""
+        self._ends.clear()
+        self._buffers = {name: one for name, one in self._buffers.items() if len(one) <= _MAX_REUSED_BYTES}
+
+
 class SharedMemoryIO:
-    """Belongs to the instance's thread. Content that it has read is valid until the next batch begins."""
+    """Belongs to the instance's thread. A batch's content is valid until `release`: several batches may be running."""
 
     def __init__(self, access: SharedMemoryAccess) -> None:
         self._access = access
-        self._buffers: dict[str, np.ndarray] = {}
-        self._ends: dict[str, int] = {}  # the used bytes of each buffer in this batch
+        self._free: list[InputBuffers] = []
+        self._current: InputBuffers | None = None
 
     def begin(self) -> None:
-        """Begins a new batch, which reuses the buffers."""
-        if self._ends:
-            self._ends.clear()
-            self._buffers = {name: one for name, one in self._buffers.items() if len(one) <= _MAX_REUSED_BYTES}
+        """Begins a new batch."""
+        self._current = None
+
+    @property
+    def content(self) -> InputBuffers | None:
+        """What the batch that began last has read; None if it has read nothing."""
+        return self._current
+
+    def release(self, content: InputBuffers) -> None:
+        """Lets other batches reuse the memory, once no request of the batch can run (again)."""
+        content.clear()
+        self._free.append(content)
 
     def fetch(self, request: InferRequest, gateway: str) -> None:
         """Replaces references to a client's memory by their content. Raises WeirError for content that can't be read.
@@ -102,17 +134,12 @@ class SharedMemoryIO:
         name, size = tensor.name, ref.size
         if size > MAX_REGION_TENSOR_BYTES:
             raise invalid(f"input '{name}' of {size} bytes is larger than the {MAX_REGION_TENSOR_BYTES} that are read")
-        start = self._ends.get(name, 0)
-        buffer = self._buffers.get(name)
-        if buffer is None or len(buffer) < start + size:
-            # The old buffer keeps what was read into it; the new one is large enough for the next batch of this size.
-            try:
-                buffer = np.empty(2 * start + size, np.uint8)
-            except MemoryError as error:
-                raise unavailable(f"can't allocate the {size} bytes of input '{name}'") from error
-            self._buffers[name] = buffer
-            start = 0
-        target = buffer.data[start : start + size]
+        if self._current is None:
+            self._current = self._free.pop() if self._free else InputBuffers()
+        try:
+            target = self._current.target(name, size)
+        except MemoryError as error:
+            raise unavailable(f"can't allocate the {size} bytes of input '{name}'") from error
         try:
             self._read(ref, target)
         except RegionError as error:
@@ -120,7 +147,6 @@ class SharedMemoryIO:
         if tensor.datatype == "BYTES" and size <= MAX_WALKED_BYTES:  # longer content is checked later
             check_strings(target, element_count(tensor.shape), request.id, name, request.model_name)
         tensor.data = target
-        self._ends[name] = start + size
 
     def _check_access(self, gateway: str) -> None:
         if not self._access.allowed:

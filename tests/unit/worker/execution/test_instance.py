@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import WeirError, internal
 from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
+from schemas.core.tensors import RegionRef, Tensor
 from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
 from schemas.wire.request_body import pack_body
 from tests.support.fakes.cuda_device import OUT, config, doubling, fake_cuda_runtime
@@ -38,6 +40,7 @@ from worker.execution.batch_execution import BatchUpdate
 from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
 from worker.execution.rate_limiter import Needs, rate_limiter_permits
 from worker.execution.running_batch import RunningBatch
+from worker.execution.shared_memory import SharedMemoryAccess
 from worker.execution.statistics import ModelStatistics
 from worker.execution.warmup import warm_up_samples
 
@@ -336,6 +339,46 @@ def test_warm_up_samples_run_one_after_another(device: Scripted) -> None:
     assert [device.next_event() for _ in range(4)] == ["begin 0", "wait 0"] * 2
     assert served.statistics.snapshot()["execution_count"] == 0
     served.instance.stop()
+
+
+def test_a_failed_batch_runs_again_on_its_own_inputs_from_clients_memory(device: Scripted) -> None:
+    path = SHARED_MEMORY_DIRECTORY / f"test_{secrets.token_hex(6)}"
+    path.write_bytes(np.arange(8, dtype=np.float32).tobytes())
+    gateway = new_id("gateway")
+
+    def submit(served: Served, *values: int) -> None:
+        entries = []
+        for value in values:
+            place = RegionRef(path.name, path.stat().st_ino, 4 * value, 4)
+            body = pack_body(InferRequest("m", inputs=[Tensor("IN", "FP32", [1, 1], place)]))
+            entries.append(BatchEntry(gateway, value, 5, body))
+        served.instance.submit(RunningBatch(BatchMessage("scheduler", values[0], "m", 1, 0, entries, ["ack"])))
+
+    served = Served(lambda _: device, shared={"shared_memory": SharedMemoryAccess(True)})
+    try:
+        submit(served, 1, 2)
+        assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+        submit(served, 3)  # waits: the first batch is awaited already
+        submit(served, 4, 5)
+        submit(served, 6, 7)
+        device.done[1].put(None)
+        assert [device.next_event() for _ in range(3)] == ["begin 3", "begin 4", "wait 3"]
+        device.done[3].put(None)
+        assert [device.next_event() for _ in range(2)] == ["begin 6", "wait 4"]
+        device.is_sync = {4, 5}
+        device.done[4].put(internal("broken"))
+        assert [device.next_event() for _ in range(2)] == ["begin 4", "begin 5"], "not those of the batch behind it"
+        assert device.next_event() == "wait 6"
+        device.done[6].put(None)
+        assert [served.left()[2] for _ in range(4)] == [
+            [[[2.0]], [[4.0]]],
+            [[[6.0]]],
+            [[[8.0]], [[10.0]]],
+            [[[12.0]], [[14.0]]],
+        ]
+    finally:
+        served.instance.stop()
+        path.unlink()
 
 
 batches = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 5)), min_size=1, max_size=15)

@@ -61,7 +61,9 @@ def opened() -> SharedMemoryIO:
 
 
 def fetched(memory: SharedMemoryIO, requests: list[InferRequest]) -> list[InferRequest]:
-    """The requests of a batch that could be read."""
+    """The requests of a batch that could be read, after the end of the batch before."""
+    if memory.content is not None:
+        memory.release(memory.content)
     memory.begin()
     good: list[InferRequest] = []
     for request in requests:
@@ -115,6 +117,24 @@ def test_contiguous_rows_are_not_copied_again(make_object: MakeObject) -> None:
         together = contiguous_view([request.inputs[0].data for request in good])  # type: ignore[misc]
         assert (together is None) == (attempt == 0), "the first batch tells how much room such batches need"
         np.testing.assert_array_equal(join_inputs(good).ravel(), content)
+
+
+def test_batches_that_run_at_once_do_not_share_memory(make_object: MakeObject) -> None:
+    path = make_object(np.arange(4, dtype=np.float32).tobytes())
+    memory = opened()
+    requests, contents = [], []
+    for number in (0, 1):
+        memory.begin()
+        requests.append(reading(place(path, 4 * number, 4), "FP32", 1, 1))
+        memory.fetch(requests[-1], GATEWAY)
+        contents.append(memory.content)
+    assert [join_inputs([request]).tolist() for request in requests] == [[[0.0]], [[1.0]]]
+    for content in contents:
+        assert content is not None
+        memory.release(content)
+    memory.begin()
+    memory.fetch(reading(place(path, 8, 4), "FP32", 1, 1), GATEWAY)
+    assert memory.content in contents
 
 
 def test_strings_fail_alone(make_object: MakeObject) -> None:
