@@ -63,7 +63,7 @@ class ModelVersion:
 
     `calls` serves the requests of the model's own processes to other models, None where they may send none. `settings`
     are those of its backend from the command line (`--backend-config`). A backend reports to `health` which instances
-    can't run for a while.
+    can't run for a while. `own_gpus` are the GPUs on which this worker runs instances.
     """
 
     name: str
@@ -73,6 +73,7 @@ class ModelVersion:
     calls: ProcessCalls | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     health: VersionHealth = field(default_factory=VersionHealth, compare=False)
+    own_gpus: Sequence[int] = ()
 
     @property
     def directory(self) -> Path:
@@ -377,6 +378,9 @@ class DeviceRunner(Protocol):
     `host_inputs` are the inputs that it takes as arrays on the host: strings, and shape tensors. `can_capture`: `enqueue`
     may be recorded as a CUDA graph. For inputs of the same shapes at the same addresses it then enqueues the same work,
     waits for nothing, and has its outputs in memory of `InstanceStream.allocate` or of its own.
+
+    A runner that later calls of `enqueue` change in ways that a recorded graph depends on has a method `for_graph`, which
+    returns a runner of its own for one graph.
     """
 
     host_inputs: Collection[str]

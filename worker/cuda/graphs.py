@@ -15,10 +15,10 @@ import numpy as np
 from schemas.config.model_config import CudaOptimization, GraphSpec, ModelConfig
 from schemas.core.errors import WeirError, invalid
 from schemas.core.tensors import BY_CONFIG_NAME
-from worker.backend_api.interface import DeviceLost, DeviceRunner
+from worker.backend_api.interface import DeviceLost, DeviceRunner, DeviceTensor
 from worker.cuda.buffers import allocate_tensors, size_of
 from worker.cuda.runtime import check_cuda, cuda_runtime
-from worker.cuda.stream import InstanceStreams
+from worker.cuda.stream import CudaStream, InstanceStreams
 from worker.execution.batch_tensors import InputPieces
 
 logger = logging.getLogger("weir.worker")
@@ -26,19 +26,32 @@ logger = logging.getLogger("weir.worker")
 MAX_GRAPHS = 32
 """Graphs of one set of buffers; batches of further shapes run without a graph."""
 
+MAX_GRAPHS_WITH_RUNNERS = 4
+"""The same where each graph has a runner of its own, with the memory that the model needs for its largest batch."""
+
 Shapes = tuple[tuple[str, str, tuple[int, ...]], ...]
 """(name, datatype, shape) of each input, by name."""
 
 
 class RunGraph:
-    """One captured run, with the device memory of its `inputs` and `outputs`."""
+    """One captured run, with the device memory of its `inputs` and `outputs`.
+
+    Where `runner` has a runner for graphs (`DeviceRunner.for_graph`), the graph keeps one, which has run once before.
+    """
 
     def __init__(self, streams: InstanceStreams, runner: DeviceRunner, shapes: Shapes) -> None:
         self._runtime = runtime = cuda_runtime()
         self._executable: Any = None
+        self._own_runner: DeviceRunner | None = None
         compute = self._stream = streams.compute
         self.inputs = allocate_tensors(streams.copy_in, shapes)
+        clear(streams.copy_in, self.inputs)
         streams.copy_in.synchronize()
+        self._own_runner = runner.for_graph() if hasattr(runner, "for_graph") else None
+        if self._own_runner is not None:
+            runner = self._own_runner
+            runner.enqueue(self.inputs)
+            compute.synchronize()
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         # Memory that the run allocates belongs to the graph.
         with compute.allocating_on(streams.copy_in) as self._memory:
@@ -66,6 +79,16 @@ class RunGraph:
     def __del__(self) -> None:
         if self._executable is not None:
             self._runtime.cudaGraphExecDestroy(self._executable)
+        if self._own_runner is not None:
+            self._own_runner.close()
+
+
+def clear(stream: CudaStream, tensors: Mapping[str, DeviceTensor]) -> None:
+    """Enqueues the filling of these tensors with zeros."""
+    runtime = cuda_runtime()
+    for tensor in tensors.values():
+        size = size_of(tensor.datatype, tensor.shape)
+        check_cuda(runtime.cudaMemsetAsync(tensor.pointer, 0, size, stream.handle), "clearing memory")
 
 
 class RunGraphs:
@@ -82,14 +105,13 @@ class RunGraphs:
         self._runner = runner
         self._graphs: dict[Shapes, RunGraph | None] = {}
         self._captures = not prepared_only
+        self._max_graphs = MAX_GRAPHS_WITH_RUNNERS if hasattr(runner, "for_graph") else MAX_GRAPHS
 
     def prepare(self, shapes: Shapes) -> None:
         """Runs the model once with zeros, then captures a graph for these shapes."""
-        runtime, streams = cuda_runtime(), self._streams
+        streams = self._streams
         zeros = allocate_tensors(streams.compute, shapes)
-        for tensor in zeros.values():
-            size = size_of(tensor.datatype, tensor.shape)
-            check_cuda(runtime.cudaMemsetAsync(tensor.pointer, 0, size, streams.compute.handle), "clearing memory")
+        clear(streams.compute, zeros)
         self._runner.enqueue(zeros)
         streams.synchronize()
         self._capture(shapes)
@@ -105,7 +127,7 @@ class RunGraphs:
         shapes = _shapes_in(pieces)
         if shapes in self._graphs:
             self._capture(shapes)
-        elif len(self._graphs) < MAX_GRAPHS:
+        elif len(self._graphs) < self._max_graphs:
             self._graphs[shapes] = None
 
     def _capture(self, shapes: Shapes) -> None:

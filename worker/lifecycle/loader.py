@@ -195,7 +195,8 @@ class ModelLoader:
         described: DescribedModel | ModelConfig | None = None
         if self._policy.auto_complete:
             settings = backends.settings_of(written.backend, kind)
-            model = ModelVersion(found.name, first_version, found.path, written, settings=settings)
+            gpus = self._environment.devices.own_gpus
+            model = ModelVersion(found.name, first_version, found.path, written, settings=settings, own_gpus=gpus)
             described = isolate_if_wanted(backend, model).describe(model)
         if isinstance(described, ModelConfig):
             source, described = replace(source, config=described), None
@@ -246,7 +247,8 @@ class ModelLoader:
             settings = self._backends.settings_of(config.backend, self._backends.kind_of(backend, config))
             health = VersionHealth(partial(self._environment.on_health_change, found.identity))
             calls = self._environment.process_calls
-            model = ModelVersion(found.name, number, found.path, config, calls, settings, health)
+            gpus = self._environment.devices.own_gpus
+            model = ModelVersion(found.name, number, found.path, config, calls, settings, health, gpus)
             if before is not None and not _differ_in_instances_alone(before.model.config, config):
                 before = None
             if before is not None:  # instances that are taken over report to the health that they know

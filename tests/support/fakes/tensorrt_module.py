@@ -25,6 +25,15 @@ ExecutionContextAllocationStrategy = enum.Enum(
 _NUMPY = {"FLOAT": np.float32, "INT32": np.int32, "INT64": np.int64, "HALF": np.float16}
 
 
+registrations = []
+"""(logger, namespace) of each registration of plugins."""
+
+
+def init_libnvinfer_plugins(logger, namespace):
+    registrations.append((logger, namespace))
+    return True
+
+
 class ILogger:
     def __init__(self):
         pass
@@ -42,6 +51,9 @@ class Runtime:
 
     def deserialize_cuda_engine(self, plan):
         try:
+            if json.loads(plan).get("has_plugins") and not registrations:
+                self.logger.log(SimpleNamespace(name="ERROR"), "no creator of the plugin is registered")
+                return None
             return Engine(json.loads(plan), self.engine_host_code_allowed)
         except ValueError:
             self.logger.log(SimpleNamespace(name="ERROR"), "the plan has no magic number")
@@ -70,6 +82,10 @@ class Engine:
 
     def get_tensor_location(self, name):
         return TensorLocation[self._by_name[name].get("location", "DEVICE")]
+
+    def get_tensor_format_desc(self, name, profile):
+        assert profile < self.num_optimization_profiles
+        return self._by_name[name].get("format", "Row major linear FP32 format (kLINEAR)")
 
     def get_tensor_profile_shape(self, name, index):
         return [tuple(shape) for shape in self.plan["profiles"][index][name]]

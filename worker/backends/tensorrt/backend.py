@@ -8,6 +8,7 @@ inference calls are the same.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import logging
@@ -17,7 +18,7 @@ from typing import Any
 from repository.completion import DescribedModel
 from repository.paths import path_inside
 from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, invalid
+from schemas.core.errors import ErrorCode, WeirError, internal, invalid
 from worker.backend_api.interface import (
     Availability,
     Instance,
@@ -55,8 +56,9 @@ class TensorRtBackend:
         return Availability(("KIND_GPU",), _FORMATS, installed_version(*_PACKAGES))
 
     def describe(self, model: ModelVersion) -> DescribedModel | None:
-        """The inputs and outputs of the engine; a variable dimension is -1."""
-        return _Engines(model).on(0).described()
+        """The inputs and outputs of the engine on the worker's first GPU; a variable dimension is -1."""
+        gpu = model.own_gpus[0] if model.own_gpus else 0
+        return _Engines(model).on(gpu).described()
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Prepares a version; the first instance on each GPU deserializes the engine."""
@@ -126,7 +128,9 @@ class _Engines:
                 _load_plugins(settings.get("plugins", ""))
                 compatible = settings.get("version-compatible", "").lower() == "true"
                 plan = _plan(self._model, capability)
-                engine = self._engines[gpu] = TensorRtEngine(trt, plan, _log(trt), compatible)
+                logger = _logger(trt)
+                _register_plugins(trt, logger)
+                engine = self._engines[gpu] = TensorRtEngine(trt, plan, logger, compatible)
             return engine
 
     def close(self) -> None:
@@ -182,8 +186,23 @@ def _load_plugins(paths: str) -> None:
             _plugins.add(path)
 
 
-def _log(trt: Any) -> Any:
-    """A logger that writes TensorRT's messages to the worker's log."""
+@functools.cache
+def _register_plugins(trt: Any, logger: Any) -> None:
+    """Registers the plugins that are part of TensorRT, once in the process: engines that use them can't be read before.
+
+    The lean runtime has none.
+    """
+    register = getattr(trt, "init_libnvinfer_plugins", None)
+    if register is not None and not register(logger, ""):
+        raise internal("TensorRT could not register its plugins, see the worker's log")
+
+
+@functools.cache
+def _logger(trt: Any) -> Any:
+    """The process's logger, which writes TensorRT's messages to the worker's log.
+
+    TensorRT keeps a pointer to the first logger it gets, and uses it for all engines.
+    """
     levels = {"INTERNAL_ERROR": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}
 
     class Log(trt.ILogger):  # type: ignore[misc]

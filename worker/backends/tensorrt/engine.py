@@ -96,6 +96,17 @@ class TensorRtEngine:
                 found[tensor.name] = ShapeRange(*(tuple(shape) for shape in shapes))
         return found
 
+    def check_formats(self, profile: int) -> None:
+        """Raises WeirError if a tensor is not laid out row by row in this profile, as the tensors of requests are."""
+        for tensor in self.tensors:
+            # The lean runtime's bindings have no class for the formats themselves.
+            layout = self._engine.get_tensor_format_desc(tensor.name, profile)
+            if "(kLINEAR)" not in layout:
+                raise invalid(
+                    f"tensor '{tensor.name}' has TensorRT's format \"{layout}\", which requests can't contain: build the "
+                    "engine with format LINEAR for its inputs and outputs"
+                )
+
     def create_context(self, strategy: str) -> Any:
         """A context for one instance; `strategy` is `execution_context_allocation_strategy`, "" for the default."""
         strategies = self.trt.ExecutionContextAllocationStrategy
@@ -206,9 +217,12 @@ class TensorRtRunner:
         self._stream = stream
         self._names = outputs
         self._model = model
+        self._options = options
         self._ranges = {
             number: engine.ranges(number) for number in profile_numbers(options.profiles, engine.profile_count, model)
         }
+        for number in self._ranges:
+            engine.check_formats(number)
         self._profile: int | None = None
         self._context = engine.create_context(options.allocation_strategy)
         self._inputs = {tensor.name: tensor for tensor in engine.inputs}
@@ -244,6 +258,13 @@ class TensorRtRunner:
         kept.extend(produced.values())
         self._kept.append(kept)
         return [produced[name] for name in self._names]
+
+    def for_graph(self) -> TensorRtRunner:
+        """A runner with a context of its own: a graph must not run after its context was given other shapes.
+
+        Source: "CUDA Graphs" in TensorRT's developer guide.
+        """
+        return TensorRtRunner(self._engine, self._stream, self._names, self._model, self._options)
 
     def close(self) -> None:
         """Releases the context."""

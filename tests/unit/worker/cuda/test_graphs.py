@@ -24,6 +24,7 @@ from tests.support.fakes.cuda_device import (
 )
 from worker.backend_api.interface import DeviceLost
 from worker.cuda.device_instance import DeviceInstance
+from worker.cuda.graphs import MAX_GRAPHS_WITH_RUNNERS
 
 GRAPHS = {"cuda": {"graphs": True, "output_copy_stream": True}}
 
@@ -150,6 +151,49 @@ def test_what_can_t_be_captured_runs_without_graphs(
     warnings = {record.getMessage() for record in caplog.records}
     assert warnings == {f"model 'm' runs without CUDA graphs: {message}"}
     assert model.counts[1] == 0
+
+
+class WithContext(KernelRunner):
+    """Its kernels use the shape that it was given last, as an execution context of TensorRT does, also in graphs."""
+
+    closed = 0
+
+    def __init__(self, cuda: Any, stream: Any, *more: Any) -> None:
+        self.shape: tuple[int, ...] = ()
+        self._opened = (cuda, stream, more)
+        super().__init__(cuda, stream, self._doubled, lambda inputs: [("FP32", tuple(inputs["IN"].shape))])
+
+    def _doubled(self, arrays: Any) -> list[np.ndarray]:
+        values_of_in = arrays["IN"]
+        return [values_of_in * 2 + 1 if values_of_in.shape == self.shape else np.full_like(values_of_in, np.nan)]
+
+    def enqueue(self, inputs: Any) -> Any:
+        self.shape = tuple(inputs["IN"].shape)
+        return super().enqueue(inputs)
+
+    def for_graph(self) -> WithContext:
+        cuda, stream, more = self._opened
+        return WithContext(cuda, stream, *more)
+
+    def close(self) -> None:
+        super().close()
+        WithContext.closed += 1
+
+
+def test_a_graph_does_not_depend_on_shapes_that_run_after_its_capture(cuda: Any) -> None:
+    model = Model(cuda, config(optimization=GRAPHS), WithContext)
+    for _ in range(4):
+        model.doubles(1)
+    model.doubles(1, 2, 3)
+    for _ in range(4):
+        model.doubles(5)
+    assert model.counts[1] == 4
+    for width in range(2, 12):  # no more graphs than there may be runners for them
+        for _ in range(6):
+            model.doubles(*range(width))
+    closed = WithContext.closed
+    model.instance.close()
+    assert WithContext.closed - closed == 2 * MAX_GRAPHS_WITH_RUNNERS + 1
 
 
 def test_a_model_with_strings_runs_without_graphs(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -118,6 +118,49 @@ def test_failures_of_the_engine_are_errors() -> None:
         runner_for(plan()).enqueue({"IN": on_device(rows(1)), "X": on_device(rows(1))})
 
 
+def test_tensors_that_are_not_linear_are_rejected() -> None:
+    tensors = [
+        {"name": "IN", "mode": "INPUT", "dtype": "HALF", "shape": [-1, 4], "format": "Two wide channel FP16 (kCHW2)"},
+        {"name": "OUT", "mode": "OUTPUT", "dtype": "HALF", "shape": [-1, 4]},
+    ]
+    with pytest.raises(
+        WeirError, match=r"tensor 'IN' has TensorRT's format \"Two wide channel FP16 \(kCHW2\)\", which"
+    ):
+        runner_for(plan(tensors=tensors))
+
+
+def test_the_runner_of_a_graph_has_a_context_of_its_own() -> None:
+    fake_tensorrt.contexts.clear()
+    runner = runner_for(plan())
+    graph = runner.for_graph()
+    graph.enqueue({"IN": on_device(rows(2))})
+    runner.enqueue({"IN": on_device(rows(5))})
+    assert [context.shapes for context in fake_tensorrt.contexts] == [{"IN": (5, 4)}, {"IN": (2, 4)}]
+    graph.close()
+    (out,) = runner.enqueue({"IN": on_device(rows(3))})
+    np.testing.assert_array_equal(to_host(out), rows(3) * 2)
+
+
+def test_engines_share_a_logger_and_find_the_plugins_of_tensorrt(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
+    monkeypatch.setattr(fake_tensorrt, "__spec__", SimpleNamespace())
+    monkeypatch.setattr(backend_module, "_capability", lambda gpu: "9.0")
+    selected: list[int] = []
+    monkeypatch.setattr(backend_module, "_set_device", selected.append)
+    fake_tensorrt.registrations.clear()
+    backend_module._logger.cache_clear()
+    backend_module._register_plugins.cache_clear()
+    for version in (1, 2):
+        (tmp_path / str(version)).mkdir()
+        (tmp_path / str(version) / "model.plan").write_bytes(plan(has_plugins=True))
+        config = ModelConfig(name="net", backend="tensorrt")
+        described = TensorRtBackend().describe(ModelVersion("net", version, tmp_path, config, own_gpus=(3,)))
+        assert described is not None
+    assert selected == [3, 3], "the GPU of the worker"
+    assert [namespace for _, namespace in fake_tensorrt.registrations] == [""]
+    assert fake_tensorrt.registrations[0][0] is backend_module._logger(fake_tensorrt)
+
+
 def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = TensorRtBackend()
     assert backend.availability(CPU_ONLY).problems == (NOT_INSTALLED,)
