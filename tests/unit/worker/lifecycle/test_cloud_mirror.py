@@ -138,7 +138,8 @@ async def test_memory_is_bounded_and_the_smallest_models_come_first(tmp_path: Pa
     assert next(iter(mirror.pending())) == "tiny"
     await asyncio.gather(*(mirror.refresh(name, looks=False) for name in mirror.pending()))
     assert store.most_in_flight <= downloads.RANGES_AT_A_TIME
-    assert store.reads[0] == ("tiny/1/x", 0)
+    # Threads that begin together may read in any order.
+    assert ("tiny/1/x", 0) in store.reads[: downloads.RANGES_AT_A_TIME]
     assert mirror.pending() == {}
 
 
