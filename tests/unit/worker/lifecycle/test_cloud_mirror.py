@@ -138,8 +138,9 @@ async def test_memory_is_bounded_and_the_smallest_models_come_first(tmp_path: Pa
     assert next(iter(mirror.pending())) == "tiny"
     await asyncio.gather(*(mirror.refresh(name, looks=False) for name in mirror.pending()))
     assert store.most_in_flight <= downloads.RANGES_AT_A_TIME
-    # Threads that begin together may read in any order.
-    assert ("tiny/1/x", 0) in store.reads[: downloads.RANGES_AT_A_TIME]
+    # Files that are admitted together are read in any order.
+    before = {path for path, _ in store.reads[: store.reads.index(("tiny/1/x", 0))]}
+    assert len(before) < downloads.FILES_AT_A_TIME
     assert mirror.pending() == {}
 
 
