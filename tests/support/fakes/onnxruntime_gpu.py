@@ -6,7 +6,6 @@ they are waited for. Mistakes that rarely show on a real GPU therefore fail at o
 - an address that is wrong or freed causes "CUDA failure 700", and every later run fails too
 - an output that is read before its stream was waited for is full of 0xAA bytes
 - a session that can't have its provider is silently opened on the CPU (`falls_back`)
-- a captured graph reads and writes at the addresses of its capture, whatever is bound later
 - a binding that is run again writes into the outputs of its previous run
 - outputs on the host of a run that does not wait for the device are full of 0xAA bytes
 
@@ -94,15 +93,6 @@ class FakeStream:
 
     def allocate(self, size_bytes: int) -> FakeMemory:
         return FakeMemory(self, size_bytes)
-
-    def copy(self, target: int, source: int, size: int, handle: int) -> None:
-        assert handle == self.handle
-        gpu = self.gpu
-
-        def move() -> None:
-            gpu.at(target, size)[:] = gpu.at(source, size)
-
-        self.work.append(move)
 
     def synchronize(self) -> None:
         while self.work:
@@ -199,15 +189,8 @@ class FakeBinding:
             raise Exception(f"[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Unexpected input data type for '{name}'")
         self.inputs[name] = (device_type, device_id, element_type, tuple(shape), buffer_ptr)
 
-    def bind_ortvalue_input(self, name: str, ortvalue: FakeOrtValue) -> None:
-        number = NUMBERS[ortvalue.data_type()]
-        self.inputs[name] = ("cuda", 0, number, tuple(ortvalue.shape()), ortvalue.data_ptr())
-
     def bind_output(self, name: str, device_type: str = "cpu", device_id: int = 0) -> None:
         self.outputs[name] = (device_type, device_id)
-
-    def bind_ortvalue_output(self, name: str, ortvalue: FakeOrtValue) -> None:
-        self.outputs[name] = ortvalue
 
     def get_outputs(self) -> list[FakeOrtValue]:
         return list(self.outputs.values())
@@ -229,9 +212,7 @@ class FakeSession:
             names, self.cuda = ["CPUExecutionProvider"], None
         self._providers = names
         self.network = ort.network
-        self.graphs: dict[str, Any] = {}
         self.run_entries: dict[str, str] = {}
-        self.replays = 0
         ort.sessions.append(self)
 
     def get_providers(self) -> list[str]:
@@ -267,12 +248,8 @@ class FakeSession:
         assert self.cuda is not None
         entries = run_options.entries if run_options is not None else {}
         stream = self.ort.gpu.stream(int(self.cuda["user_compute_stream"]))
-        graph_id = entries.get("gpu_graph_id", "0") if self.cuda.get("enable_cuda_graph") == "1" else "-1"
+        assert "enable_cuda_graph" not in self.cuda, "a capture would break allocations of other threads"
         inputs, outputs = dict(binding.inputs), self._outputs(binding, stream)
-        if graph_id != "-1":
-            assert all(isinstance(value, FakeOrtValue) for value in binding.outputs.values()), "a graph needs addresses"
-            self.replays += graph_id in self.graphs
-            inputs, outputs = self.graphs.setdefault(graph_id, (inputs, outputs))
         waits = entries.get("disable_synchronize_execution_providers") != "1"
         stream.work.append(lambda: self._compute(inputs, outputs, waits))
         if waits:
@@ -327,7 +304,6 @@ class FakeOnnxRuntime:
         self.sessions: list[FakeSession] = []
         self.preloads = 0
         self.output_shape: Callable[[dict[str, Any]], Sequence[int]] = lambda shapes: shapes["IN"]
-        self.OrtValue = SimpleNamespace(ortvalue_from_shape_and_type=self._value)
         self.SessionOptions = FakeSessionOptions
         self.RunOptions = FakeRunOptions
         self.GraphOptimizationLevel = SimpleNamespace(
@@ -353,6 +329,3 @@ class FakeOnnxRuntime:
         import ctypes
 
         return np.frombuffer((ctypes.c_uint8 * size).from_address(pointer), np.uint8)
-
-    def _value(self, shape: list[int], element_type: int, device_type: str, device_id: int) -> FakeOrtValue:
-        return FakeOrtValue(self, shape, element_type, device_type)

@@ -22,7 +22,7 @@ from schemas.core.errors import WeirError, invalid
 from worker.backend_api.interface import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
 from worker.backends.array import ArrayInstance, ArrayRunner
 from worker.backends.onnxruntime.gpu_runner import open_device_runner
-from worker.backends.onnxruntime.options import CPU, OnnxOptions, cpu_providers, gpu_providers, without_graphs
+from worker.backends.onnxruntime.options import CPU, OnnxOptions, cpu_providers, gpu_providers
 from worker.backends.onnxruntime.session import (
     NO_CUDA,
     NOT_INSTALLED,
@@ -120,7 +120,6 @@ class _OnnxModel:
         def open_runner(stream: Any) -> Any:
             return open_device_runner(self._library, self._model, self._options, self._names, stream)
 
-        config = without_graphs(config)
         instance: Instance = DeviceInstance(open_runner, device, config, self._outputs, self._states)
         return instance
 

@@ -12,6 +12,7 @@ reads in place of the accelerator `cuda`.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from repository.paths import path_inside
 from schemas.config.model_config import Accelerator, ExecutionAccelerators, ModelConfig
 from schemas.core.errors import internal, invalid, unavailable
 from worker.backend_api.interface import ModelVersion
+
+logger = logging.getLogger("weir.worker")
 
 ENTRY_PREFIXES = ("session.", "optimization.", "ep.")
 """Parameters with these prefixes are entries of ONNX Runtime's session configuration."""
@@ -251,6 +254,9 @@ NO_TENSORRT = (
     "and TensorRT 11 is what is installed with Weir"
 )
 
+NO_GRAPHS = "while ONNX Runtime captures one, CUDA refuses allocations of all threads, so other models would fail"
+"""Why `enable_cuda_graph` is never passed on: ONNX Runtime captures in cudaStreamCaptureModeGlobal."""
+
 _FLAGS = {
     "cudnn_conv1d_pad_to_nc1d",
     "cudnn_conv_use_max_workspace",
@@ -316,23 +322,9 @@ def cuda_options(config: ModelConfig) -> dict[str, str]:
             if not 0 <= number < len(choices):
                 raise invalid(f"unsupported {key} value '{number}' is requested")
             options[key] = choices[number]
-    if config.optimization and config.optimization.cuda and config.optimization.cuda.graphs:
-        options["enable_cuda_graph"] = "1"
+    if options.pop("enable_cuda_graph", "0") == "1":
+        logger.warning("model '%s' runs without CUDA graphs: %s", config.name, NO_GRAPHS)
     return options
-
-
-def captures_graphs(config: ModelConfig) -> bool:
-    """Whether ONNX Runtime captures runs on a GPU as CUDA graphs."""
-    return cuda_options(config).get("enable_cuda_graph") == "1"
-
-
-def without_graphs(config: ModelConfig) -> ModelConfig:
-    """The configuration without `cuda.graphs`: ONNX Runtime captures graphs itself, so the instance must not."""
-    optimization = config.optimization
-    if optimization is None or optimization.cuda is None or not optimization.cuda.graphs:
-        return config
-    cuda = optimization.cuda.replace(graphs=False)
-    return config.replace(optimization=optimization.replace(cuda=cuda))
 
 
 def _cuda_option(key: str, value: str) -> str:

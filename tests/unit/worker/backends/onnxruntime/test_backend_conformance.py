@@ -48,11 +48,8 @@ binding_type, session_type = onnxruntime.IOBinding, onnxruntime.InferenceSession
 seen["arguments"] = {
     "bind_input": arguments(binding_type.bind_input),
     "bind_output": arguments(binding_type.bind_output),
-    "bind_ortvalue_input": arguments(binding_type.bind_ortvalue_input),
-    "bind_ortvalue_output": arguments(binding_type.bind_ortvalue_output),
     "get_outputs": arguments(binding_type.get_outputs),
     "run_with_iobinding": arguments(session_type.run_with_iobinding),
-    "ortvalue_from_shape_and_type": arguments(onnxruntime.OrtValue.ortvalue_from_shape_and_type),
     "preload_dlls": arguments(onnxruntime.preload_dlls),
 }
 values = onnxruntime.OrtValue
@@ -76,7 +73,7 @@ texts = version(root / "texts", model=graph("Cast", to=TensorProto.STRING))
 session_of_texts = open_session(onnxruntime, texts, options, [("CPUExecutionProvider", {})])
 (output,) = OnnxDeviceRunner(session_of_texts, ["OUT"], 0, run_options).enqueue({"IN": np.full((1, 2), 3, np.float32)})
 assert output.tolist() == [["3", "3"]]
-for key, value in (("disable_synchronize_execution_providers", "1"), ("gpu_graph_id", "-1"), (SHRINKAGE, "cpu:0")):
+for key, value in (("disable_synchronize_execution_providers", "1"), (SHRINKAGE, "cpu:0")):
     run_options.add_run_config_entry(key, value)
     assert run_options.get_run_config_entry(key) == value
 
@@ -88,12 +85,6 @@ binding.bind_output("OUT", "cpu", 0)
 session.run_with_iobinding(binding, run_options)
 (value,) = binding.get_outputs()
 assert (value.numpy() == wanted).all() and value.data_type() == "tensor(float)" and value.shape() == [2, 3]
-given, taken = (values.ortvalue_from_shape_and_type([2, 3], 1, "cpu", 0) for _ in range(2))
-binding = session.io_binding()
-binding.bind_ortvalue_input("IN", given)
-binding.bind_ortvalue_output("OUT", taken)
-session.run_with_iobinding(binding, run_options)
-assert taken.data_ptr() == binding.get_outputs()[0].data_ptr()
 session.io_binding().bind_output("OUT", "cuda", 0)
 
 # No GPU, no libraries of CUDA: ONNX Runtime makes a session on the CPU, and doesn't raise.
@@ -128,10 +119,8 @@ def test_arguments_match_those_of_the_backend(seen: dict[str, Any]) -> None:
     arguments = seen["arguments"]
     assert arguments["bind_input"] == ["name", "device_type", "device_id", "element_type", "shape", "buffer_ptr"]
     assert arguments["bind_output"][:3] == ["name", "device_type", "device_id"]
-    assert arguments["bind_ortvalue_input"] == arguments["bind_ortvalue_output"] == ["name", "ortvalue"]
     assert arguments["get_outputs"] == []
     assert arguments["run_with_iobinding"] == ["iobinding", "run_options"]
-    assert arguments["ortvalue_from_shape_and_type"][:4] == ["shape", "element_type", "device_type", "device_id"]
     assert "cuda" in arguments["preload_dlls"]
 
 

@@ -15,7 +15,6 @@ from schemas.core.tensors import Tensor
 from tests.support.fakes.onnxruntime_gpu import FakeGpu, FakeOnnxRuntime
 from tests.support.models.onnx_files import version
 from worker.backend_api.interface import InstanceDevice
-from worker.backends.onnxruntime import gpu_runner as onnxruntime_graphs
 from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 
 pytest.importorskip("worker.cuda.device_instance")
@@ -67,14 +66,6 @@ class MadeUpStream:
 def ort(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOnnxRuntime]:
     with fake_cuda_runtime() as runtime:
         fake = FakeOnnxRuntime(MadeUpGpu(runtime))
-
-        def copy_on_device(target: int, source: int, size: int, stream: int) -> None:
-            def move() -> None:
-                fake.gpu.at(target, size)[:] = fake.gpu.at(source, size)
-
-            runtime.launch(stream, move)
-
-        monkeypatch.setattr(onnxruntime_graphs, "copy_on_device", copy_on_device)
         monkeypatch.setitem(sys.modules, "onnxruntime", fake)  # type: ignore[arg-type]
         yield fake
 
@@ -90,7 +81,6 @@ def test_each_request_gets_its_own_rows(
         requests = [InferRequest("net", inputs=[Tensor.from_numpy("IN", array, "FP32")]) for array in arrays]
         for result, array in zip(run(instance, *requests), arrays, strict=True):
             np.testing.assert_array_equal(result.outputs[0].to_numpy(), -array)
-    session = ort.sessions[-1]
-    assert session.replays == (4 if more else 0)
     instance.close()
-    assert not caplog.records, "whoever records graphs doesn't run without"
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == (["model 'net' runs without CUDA graphs: its backend can't be captured"] if more else [])

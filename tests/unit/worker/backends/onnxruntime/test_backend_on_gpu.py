@@ -1,4 +1,4 @@
-"""ONNX Runtime on a real GPU: on the instance's stream, with tensors that stay on the device, and captured as graphs."""
+"""ONNX Runtime on a real GPU: on the instance's stream, with tensors that stay on the device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 from tests.support.models.onnx_files import output_of, parameters, run_instance, version
 from worker.backend_api.interface import DeviceTensor, InstanceDevice
 from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.onnxruntime.gpu_runner import OnnxGraphRunner, open_device_runner
+from worker.backends.onnxruntime.gpu_runner import open_device_runner
 from worker.backends.onnxruntime.options import OnnxOptions
 from worker.backends.onnxruntime.session import library
 
 pytestmark = pytest.mark.gpu
 
 GROUP = "instance_group [{ kind: KIND_GPU gpus: [0] }]"
-GRAPHS = "optimization { cuda { graphs: true } }"
 
 
 class Memory:
@@ -77,11 +76,9 @@ def stream() -> Iterator[Stream]:
     opened.call("cudaStreamSynchronize", opened.handle)
 
 
-@pytest.mark.parametrize("more", ["", GRAPHS], ids=["plain", "graphs"])
-def test_batches_run_on_the_stream_they_are_given(stream: Stream, tmp_path: Path, more: str) -> None:
-    model = version(tmp_path, GROUP + more)
+def test_batches_run_on_the_stream_they_are_given(stream: Stream, tmp_path: Path) -> None:
+    model = version(tmp_path, GROUP)
     runner = open_device_runner(library(), model, OnnxOptions.of(model), ["OUT"], stream)
-    assert isinstance(runner, OnnxGraphRunner) == bool(more)
     generator = np.random.default_rng(7)
     arrays = [generator.random((rows, 1000), np.float32) for rows in (1, 8, 1, 8, 1, 8, 64)]
     outputs = [runner.enqueue({"IN": stream.put(array)})[0] for array in arrays]

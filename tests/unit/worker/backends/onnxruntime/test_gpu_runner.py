@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU, with fakes of both: streams, addresses, graphs and errors."""
+"""ONNX Runtime on a GPU, with fakes of both: streams, addresses and errors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from tests.support.fakes.onnxruntime_gpu import (
 from tests.support.models.onnx_files import parameters, run_instance, version
 from worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceDevice, ModelVersion
 from worker.backends.onnxruntime import backend as backend_module
-from worker.backends.onnxruntime import gpu_runner
 from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.onnxruntime.gpu_runner import MAX_GRAPHS, OnnxGraphRunner, open_device_runner
+from worker.backends.onnxruntime.gpu_runner import open_device_runner
 from worker.backends.onnxruntime.options import CUDA_OPTIONS, NO_TENSORRT, OnnxOptions
 from worker.backends.onnxruntime.session import Installation
 from worker.devices.gpus import WorkerDevices
@@ -48,10 +47,8 @@ def ort(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeOnnxRuntime:
 
 
 @pytest.fixture
-def stream(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeStream:
-    stream = FakeStream(gpu)
-    monkeypatch.setattr(gpu_runner, "copy_on_device", stream.copy)
-    return stream
+def stream(gpu: FakeGpu) -> FakeStream:
+    return FakeStream(gpu)
 
 
 def opened(ort: FakeOnnxRuntime, model: ModelVersion, stream: FakeStream) -> Any:
@@ -252,48 +249,13 @@ def test_arenas_of_the_gpu_shrink(ort: FakeOnnxRuntime, stream: FakeStream, tmp_
     }
 
 
-def test_a_graph_is_captured_at_the_second_run_of_its_shapes(
-    ort: FakeOnnxRuntime, stream: FakeStream, tmp_path: Path
-) -> None:
-    runner = opened(ort, version(tmp_path, GROUP + GRAPHS), stream)
-    assert isinstance(runner, OnnxGraphRunner)
-    outputs, expected = [], []
-    for number in range(6):
-        for rows in (1, 2):
-            array = np.full((rows, 3), number * 10 + rows, np.float32)
-            outputs += runner.enqueue({"IN": tensor(stream, array)})
-            expected.append(-array)
-    stream.synchronize()
-    for output, array in zip(outputs, expected, strict=True):
-        np.testing.assert_array_equal(read(stream, output), array)
+@pytest.mark.parametrize("more", [GRAPHS, accelerated("cuda", enable_cuda_graph="1")])
+def test_onnx_runtime_captures_no_graphs(ort: FakeOnnxRuntime, stream: FakeStream, tmp_path: Path, more: str) -> None:
+    runner = opened(ort, version(tmp_path, GROUP + more), stream)
+    assert not runner.can_capture
     session = ort.sessions[-1]
     assert session.cuda is not None
-    assert session.cuda["enable_cuda_graph"] == "1"
-    assert (len(session.graphs), session.replays) == (2, 8)
-
-
-def test_the_graphs_of_an_instance_are_bounded(
-    ort: FakeOnnxRuntime, gpu: FakeGpu, stream: FakeStream, tmp_path: Path
-) -> None:
-    runner = opened(ort, version(tmp_path, GROUP + accelerated("cuda", enable_cuda_graph="1")), stream)
-    for _ in range(3):
-        for rows in range(1, MAX_GRAPHS + 5):
-            array = np.full((rows, 3), rows, np.float32)
-            (output,) = runner.enqueue({"IN": tensor(stream, array)})
-            stream.synchronize()
-            np.testing.assert_array_equal(read(stream, output), -array)
-    assert len(ort.sessions[-1].graphs) == MAX_GRAPHS
-    del output
-    runner.close()
-    stream.synchronize()
-    ort.sessions.clear()
-    assert gpu.blocks == {}
-
-
-def test_a_graph_needs_its_inputs_on_the_gpu(ort: FakeOnnxRuntime, stream: FakeStream, tmp_path: Path) -> None:
-    ort.network.inputs[0].place = "Cpu"
-    with pytest.raises(WeirError, match="CUDA graphs need all inputs on the GPU, but these are on the host: IN"):
-        opened(ort, version(tmp_path, GROUP + GRAPHS), stream)
+    assert "enable_cuda_graph" not in session.cuda
 
 
 def test_an_instance_on_a_gpu_opens_its_session_when_it_has_its_stream(
