@@ -48,6 +48,7 @@ from client.responses.delivery import UNEXPECTED, ResponseDispatcher
 from client.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from client.tracing import Tracing
 from client.traffic.counters import ArmKey
+from client.traffic.shadow import ResponsePair
 from client.traffic.split import SHADOW, TrafficSplit
 from runtime.containment import contained
 from runtime.log_limiter import LogLimiter
@@ -339,9 +340,13 @@ class RequestDispatcher:
         version = self._shadow_version(split, request, len(body)) if attachments.lookup is None else 0
         if version:
             attachments = attachments._replace(slots=[SharedSlot(slot, 2) for slot in attachments.slots])
+        pair = None
+        if version and split.compares:
+            pair = split.counters.shadow.pair(split.model, version, request.id, body)
+            on_response = partial(pair.on_live, on_response)
         pending = self._accept(model, request, body, on_response, deadline_ms, attachments)
         if version:
-            self._copy(pending, version, split)
+            self._copy(pending, version, split, pair)
         return pending
 
     def _shadow_version(self, split: TrafficSplit, request: InferRequest, size_bytes: int) -> int:
@@ -351,8 +356,8 @@ class RequestDispatcher:
         return version if has_room else 0
 
     @contained()
-    def _copy(self, pending: PendingRequest, version: int, split: TrafficSplit) -> None:
-        """Has a copy of a submitted request run on `version` in the batch lane, and drops its response.
+    def _copy(self, pending: PendingRequest, version: int, split: TrafficSplit, pair: ResponsePair | None) -> None:
+        """Has a copy of a submitted request run on `version` in the batch lane; its response goes to `pair` alone.
 
         The copy refers to the same body. It leaves after the request, in a frame of its own.
         """
@@ -364,9 +369,10 @@ class RequestDispatcher:
         size_bytes = len(envelope.body)
         self._copies += 1
         self._copied_bytes += size_bytes
-        on_response = partial(
-            _count, split, request, SHADOW, time.monotonic_ns(), partial(self._copy_ended, size_bytes)
-        )
+        ended: OnResponse = partial(self._copy_ended, size_bytes)
+        if pair is not None:
+            ended = partial(pair.on_copy, ended)
+        on_response = partial(_count, split, request, SHADOW, time.monotonic_ns(), ended)
         copied = PendingRequest(
             key, pending.model, request, envelope, on_response, pending.slots, None, pending.queue, is_copy=True
         )

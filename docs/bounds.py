@@ -64,6 +64,11 @@ client.payload_store:FRAME_INLINE_BYTES | bodies inside a frame, where memory is
 client.outbox:MAX_UNACKNOWLEDGED_FRAMES | unacknowledged frames of one model | later requests wait for one
 client.dispatch:BROKER_TIMEOUT_S | wait for an unreachable broker | 503
 client.responses.outputs:MAX_FETCHING_RESPONSES | responses that wait for payloads of other hosts | as if they were lost
+client.traffic.shadow:MAX_OUTPUT_BYTES | outputs of a response that is compared with that of its copy | skipped
+client.traffic.shadow:MAX_HELD_BYTES | outputs of such responses that a gateway holds | skipped
+client.traffic.shadow:MAX_SAMPLE_BYTES | a request that is kept because its copy gave another response | not kept
+client.traffic.shadow:KEPT_SAMPLES | such requests of a version that a gateway keeps | the worst are kept
+bus.streams.shadow_samples:MAX_BYTES | such requests of all gateways | no more are kept
 client.dispatch:MAX_COPIES | copies of requests for shadow traffic in flight in a gateway | no copy is made
 client.dispatch:MAX_COPIED_BYTES | their packed bodies | no copy is made
 client.dispatch:MAX_RERUNS | further runs of a request whose payloads were lost between hosts | 503

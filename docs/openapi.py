@@ -58,6 +58,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("PUT", "{model}/traffic"): Operation("traffic", "Split requests among versions", "TrafficRule", "Traffic"),
     ("DELETE", "{model}/traffic"): Operation("traffic", "Remove the rule that was set", "", "Traffic"),
     ("POST", "{model}/traffic/ramp"): Operation("traffic", "Raise the share of a version by steps", "Ramp", "Traffic"),
+    ("GET", "{model}/traffic/shadow"): Operation(
+        "traffic", "How responses of copies differ from the live ones", "", "ShadowReport"
+    ),
+    ("GET", "{model}/traffic/shadow/{sample}"): Operation(
+        "traffic", "A request whose copy gave another response", "", "ShadowSample"
+    ),
     ("PUT", "{model}/traffic/shadow"): Operation("traffic", "Run copies of requests on a version", "Shadow", "Traffic"),
     ("DELETE", "{model}/traffic/shadow"): Operation("traffic", "Make no more copies", "", "Traffic"),
     ("GET", "{model}/history"): Operation("traffic", "The last changes of the model, newest first", "", "History"),
@@ -251,7 +257,16 @@ SCHEMAS: dict[str, Any] = {
     "IndexRows": _array(_object("name", name=TEXT, version=TEXT, state=TEXT, reason=TEXT)),
     "Load": _object(parameters={**ANY_OBJECT, "description": "`config` (JSON) and `file:<path>` (base64)"}),
     "Unload": _object(parameters=_object(unload_dependents={"type": "boolean"})),
-    "Shadow": _object("version share", version=INTEGER, share=NUMBER),
+    "Shadow": _object("version share", version=INTEGER, share=NUMBER, compare={"type": "boolean"}),
+    "ShadowReport": _object("model versions worst", model=TEXT, versions=_array(ANY_OBJECT), worst=_array(ANY_OBJECT)),
+    "ShadowSample": _object(
+        "request_id at_ms inputs live copy",
+        request_id=TEXT,
+        at_ms=INTEGER,
+        inputs=_array(ANY_OBJECT),
+        live=_array(ANY_OBJECT),
+        copy=_array(ANY_OBJECT),
+    ),
     "Ramp": _object("version over_s", version=INTEGER, to=NUMBER, over_s=NUMBER, abort_if=TEXT),
     "History": _object("model changes", model=TEXT, changes=_array(ANY_OBJECT)),
     "Rollback": _object("model undone", model=TEXT, undone=ANY_OBJECT),

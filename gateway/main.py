@@ -27,6 +27,7 @@ from bus.payloads.fetcher import PayloadFetcher
 from bus.payloads.server import PayloadServer
 from bus.streams.durability import Durability
 from bus.streams.history import ModelHistory
+from bus.streams.shadow_samples import ShadowSamples
 from client.cache.response_cache import ResponseCache
 from client.catalog import Catalog
 from client.dispatch import DispatchOptions, RequestDispatcher
@@ -229,7 +230,8 @@ class _Gateway:
         )
         counters = TrafficCounters()
         totals, records = TrafficTotals(bus, id, counters), TrafficRecords(bus)
-        self._traffic = TrafficControl(self._catalog, records, counters, totals, history, synchronise)
+        samples = ShadowSamples(bus, id)
+        self._traffic = TrafficControl(self._catalog, records, counters, totals, history, samples, synchronise)
         self._history = HistoryControl(history, control, self._traffic, loads, synchronise)
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
@@ -282,7 +284,7 @@ class _Gateway:
         await self._live_settings.start()
         await self._history.start()
         await self._traffic.start()
-        stops.callback(self._traffic.stop)
+        stops.push_async_callback(self._traffic.stop)
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped with the frontends
         await self._readiness.start()

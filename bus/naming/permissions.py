@@ -187,6 +187,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
             ADMIN: ("look", "read", "follow"),
             WORKER: ("read", "follow"),
         },
+        live.SHADOW_STREAM: {GATEWAY: stored, **looks},
         live.HISTORY_STREAM: {GATEWAY: ("make", "read", "follow"), ADMIN: ("look", "read", "follow")},
         live.TRAFFIC_STREAM: {GATEWAY: ("make", "read", "follow"), ADMIN: ("look", "read", "follow")},
         durable.QUEUE_STREAM: {
@@ -228,6 +229,7 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
         (live.KNOWN_MODELS_WRITES, (), (*ROLES, ADMIN)),
         (anything(live.traffic_subject), (GATEWAY,), ()),
         (anything(live.history), (GATEWAY,), ()),
+        (f"$O.{live.SHADOW_STORE}.>", (GATEWAY,), ()),
         (live.TRAFFIC_WRITES, (), (GATEWAY, ADMIN)),
         (durable.lease_subject("*"), (GATEWAY,), ()),
         (durable.secret("*"), (GATEWAY,), ()),

@@ -317,6 +317,12 @@ def traffic_subject(key: str) -> str:
     return f"$KV.{TRAFFIC_BUCKET}.{key}"
 
 
+SHADOW_STORE = "shadow-samples"
+"""The object store of requests whose copies on another version gave other responses."""
+
+SHADOW_STREAM = f"OBJ_{SHADOW_STORE}"
+
+
 HISTORY_STREAM = "HISTORY"
 HISTORY_SUBJECTS = "history.*"
 """The stream of changes of models by clients and ramps."""

@@ -138,7 +138,12 @@ async def list_objects(bus: Bus, store: str) -> dict[str, int]:
 
     Raises NotFoundError where there is no such store, NatsError, OSError or TimeoutError while the broker is away.
     """
-    objects: dict[str, int] = {}
+    return {name: stored_ms for name, (stored_ms, _) in (await describe_objects(bus, store)).items()}
+
+
+async def describe_objects(bus: Bus, store: str) -> dict[str, tuple[int, str]]:
+    """As `list_objects`, with the text that describes each object ("" without one)."""
+    objects: dict[str, tuple[int, str]] = {}
     async for message in bus.jetstream.scan(f"OBJ_{store}", f"$O.{store}.M.>"):
         try:
             description = _description(message.data)
@@ -146,7 +151,8 @@ async def list_objects(bus: Bus, store: str) -> dict[str, int]:
             continue
         name = description.get("name")
         if isinstance(name, str) and not description.get("deleted"):
-            objects[name] = message.stored_ms
+            text = description.get("description")
+            objects[name] = message.stored_ms, text if isinstance(text, str) else ""
     return objects
 
 

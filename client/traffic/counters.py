@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from bus.naming import subjects
 from bus.nats.connection import Bus, Message
+from client.traffic.comparison import ComparisonTotals
+from client.traffic.shadow import ShadowComparisons
 from schemas.wire.codec import MalformedMessage
-from schemas.wire.traffic import ArmRow, TrafficReport
+from schemas.wire.traffic import ArmRow, ComparisonRow, TrafficReport
 from telemetry.instruments import DurationSketch
 
 logger = logging.getLogger("weir.calls")
@@ -54,10 +56,12 @@ class ArmCounters:
 
 
 class TrafficCounters:
-    """The counters of one process. `on_count` is called after each change."""
+    """The counters of one process, and its comparisons (`shadow`). `on_count` is called after each change."""
 
     def __init__(self) -> None:
         self.arms: dict[ArmKey, ArmCounters] = {}
+        self.shadow = ShadowComparisons()
+        self.shadow.on_change = lambda: self.on_count()
         self.on_count: Callable[[], None] = lambda: None
 
     def count(self, key: ArmKey, has_failed: bool, duration_us: int) -> None:
@@ -72,6 +76,10 @@ class TrafficCounters:
         else:
             counters.sketch.add(duration_us)
         self.on_count()
+
+    def comparisons(self) -> list[ComparisonRow]:
+        """The comparisons as they travel."""
+        return [totals.row(*key) for key, totals in self.shadow.totals.items()]
 
     def rows(self) -> list[ArmRow]:
         """The counters as they travel."""
@@ -100,6 +108,7 @@ class TrafficTotals:
     def stop(self) -> None:
         """Publishes the counters for the last time: the other processes keep them in their sums."""
         self._own.on_count = lambda: None
+        self._own.shadow.close()
         if self._timer is not None:
             self._timer.cancel()
             self._publish()
@@ -116,6 +125,14 @@ class TrafficTotals:
         reports = [(self._id, self._own.rows()), *((report.process, report.rows) for report in self._others.values())]
         return ((process, row) for process, rows in reports for row in rows if not model or row.model == model)
 
+    def comparisons(self) -> dict[tuple[str, int], ComparisonTotals]:
+        """The sums of comparisons over all processes, by model and version."""
+        sums: dict[tuple[str, int], ComparisonTotals] = {}
+        reported = (row for report in self._others.values() for row in report.comparisons)
+        for row in (*self._own.comparisons(), *reported):
+            sums.setdefault((row.model, row.version), ComparisonTotals()).add_row(row)
+        return dict(sorted(sums.items()))
+
     def _schedule(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(REPORT_INTERVAL_S, self._publish)
@@ -123,7 +140,9 @@ class TrafficTotals:
     def _publish(self) -> None:
         self._timer = None
         if self._bus.is_connected:
-            self._bus.publish(subjects.TRAFFIC_COUNTERS, TrafficReport(self._id, self._own.rows()).pack())
+            self._bus.publish(
+                subjects.TRAFFIC_COUNTERS, TrafficReport(self._id, self._own.rows(), self._own.comparisons()).pack()
+            )
 
     def _on_report(self, message: Message) -> None:
         try:

@@ -57,6 +57,7 @@ class TrafficSplit:
     ) -> None:
         self._shadow = shadow if shadow is not None and shadow.version in ready else None
         self._shadow_point = 0.0
+        self.compares = self._shadow is not None and self._shadow.compares
         self.model = model
         self.rule = rule
         self.counters = counters

@@ -6,25 +6,32 @@ A change is in effect in all gateways when its client gets the response, and in 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bus.kv.traffic import TrafficRecords
 from bus.streams.history import ModelHistory
+from bus.streams.shadow_samples import SampleInfo, ShadowSamples
 from client.catalog import Catalog
 from client.traffic.counters import TrafficCounters, TrafficTotals
 from client.traffic.ramp import STEPS, ramp_weights, read_conditions
+from client.traffic.shadow import WorstRequest
 from gateway.admin.peers import Synchronise, no_peers
 from schemas.config.traffic import MAX_ARMS, MAX_VERSION, TrafficRule, weights_text
-from schemas.core.errors import invalid
+from schemas.core.errors import ErrorCode, WeirError, invalid
+from schemas.core.tensors import as_array
 from schemas.wire.history import TRAFFIC, ModelChange, TrafficState
-from schemas.wire.traffic import RampState, ShadowRule, TrafficRecord
+from schemas.wire.traffic import OutputRow, RampState, SampleTensor, ShadowRule, TrafficRecord
 
 logger = logging.getLogger("weir.gateway")
 
 
 MAX_RAMP_S = 30 * 86400.0
 """The longest ramp."""
+
+_SHOWN_VALUES = 100
+_MAX_TEXT_LENGTH = 500
 
 
 class RampWish(NamedTuple):
@@ -62,15 +69,17 @@ def read_ramp(document: Any) -> RampWish:
 
 
 def read_shadow(document: Any) -> ShadowRule:
-    """The copies in `{"version": 2, "share": 20}`, `share` in percent. Raises WeirError (INVALID_ARG)."""
-    if not isinstance(document, dict) or document.keys() != {"version", "share"}:
-        raise invalid("invalid shadow: expected a JSON object with version and share")
-    version, share = document["version"], document["share"]
+    """The copies in `{"version": 2, "share": 20, "compare": true}`, `share` in percent. Raises WeirError (INVALID_ARG)."""
+    if not isinstance(document, dict) or document.keys() | {"compare"} != {"version", "share", "compare"}:
+        raise invalid("invalid shadow: expected a JSON object with version, share and, optionally, compare")
+    version, share, compares = document["version"], document["share"], document.get("compare", False)
     if type(version) is not int or not 0 < version <= MAX_VERSION:
         raise invalid("invalid shadow: version must be the number of a version")
     if not _is_number(share) or not 0 < share <= 100:
         raise invalid("invalid shadow: share must be in percent, above 0 and at most 100")
-    return ShadowRule(version, share / 100)
+    if not isinstance(compares, bool):
+        raise invalid("invalid shadow: compare must be true or false")
+    return ShadowRule(version, share / 100, compares)
 
 
 def _is_number(value: Any) -> bool:
@@ -78,7 +87,10 @@ def _is_number(value: Any) -> bool:
 
 
 class TrafficControl:
-    """The traffic rules of one gateway's `catalog`. `totals` are the counters of all callers, `counters` its own."""
+    """The traffic rules of one gateway's `catalog`. `totals` are the counters of all callers, `counters` its own.
+
+    `samples` keeps the requests whose copies gave the most different responses.
+    """
 
     def __init__(  # noqa: PLR0913 - what it reads and writes
         self,
@@ -87,9 +99,12 @@ class TrafficControl:
         counters: TrafficCounters,
         totals: TrafficTotals,
         history: ModelHistory,
+        samples: ShadowSamples,
         synchronise: Synchronise = no_peers,
     ) -> None:
         self._history = history
+        self._samples = samples
+        counters.shadow.on_worst = self._keep
         self._catalog = catalog
         self._records = records
         self.totals = totals
@@ -101,9 +116,10 @@ class TrafficControl:
         await self._records.start()
         await self.totals.start()
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Publishes this gateway's counters for the last time."""
         self.totals.stop()
+        await self._samples.stop()
 
     def show(self, name: str) -> dict[str, Any]:
         """The rule of a model, where it comes from, and the share that each version gets now.
@@ -130,7 +146,11 @@ class TrafficControl:
         if record is not None:
             document |= {"changed_ms": record.changed_ms, "by": record.by}
             if record.shadow is not None:
-                document["shadow"] = {"version": str(record.shadow.version), "share": 100 * record.shadow.share}
+                document["shadow"] = {
+                    "version": str(record.shadow.version),
+                    "share": 100 * record.shadow.share,
+                    "compare": record.shadow.compares,
+                }
             if record.ramp is not None:
                 document["ramp"] = _shown_ramp(record.ramp)
         return document
@@ -200,10 +220,80 @@ class TrafficControl:
         before = self.state(served.name)
         known = self._records.get(served.name)
         await self._write(served.name, rule, by, None if known is None else known.ramp, shadow)
-        note = "no copies" if shadow is None else f"copies of {shadow.share:.4%} run on version {shadow.version}"
+        note = "no copies"
+        if shadow is not None:
+            note = f"copies of {shadow.share:.4%} run on version {shadow.version}"
+            note += " and are compared" if shadow.compares else ""
         logger.info("model %s: %s (asked by %s)", served.name, note, by or "a client")
         await self._record(served.name, by, before, note)
         return self.show(served.name)
+
+    async def report(self, name: str) -> dict[str, Any]:
+        """How the responses of copies differ from those of the live requests, by version, and the worst requests.
+
+        The sums are those of all gateways since they started. Raises WeirError for a model that is not served.
+        """
+        served = self._catalog.resolve(name, "")
+        sums = {version: sums for (model, version), sums in self.totals.comparisons().items() if model == served.name}
+        samples = await self._samples.list(served.name)
+        return {
+            "model": served.name,
+            "versions": [
+                {
+                    "version": str(version),
+                    "compared": found.compared,
+                    "differing": found.differing,
+                    "mismatched": found.mismatched,
+                    "failed": found.failed,
+                    "skipped": found.skipped,
+                    "outputs": {output: _shown_output(row) for output, row in sorted(found.outputs.items())},
+                }
+                for version, found in sums.items()
+            ],
+            "worst": [
+                {
+                    "sample": info.name,
+                    "version": str(info.version),
+                    "difference": info.text,
+                    "request_id": info.request_id,
+                    "at_ms": info.at_ms,
+                }
+                for info in samples
+            ],
+        }
+
+    async def sample(self, name: str, sample: str) -> dict[str, Any]:
+        """One of the worst requests: the first values of its inputs and of both responses.
+
+        Raises WeirError (NOT_FOUND) where there is no such sample.
+        """
+        served = self._catalog.resolve(name, "")
+        found = None
+        if any(info.name == sample for info in await self._samples.list(served.name)):
+            found = await self._samples.read(sample)
+        if found is None:
+            raise WeirError(ErrorCode.NOT_FOUND, f"model '{name}' has no sample '{sample[:200]}'")
+        return {
+            "request_id": found.request_id,
+            "at_ms": found.at_ms,
+            "inputs": [_shown_tensor(tensor) for tensor in found.inputs],
+            "live": [_shown_tensor(tensor) for tensor in found.live],
+            "copy": [_shown_tensor(tensor) for tensor in found.copied],
+        }
+
+    def _keep(self, worst: WorstRequest) -> None:
+        score, difference = worst.difference.score, worst.difference
+        rows = difference.outputs.items()
+        text = difference.mismatch or "; ".join(_difference_text(name, row) for name, row in rows if row.differing)
+        info = SampleInfo(
+            worst.model,
+            worst.version,
+            score if math.isfinite(score) else -1.0,
+            text[:_MAX_TEXT_LENGTH],
+            worst.sample.request_id[:_MAX_TEXT_LENGTH],
+            worst.sample.at_ms,
+        )
+        self._samples.keep(worst.slot, info, worst.sample)
 
     def ramps(self) -> list[tuple[str, RampState]]:
         """The ramps of models, running or not."""
@@ -234,9 +324,16 @@ class TrafficControl:
         logger.info("the traffic rule of model %s is cleared (by %s)", model, by or "a client")
 
     async def _write(
-        self, model: str, rule: TrafficRule, by: str, ramp: RampState | None = None, shadow: ShadowRule | None = None
+        self,
+        model: str,
+        rule: TrafficRule,
+        by: str,
+        ramp: RampState | None = None,
+        shadow: ShadowRule | Literal["as it is"] | None = "as it is",
     ) -> None:
         known = self._records.get(model)
+        if shadow == "as it is":
+            shadow = None if known is None else known.shadow
         revision = max(time.time_ns(), 1 + (0 if known is None else known.revision))
         now_ms = time.time_ns() // 1_000_000
         await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by, ramp, shadow))
@@ -263,6 +360,42 @@ def _shown_ramp(ramp: RampState) -> dict[str, Any]:
         "abort_if": ramp.abort_if,
         "reason": ramp.reason,
     }
+
+
+def _shown_output(row: OutputRow) -> dict[str, Any]:
+    return {
+        "values": row.values,
+        "differing": row.differing,
+        "largest_absolute": _shown_number(row.largest_absolute),
+        "largest_relative": _shown_number(row.largest_relative),
+        "labels": row.labels,
+        "different_labels": row.different_labels,
+    }
+
+
+def _shown_number(value: float) -> float | str:
+    """The number, or its name where JSON has none for it."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _difference_text(name: str, row: OutputRow) -> str:
+    labels = f", {row.different_labels} of {row.labels} labels" if row.different_labels else ""
+    return (
+        f"{name}: {row.differing} of {row.values} values differ by up to {row.largest_absolute:.4g} "
+        f"({row.largest_relative:.3%}){labels}"
+    )
+
+
+def _shown_tensor(tensor: SampleTensor) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    try:
+        values = as_array(tensor.data, tensor.datatype, tensor.shape).ravel()[:_SHOWN_VALUES].tolist()
+    except (ValueError, TypeError, KeyError):
+        return shown | {"size": len(tensor.data)}
+    readable = [
+        value.decode(errors="replace") if isinstance(value, bytes) else _shown_number(value) for value in values
+    ]
+    return shown | {"first_values": readable}
 
 
 def _shown(rule: TrafficRule) -> str:

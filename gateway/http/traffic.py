@@ -47,8 +47,16 @@ def traffic_routes(context: GatewayContext) -> list[Route]:
     async def no_shadow(request: Request) -> Response:
         return json_response(await traffic.shadow(request.path_params["model"], None, author_of(request)))
 
+    async def report(request: Request) -> Response:
+        return json_response(await traffic.report(request.path_params["model"]))
+
+    async def sample(request: Request) -> Response:
+        return json_response(await traffic.sample(request.path_params["model"], request.path_params["sample"]))
+
     return [
         post(_RAMP_PATH, ramp),
+        get(_SHADOW_PATH, report),
+        get(f"{_SHADOW_PATH}/{{sample}}", sample),
         Route(_SHADOW_PATH, shadow, methods=["PUT"]),
         Route(_SHADOW_PATH, no_shadow, methods=["DELETE"]),
         get(_PATH, show),

@@ -125,7 +125,8 @@ class MetricsEndpoint:
             {name: len(self._catalog.workers_of(name)) for name in names},
         )
         if self._traffic is not None:
-            yield from traffic_families(self._traffic.totals.of(), self._traffic.shares(), self._traffic.ramps(), names)
+            traffic, counted = self._traffic, self._traffic.totals
+            yield from traffic_families(counted.of(), counted.comparisons(), traffic.shares(), traffic.ramps(), names)
         yield from gateway_families(dispatched)
         yield from payload_families(self._statistics, dispatched)
         yield refusal_family(dispatched, counters.ledger)

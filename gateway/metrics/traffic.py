@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
+from client.traffic.comparison import ComparisonTotals
 from client.traffic.counters import ArmCounters, ArmKey
 from gateway.metrics.text import Labels, MetricFamily, Sample, counter, gauge, histogram_samples
 from schemas.wire.traffic import DONE, RUNNING, RampState
@@ -14,12 +15,13 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 
 def traffic_families(
     totals: Mapping[ArmKey, ArmCounters],
+    comparisons: Mapping[tuple[str, int], ComparisonTotals],
     shares: Mapping[tuple[str, int], float],
     ramps: Iterable[tuple[str, RampState]],
     served: Mapping[str, Labels],
 ) -> Iterator[MetricFamily]:
-    """`shares` are those of versions now, by model and version; `ramps` those of models, `served` the labels of
-    models by identity.
+    """`comparisons` (with copies) and `shares` (of versions now) are by model and version; `ramps` are those of models,
+    `served` the labels of models by identity.
     """
     rows = [
         ({**served[key.model], "version": str(key.version), "arm": key.arm}, arm)
@@ -42,6 +44,7 @@ def traffic_families(
         "histogram",
         [sample for labels, arm in rows for sample in _histogram(labels, arm)],
     )
+    yield from _comparison_families(comparisons, served)
     yield gauge(
         "weir_version_traffic_share",
         "Share of the requests without a version that the version gets now [0.0 - 1.0]",
@@ -52,6 +55,42 @@ def traffic_families(
         ),
     )
     yield from _ramp_families(ramps, served)
+
+
+def _comparison_families(
+    comparisons: Mapping[tuple[str, int], ComparisonTotals], served: Mapping[str, Labels]
+) -> Iterator[MetricFamily]:
+    rows = [
+        ({**served[model], "version": str(version)}, sums)
+        for (model, version), sums in comparisons.items()
+        if model in served
+    ]
+    yield counter(
+        "weir_shadow_compared_total",
+        "Live requests whose responses were compared with those of their copies on the version",
+        (Sample(labels, sums.compared) for labels, sums in rows),
+    )
+    yield counter(
+        "weir_shadow_differing_total",
+        "Those of them whose responses differ",
+        (Sample(labels, sums.differing) for labels, sums in rows),
+    )
+    outputs = [({**labels, "output": name}, row) for labels, sums in rows for name, row in sums.outputs.items()]
+    yield counter(
+        "weir_shadow_labels_total",
+        "Labels in those responses, by output",
+        (Sample(labels, row.labels) for labels, row in outputs),
+    )
+    yield counter(
+        "weir_shadow_different_labels_total",
+        "Those of them that differ",
+        (Sample(labels, row.different_labels) for labels, row in outputs),
+    )
+    yield gauge(
+        "weir_shadow_largest_relative_difference",
+        "The largest relative difference of a value, by output",
+        (Sample(labels, row.largest_relative) for labels, row in outputs),
+    )
 
 
 def _ramp_families(ramps: Iterable[tuple[str, RampState]], served: Mapping[str, Labels]) -> Iterator[MetricFamily]:

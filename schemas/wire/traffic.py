@@ -46,10 +46,14 @@ class RampState(msgspec.Struct, frozen=True):
 
 
 class ShadowRule(msgspec.Struct, frozen=True):
-    """Copies of this share (of 1) of a model's requests run on `version`, and their outputs are dropped."""
+    """Copies of this share (of 1) of a model's requests run on `version`.
+
+    With `compares` their outputs are compared with those of the live requests; otherwise they are dropped.
+    """
 
     version: int
     share: float
+    compares: bool = False
 
 
 class TrafficRecord(Record, frozen=True):
@@ -87,8 +91,54 @@ class ArmRow(NamedTuple):
     bins: dict[int, NonNegative]
 
 
+class OutputRow(NamedTuple):
+    """How an output of copies differs (`client.traffic.comparison`): values and labels that were compared and that differ,
+    and the largest differences.
+    """
+
+    values: NonNegative
+    differing: NonNegative
+    largest_absolute: float
+    largest_relative: float
+    labels: NonNegative
+    different_labels: NonNegative
+
+
+class ComparisonRow(NamedTuple):
+    """The comparisons of live requests with their copies on a version (`client.traffic.comparison.ComparisonTotals`)."""
+
+    model: str
+    version: int
+    compared: NonNegative
+    skipped: NonNegative
+    failed: NonNegative
+    mismatched: NonNegative
+    differing: NonNegative
+    outputs: dict[str, OutputRow]
+
+
+class SampleTensor(NamedTuple):
+    """A tensor of a sample, with its content as in `schemas.core.tensors.Tensor`."""
+
+    name: str
+    datatype: str
+    shape: list[NonNegative]
+    data: bytes
+
+
+class ShadowSample(Record, frozen=True):
+    """A request, its response and that of its copy. Inputs whose content lay in shared memory are left out."""
+
+    request_id: str
+    at_ms: NonNegative
+    inputs: list[SampleTensor]
+    live: list[SampleTensor]
+    copied: list[SampleTensor]
+
+
 class TrafficReport(Message, frozen=True):
     """The counters of one process since it started."""
 
     process: str
     rows: Annotated[list[ArmRow], Meta(max_length=MAX_ROWS)]
+    comparisons: Annotated[list[ComparisonRow], Meta(max_length=MAX_ROWS)] = msgspec.field(default_factory=list)

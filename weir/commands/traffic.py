@@ -107,16 +107,70 @@ def shadow(  # noqa: PLR0913 - options of a command
     share: Annotated[
         float, typer.Option(metavar="PERCENT", min=0.0, max=100.0, help="Share of live requests; 0 stops.")
     ],
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Compare the outputs with those of the live requests: weir traffic report."),
+    ] = False,
     as_json: AsJson = False,
     url: Url = "",
     data_dir: DataDir = None,
 ) -> None:
-    """Run copies of live requests on a version in the batch lane, and drop their outputs."""
+    """Run copies of live requests on a version in the batch lane, and drop or compare their outputs."""
     path = f"{_path(model)}/shadow"
     if share:
-        _show(request(url, data_dir, "PUT", path, {"version": version, "share": share}), as_json)
+        document = {"version": version, "share": share, "compare": compare}
+        _show(request(url, data_dir, "PUT", path, document), as_json)
     else:
         _show(request(url, data_dir, "DELETE", path), as_json)
+
+
+@traffic.command(cls=SectionedCommand)
+def report(
+    model: Model,
+    show: Annotated[
+        int | None, typer.Option("--show", metavar="N", min=1, help="Show the Nth of the worst requests.")
+    ] = None,
+    as_json: AsJson = False,
+    url: Url = "",
+    data_dir: DataDir = None,
+) -> None:
+    """Show how the outputs of copies differ from those of the live requests."""
+    path = f"{_path(model)}/shadow"
+    found = request(url, data_dir, "GET", path)
+    if show is None:
+        _print_report(found, as_json)
+        return
+    if show > len(found["worst"]):
+        raise StartError(f"model {model} has {len(found['worst'])} kept requests, so there is no number {show}")
+    import json
+
+    print(json.dumps(request(url, data_dir, "GET", f"{path}/{quote(found['worst'][show - 1]['sample'])}"), indent=2))
+
+
+def _print_report(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(found, indent=2))
+        return
+    if not found["versions"]:
+        print(f"{found['model']}: no copies were compared: weir traffic shadow MODEL VERSION --share 20 --compare")
+    for row in found["versions"]:
+        print(
+            f"{found['model']} version {row['version']}: {row['compared']} compared, {row['differing']} differ, "
+            f"{row['mismatched']} can't be compared, {row['failed']} copies failed, {row['skipped']} skipped"
+        )
+        for name, output in row["outputs"].items():
+            labels = ""
+            if output["labels"]:
+                labels = f"; {output['different_labels']} of {output['labels']} labels differ"
+            print(
+                f"  {name}: {output['differing']} of {output['values']} values differ, by up to "
+                f"{float(output['largest_absolute']):.6g} ({float(output['largest_relative']):.4%}){labels}"
+            )
+    for number, worst in enumerate(found["worst"], 1):
+        request_id = f", request {worst['request_id']}" if worst["request_id"] else ""
+        print(f"  {number:>3}. version {worst['version']}{request_id}: {worst['difference']}")
 
 
 def _seconds(text: str) -> float:
@@ -232,8 +286,10 @@ def _show(shown: dict[str, Any], as_json: bool) -> None:
             f"step {found['step']} of {found['steps']}" + (f": {found['reason']}" if found["reason"] else "")
         )
     if "shadow" in shown:
+        compared = ", and are compared" if shown["shadow"]["compare"] else ""
         print(
-            f"  copies of {shown['shadow']['share']:g} % of the live requests run on version {shown['shadow']['version']}"
+            f"  copies of {shown['shadow']['share']:g} % of the live requests run on version "
+            f"{shown['shadow']['version']}{compared}"
         )
     if not shown["versions"]:
         print("  requests that name no version run on the latest one")
