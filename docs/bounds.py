@@ -56,6 +56,8 @@ gateway.admin.traffic:MAX_RAMP_S | how long a ramp may take, in seconds | 400
 bus.streams.history:MAX_CHANGES | changes of models in the history | the oldest are dropped
 gateway.admin.history:MAX_SHOWN | changes in one response | the newest
 schemas.wire.history:MAX_CONFIG_BYTES | configuration of a load that the history keeps | it can't be rolled back to
+repository.content_digests:MAX_READ_BYTES | contents of a version that are read for its digest | further files count by size and time of change
+repository.content_digests:MAX_KNOWN | files whose digests a worker keeps | computed again
 bus.kv.traffic:MAX_RECORDS | models with a traffic rule that was set | further rules are not applied
 schemas.config.traffic:MAX_ARMS | versions in a traffic rule | 400
 client.outbox:MAX_FRAME_BYTES | bodies that share a frame | the next frame takes the rest

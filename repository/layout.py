@@ -13,7 +13,6 @@ replaced by an older one is a change. Contents are not read.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -282,11 +281,6 @@ class Fingerprint:
     path: Path
     shared: Files
     versions: dict[int, Files]
-
-    def load_digest(self, version: int, config: ModelConfig) -> str:
-        """A digest of this version's files and the configuration, independent of the folder's path."""
-        facts = (self.versions.get(version), self.shared, config.model_dump_json())
-        return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
 def folder_fingerprint(found: FoundModel) -> Fingerprint:

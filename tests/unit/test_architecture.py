@@ -107,7 +107,7 @@ ROOMS = {
         "completion paths",
         "stores",
         "config_text layout scheduler_rules",
-        "validation",
+        "content_digests validation",
         "loading",
     ),
     "telemetry": (

@@ -15,6 +15,7 @@ from typing import NamedTuple, cast
 
 from repository.completion import DescribedModel
 from repository.config_text import located
+from repository.content_digests import ContentDigests
 from repository.layout import (
     CONFIG_FILE,
     Files,
@@ -39,7 +40,7 @@ from worker.backends.registry import BackendRegistry
 from worker.ensembles.backend import EnsembleBackend, InvalidEnsemble
 from worker.execution.instance import ModelEnvironment
 from worker.lifecycle.instance_plan import NotPlacedHere, check_devices, check_partitions, runs_elsewhere
-from worker.lifecycle.served_version import Load, ServedVersion
+from worker.lifecycle.served_version import ServedVersion
 from worker.repository_agents.agents import AppliedAgents
 
 logger = logging.getLogger("weir.worker")
@@ -104,6 +105,7 @@ class ModelLoader:
         self._backends = backends or BackendRegistry()
         self._ensembles = ensembles
         self._loads = count(1)
+        self._digests = ContentDigests()
 
     def look(self) -> RepositorySnapshot:
         """The models in the repositories now."""
@@ -253,20 +255,22 @@ class ModelLoader:
                 before = None
             if before is not None:  # instances that are taken over report to the health that they know
                 model = replace(model, health=before.model.health)
+            digest = None
+            if result.fingerprint is not None:  # it is computed while the model loads
+                digest = self._digests.start(result.fingerprint, number, config)
             try:
-                served = self._try_to_load(backend, model, _load_digest(result, number), before)
+                served = self._try_to_load(backend, model, before)
             except Exception as error:  # noqa: BLE001 - as above
                 result.records[number] = VersionRecord(ModelState.UNAVAILABLE, _reason(error))
                 return
+            served.digest = digest.result() if digest is not None else ""
         result.served[number] = served
         result.records[number] = served.record
 
-    def _try_to_load(
-        self, backend: VersionLoader, model: ModelVersion, load_digest: str, before: ServedVersion | None
-    ) -> ServedVersion:
+    def _try_to_load(self, backend: VersionLoader, model: ModelVersion, before: ServedVersion | None) -> ServedVersion:
         attempts = 0
         while True:
-            load = Load(next(self._loads), load_digest)
+            load = next(self._loads)
             try:
                 return ServedVersion(isolate_if_wanted(backend, model), model, self._environment, load, before)
             except Exception as error:
@@ -303,12 +307,6 @@ def release_agents(agents: list[AppliedAgents]) -> None:
 def poll_failure(name: str) -> WeirError:
     """Triton's response to a load request for a model whose folder or configuration can't be read."""
     return internal(f"failed to load '{name}', failed to poll from model repository")
-
-
-def _load_digest(result: LoadResult, number: int) -> str:
-    if result.fingerprint is None or result.config is None:
-        return ""
-    return result.fingerprint.load_digest(number, result.config)
 
 
 def _has_same_files(serving: LoadResult, new: LoadResult, number: int) -> bool:

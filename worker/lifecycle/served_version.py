@@ -30,13 +30,6 @@ AnyInstance = ModelInstance | EnsembleInstance
 """What runs batches: an instance with a thread, or the coordinator of an ensemble."""
 
 
-class Load(NamedTuple):
-    """One load of a version: `number` is unique in this worker, `digest` identifies what was loaded in the registry."""
-
-    number: int
-    digest: str = ""
-
-
 class SharedModel:
     """A loaded model that several `ServedVersion` share, unloaded with the last of them. Thread-safe."""
 
@@ -72,8 +65,8 @@ class ServedVersion:
     """Loads a version and creates its instances. Blocking: created outside of the event loop.
 
     `instances` are those that get batches; passive ones are only created. Instances of sequence models have numbers that
-    are unique to the load. Raises WeirError if the version or one of its instances can't be created; nothing is left loaded
-    then.
+    are unique to the load, whose number is `load`. `digest` is set afterwards: it identifies what was loaded. Raises
+    WeirError if the version or one of its instances can't be created; nothing is left loaded then.
 
     A `predecessor` differs in its instance groups only. Its loaded model and its instances that are still wanted are
     reused; missing instances are created. It serves until `take_over` is called, and keeps everything if it never is.
@@ -84,13 +77,14 @@ class ServedVersion:
         backend: VersionLoader,
         model: ModelVersion,
         environment: ModelEnvironment,
-        load: Load,
+        load: int,
         predecessor: ServedVersion | None = None,
     ) -> None:
         start_s = time.monotonic()
         self.model = model
+        self.digest = ""
         self._load = load
-        self._arena_name = f"{environment.arena_prefix}_{load.number}"
+        self._arena_name = f"{environment.arena_prefix}_{load}"
         self.instances: list[AnyInstance] = []
         self._running: list[RunningInstance] = []
         self._numbered: dict[int, ModelInstance] = {}
@@ -138,7 +132,7 @@ class ServedVersion:
                     self._finish_start(starting)
                 instance.begin_start()
                 starting.append(instance)
-                self._running.append(RunningInstance(instance, planned, self._load.number * MAX_INSTANCES + index))
+                self._running.append(RunningInstance(instance, planned, self._load * MAX_INSTANCES + index))
             while starting:
                 self._finish_start(starting)
         except BaseException:
@@ -199,7 +193,7 @@ class ServedVersion:
             ModelState.READY,
             instances=0 if self.model.health.problem else len(self.instances),
             load_duration_s=self._load_duration_s,
-            load=self._load.digest,
+            load=self.digest,
             numbers=tuple(self._numbered),
             problem=self.model.health.problem[:MAX_PROBLEM_LENGTH],
             asks=self.model.health.has_readiness_checks,

@@ -17,7 +17,7 @@ from worker.backend_api.interface import Execution, Instance, InstanceDevice, Lo
 from worker.devices.host_policy import HostPolicies
 from worker.execution.instance import ModelEnvironment
 from worker.execution.rate_limiter import rate_limiter_permits
-from worker.lifecycle.served_version import Load, ServedVersion
+from worker.lifecycle.served_version import ServedVersion
 
 SEQUENCES = {"sequence_batching": {"direct": {}}}
 
@@ -91,7 +91,7 @@ def update(backend: Backend) -> Update:
             permits=rate_limiter_permits("execution_count", ()),
             host_policies=HostPolicies(["odd,cpu-cores=x"]),
         )
-        made = ServedVersion(backend, ModelVersion("m", 1, Path(), config), environment, Load(next(loads)), before)
+        made = ServedVersion(backend, ModelVersion("m", 1, Path(), config), environment, next(loads), before)
         if takes_over:
             made.take_over()
         return made
