@@ -111,6 +111,11 @@ class ServedModel:
         found = {load.partition(":")[2] for load in loads.split()}
         return found.pop() if len(found) == 1 else ""
 
+    @property
+    def sticky_header(self) -> str:
+        """The header whose value keeps a caller on one version, in lower case; "" without one."""
+        return "" if self.split is None else self.split.rule.header
+
     @cached_property
     def config_message(self) -> Any:
         """The configuration as Triton's protobuf message."""

@@ -57,17 +57,24 @@ class AsyncRequestOptions:
     reply_to: str = ""
 
     @classmethod
-    def of(cls, fields: Iterable[tuple[bytes, bytes]], rules: CallbackRules) -> AsyncRequestOptions:
-        """Parses headers (names in lower case). Raises WeirError (INVALID_ARG) for invalid ones."""
+    def of(
+        cls, fields: Iterable[tuple[bytes, bytes]], rules: CallbackRules, sticky_header: str = ""
+    ) -> AsyncRequestOptions:
+        """Parses headers (names in lower case). Raises WeirError (INVALID_ARG) for invalid ones.
+
+        The value of `sticky_header`, which keeps a caller on one version of the model, is stored with the request.
+        """
         found: dict[str, str] = {}
         for name, value in fields:
             text = name.decode("latin-1")
-            if text in _READ:
+            if text in _READ or (text == sticky_header and text):
                 found.setdefault(text, value.decode("latin-1").strip())
         asked = cls()
         for known, travels_as in _FORWARDED.items():
             if known in found and not (known.startswith("trace") and len(found[known]) > _MAX_TRACE_LENGTH):
                 asked.headers[travels_as] = found[known]
+        if sticky_header in found and sticky_header not in _READ:
+            asked.headers[sticky_header] = _checked_text(sticky_header, found[sticky_header], MAX_KEY_LENGTH)
         # Parsed as the consumer of the queue does, so that it rejects no accepted request.
         asked.parsed = read_durable_headers(
             {name.lower(): value for name, value in asked.headers.items()}, DEFAULT_LIMITS

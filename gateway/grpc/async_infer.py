@@ -67,7 +67,8 @@ class AsyncInferHandler:
             raise WeirError(
                 ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
             )
-        options = AsyncRequestOptions.of(call.head.async_headers or (), self._async_requests.rules)
+        headers = call.head.async_headers or ()
+        options = AsyncRequestOptions.of(headers, self._async_requests.rules, served.sticky_header)
         request = request_from_message(message, raw_contents, find_region=reject_region)
         if call.head.forwarded:
             request.parameters = add_parameters(request.parameters, call.head.forwarded)

@@ -183,7 +183,7 @@ async def accept(context: GatewayContext, async_requests: AsyncRequests, request
         raise WeirError(
             ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
         )
-    options = AsyncRequestOptions.of(request.headers.raw, async_requests.rules)
+    options = AsyncRequestOptions.of(request.headers.raw, async_requests.rules, served.sticky_header)
     body = await _body(context, request)
     header_length = request.headers.get("inference-header-content-length")
     if header_length is None and not body:

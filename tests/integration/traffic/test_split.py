@@ -154,6 +154,37 @@ def test_a_user_stays_on_one_version_over_every_protocol(server: Server) -> None
             assert answered_by(server, 3, {"X-User": user}) == {"2": 3}
 
 
+def test_a_user_stays_on_one_version_with_asynchronous_requests(server: Server) -> None:
+    split(server, "header:x-user", v1=50, v2=50)
+    body, url = infer_body({"IN": IN}), f"http://{server.http_place}"
+
+    def later(user: str) -> str:
+        headers = {"Prefer": "respond-async", "X-User": user, "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{url}/v2/models/versions/infer", body, headers)
+        with urllib.request.urlopen(request, timeout=20) as response:
+            assert response.status == 202
+            return str(json.loads(response.read())["id"])
+
+    def fetched(path: str) -> Any:
+        with urllib.request.urlopen(f"{url}/v2/jobs/{path}", timeout=20) as response:
+            document, _ = json.JSONDecoder().raw_decode(response.read().decode("latin-1"))
+        return document
+
+    def version_of(id: str) -> Any:
+        wait_until(lambda: fetched(id)["status"] == "succeeded")
+        return fetched(f"{id}/result")["model_version"]
+
+    chosen = {user: next(iter(answered_by(server, 1, {"X-User": user}))) for user in map(str, range(8))}
+    assert set(chosen.values()) == {"1", "2"}
+    for user, version in chosen.items():
+        assert version_of(later(user)) == version
+    with server.grpc() as client:
+        for user, version in chosen.items():
+            headers = {"prefer": "respond-async", "x-user": user}
+            accepted = client.infer("versions", grpc_inputs({"IN": IN}), headers=headers).get_response()
+            assert version_of(accepted.parameters["job_id"].string_param) == version
+
+
 def test_a_parameter_keeps_a_user_on_one_version(server: Server) -> None:
     split(server, "parameter:user", v1=50, v2=50)
     chosen = {user: answered_by(server, 4, parameters={"user": user}) for user in map(str, range(12))}
