@@ -45,7 +45,7 @@ class Loads(NamedTuple):
             return LoadState(load=True)
         wanted = entry.wanted
         is_kept = wanted.config is None or len(wanted.config.encode()) <= MAX_CONFIG_BYTES
-        return LoadState(True, wanted.config if is_kept else None, len(wanted.files), is_kept)
+        return LoadState(True, wanted.config if is_kept else None, len(wanted.files), is_kept, wanted.source)
 
 
 class LoadRecorder:
@@ -161,4 +161,7 @@ class HistoryControl:
                 f"change {row.number} of model '{change.model}' loaded the files of its repository again, and earlier "
                 "files are not kept: restore the files, then load the model"
             )
-        await self._operations.load(change.model, wanted.config, {})
+        if wanted.registered is not None:
+            await self._operations.load_registered(change.model, wanted.registered)
+        else:
+            await self._operations.load(change.model, wanted.config, {})

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from schemas.wire.codec import Record
+from schemas.wire.model_control import RegisteredFolder
 
 LOAD, UNLOAD, TRAFFIC, RAMP, ROLLBACK = "load", "unload", "traffic", "ramp", "rollback"
 """The kinds of changes."""
@@ -18,13 +19,15 @@ MAX_CONFIG_BYTES = 64 * 1024
 class LoadState(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether a model is loaded, with what replaces its configuration, and how many files replace its folder.
 
-    `is_kept` is False where the configuration was too long to be kept.
+    `is_kept` is False where the configuration was too long to be kept. `registered` is the folder outside of the
+    repositories that has the model, None for a model of a repository.
     """
 
     load: bool = False
     config: str | None = None
     files: int = 0
     is_kept: bool = True
+    registered: RegisteredFolder | None = None
 
 
 class TrafficState(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -92,6 +92,23 @@ def test_the_life_of_a_model(endpoint: Endpoint) -> None:
     assert endpoint.http.delete("/models/aa").status_code == 200
 
 
+def test_a_removed_model_is_registered_again_by_a_rollback(endpoint: Endpoint) -> None:
+    address = f"http://{endpoint.server.http_place}/v2"
+
+    def names() -> set[str]:
+        return {row["name"] for row in httpx.post(f"{address}/repository/index", timeout=30).json()}
+
+    before, url = names(), write_identity(endpoint.archive("back").parent, "model", "FP32")
+    assert endpoint.load("back", url).status_code == 200
+    (name,) = names() - before
+    assert endpoint.http.delete("/models/back").status_code == 200
+    assert endpoint.invoke("back").status_code == 404
+    undone = httpx.post(f"{address}/models/{name}/rollback", timeout=30)
+    assert (undone.status_code, undone.json().get("undone", {}).get("kind")) == (200, "unload"), undone.text
+    assert endpoint.invoke("back").status_code == 200
+    assert endpoint.http.delete("/models/back").status_code == 200
+
+
 def test_the_header_names_the_model(endpoint: Endpoint) -> None:
     url = endpoint.archive("bb")
     write_identity(url, "any", "FP32")
