@@ -139,6 +139,23 @@ def with_broker_options(command: Callable[..., None]) -> Callable[..., None]:
 DEFAULT_NATS_URL = "nats://localhost:4222"
 DEFAULT_HTTP = "localhost:8000"
 
+HttpUrl = Annotated[
+    str,
+    typer.Option(
+        "--url",
+        envvar="WEIR_URL",
+        metavar="HOST:PORT",
+        help=f"The server's HTTP address. Default: that of the weir serve on this machine, else {DEFAULT_HTTP}.",
+    ),
+]
+LocalDataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="FOLDER", help="Data folder of a weir serve on this machine, to select its server."
+    ),
+]
+"""The options of commands that ask a gateway over HTTP."""
+
 _ADDRESSES_FILE = "addresses.json"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

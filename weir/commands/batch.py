@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weir.errors import StartError
-from weir.running_server import DEFAULT_HTTP
+from weir.running_server import HttpUrl, LocalDataDir
 from weir.terminal import SectionedCommand
 
 if TYPE_CHECKING:
@@ -27,21 +27,6 @@ batch = typer.Typer(
 
 _INTERRUPTED = 130
 
-_Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar="WEIR_URL",
-        metavar="HOST:PORT",
-        help=f"The server's HTTP address. Default: that of the weir serve on this machine, else {DEFAULT_HTTP}.",
-    ),
-]
-_DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", metavar="FOLDER", help="Data folder of a weir serve on this machine, to select its server."
-    ),
-]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or a prefix of it.")]
 
 
@@ -76,8 +61,8 @@ def submit(  # noqa: PLR0913 - options of a command
         ),
     ] = -1,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,
-    url: _Url = "",
-    data_dir: _DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Submit a job and watch it. Input and output must be below a --batch-root of the server."""
     given = [*(inputs or ()), *(files or ())]
@@ -106,8 +91,8 @@ def submit(  # noqa: PLR0913 - options of a command
 @batch.command("list", cls=SectionedCommand)
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    url: _Url = "",
-    data_dir: _DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """List all jobs, newest first."""
     client = _client(url, data_dir)
@@ -126,8 +111,8 @@ def list_jobs(
 def status(
     id: _Id,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    url: _Url = "",
-    data_dir: _DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Show the details of one job."""
     from weir.commands.batch_display import show_job
@@ -136,26 +121,26 @@ def status(
 
 
 @batch.command(cls=SectionedCommand)
-def watch(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+def watch(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Watch a job until it ends."""
     client = _client(url, data_dir)
     _watch(client, _job(client, id))
 
 
 @batch.command(cls=SectionedCommand)
-def pause(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+def pause(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Pause a job until it is resumed."""
     _control(_client(url, data_dir), id, "pause")
 
 
 @batch.command(cls=SectionedCommand)
-def resume(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+def resume(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Resume a paused job."""
     _control(_client(url, data_dir), id, "resume")
 
 
 @batch.command(cls=SectionedCommand)
-def cancel(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
+def cancel(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Cancel a job. Results written so far are kept."""
     _control(_client(url, data_dir), id, "cancel")
 
@@ -164,8 +149,8 @@ def cancel(id: _Id, url: _Url = "", data_dir: _DataDir = None) -> None:
 def retry(
     id: _Id,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,
-    url: _Url = "",
-    data_dir: _DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Retry the failed and unprocessed items of a job that has ended."""
     client = _client(url, data_dir)

@@ -10,7 +10,7 @@ import typer
 
 from weir.errors import StartError
 from weir.options.option import UsageError
-from weir.running_server import DEFAULT_HTTP
+from weir.running_server import HttpUrl, LocalDataDir
 from weir.terminal import SectionedCommand
 
 if TYPE_CHECKING:
@@ -22,21 +22,6 @@ traffic = typer.Typer(
     help="Split the requests of a model among its versions.",
 )
 
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar="WEIR_URL",
-        metavar="HOST:PORT",
-        help=f"The server's HTTP address. Default: that of the weir serve on this machine, else {DEFAULT_HTTP}.",
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", metavar="FOLDER", help="Data folder of a weir serve on this machine, to select its server."
-    ),
-]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -55,8 +40,8 @@ def set_weights(  # noqa: PLR0913 - options of a command
         ),
     ] = "",
     as_json: AsJson = False,
-    url: Url = "",
-    data_dir: DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Split the requests that name no version by weight. Replaces what was set before."""
     from schemas.config.traffic import TrafficRule, read_weights
@@ -70,13 +55,13 @@ def set_weights(  # noqa: PLR0913 - options of a command
 
 
 @traffic.command(cls=SectionedCommand)
-def show(model: Model, as_json: AsJson = False, url: Url = "", data_dir: DataDir = None) -> None:
+def show(model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Show how the requests of a model are split."""
     _show(request(url, data_dir, "GET", _path(model)), as_json)
 
 
 @traffic.command(cls=SectionedCommand)
-def clear(model: Model, as_json: AsJson = False, url: Url = "", data_dir: DataDir = None) -> None:
+def clear(model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Remove what was set: the model's configuration applies, or the latest version gets all requests."""
     _show(request(url, data_dir, "DELETE", _path(model)), as_json)
 
@@ -92,8 +77,8 @@ def ramp(  # noqa: PLR0913 - options of a command
         typer.Option(metavar="CONDITION", help="When to go back: error_rate>1%, p99>1.5x, p99>200ms, joined by 'or'."),
     ] = "",
     as_json: AsJson = False,
-    url: Url = "",
-    data_dir: DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Raise the share of a version step by step, and go back when it is worse. The servers do it; this command returns."""
     document = {"version": version, "to": to, "over_s": _seconds(over), "abort_if": abort_if}
@@ -112,8 +97,8 @@ def shadow(  # noqa: PLR0913 - options of a command
         typer.Option("--compare", help="Compare the outputs with those of the live requests: weir traffic report."),
     ] = False,
     as_json: AsJson = False,
-    url: Url = "",
-    data_dir: DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Run copies of live requests on a version in the batch lane, and drop or compare their outputs."""
     path = f"{_path(model)}/shadow"
@@ -131,8 +116,8 @@ def report(
         int | None, typer.Option("--show", metavar="N", min=1, help="Show the Nth of the worst requests.")
     ] = None,
     as_json: AsJson = False,
-    url: Url = "",
-    data_dir: DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """Show how the outputs of copies differ from those of the live requests."""
     path = f"{_path(model)}/shadow"
@@ -185,8 +170,8 @@ def history(
     model: Model,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of changes to list.")] = 20,
     as_json: AsJson = False,
-    url: Url = "",
-    data_dir: DataDir = None,
+    url: HttpUrl = "",
+    data_dir: LocalDataDir = None,
 ) -> None:
     """List the changes of a model, newest first: loads, unloads, traffic rules, ramps and rollbacks."""
     found = request(url, data_dir, "GET", f"{_model_path(model)}/history?limit={limit}")
@@ -201,7 +186,7 @@ def history(
         print(f"{model}: no changes are recorded")
 
 
-def rollback(model: Model, url: Url = "", data_dir: DataDir = None) -> None:
+def rollback(model: Model, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Undo the last change of a model that has not been undone."""
     undone = request(url, data_dir, "POST", f"{_model_path(model)}/rollback")["undone"]
     print(f"{model}: undone: {_change_line(undone)}")
