@@ -108,13 +108,18 @@ class DeviceInstance:
             raise
 
     def close(self) -> None:
-        """Waits for the device and closes the runner."""
+        """Waits for the device, closes the runner, and returns the memory that nothing uses any more to the GPU."""
         try:
             self._streams.synchronize()
         except (WeirError, DeviceLost) as error:
             logger.warning("%s: closed while its GPU fails: %s", self._name, error)
         self._graphs.clear()
+        self._sets.clear()
         self._runner.close()
+        try:
+            self._streams.trim()
+        except (WeirError, DeviceLost) as error:
+            logger.warning("%s: memory of its GPU stays in the process's pool: %s", self._name, error)
 
     def has_ended(self, number: int) -> None:
         """Releases set `number` of buffers, whose batch has ended."""

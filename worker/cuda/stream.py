@@ -173,6 +173,11 @@ class InstanceStreams:
         self.copy_in = CudaStream(device_id)
         self.copy_out = CudaStream(device_id) if own_copy_out else self.compute
 
+    def trim(self) -> None:
+        """Returns memory that nothing uses from the GPU's pool to the GPU."""
+        self.synchronize()
+        _MemoryPools.trim(self.compute._runtime, self.compute)
+
     def synchronize(self) -> None:
         """Waits until all streams are idle."""
         for stream in (self.copy_in, self.compute, self.copy_out):

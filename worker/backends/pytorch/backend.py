@@ -101,6 +101,7 @@ class _TorchModel:
         self._torch = torch_library()
         self._lock = threading.Lock()
         self._shared: dict[str | None, Program] = {}
+        self._uses_gpu = False
         check_strings(model.config)
         with pytorch_library.lock:
             _set_process_options(self._torch, self._options)
@@ -116,6 +117,7 @@ class _TorchModel:
             runner = TorchRunner(torch, call, options, wanted, states)
             return ArrayInstance(runner, config, outputs, states)
 
+        self._uses_gpu = True
         from worker.backends.pytorch.runner import TorchDeviceRunner
         from worker.cuda.device_instance import DeviceInstance
 
@@ -127,6 +129,9 @@ class _TorchModel:
 
     def unload(self) -> None:
         self._shared.clear()
+        if self._uses_gpu:
+            # Torch would keep the memory for its own later tensors, and other libraries could not have it.
+            self._torch.cuda.empty_cache()
 
     def _program(self, place: str | None) -> Program:
         """The program that instances on this device share, or a new one."""

@@ -221,6 +221,16 @@ def test_all_memory_is_freed(cuda: Any) -> None:
     assert not any(stream.is_open for stream in device.streams.values())
 
 
+def test_a_closed_instance_returns_its_memory_to_the_gpu(cuda: Any) -> None:
+    instance = doubling_instance(cuda)
+    for count in (100_000, 300_000):
+        run(instance, numbers(np.zeros(count)))
+    assert cuda.cudaMemGetInfo()[1] < cuda.cudaMemGetInfo()[2] - 300_000 * 4
+    instance.close()
+    assert (cuda.DEVICE.used_bytes, cuda.DEVICE.pooled_bytes) == (0, 0)
+    assert cuda.cudaMemGetInfo()[1] == cuda.cudaMemGetInfo()[2]
+
+
 @pytest.mark.parametrize("place", ["cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventSynchronize", "cudaMallocAsync"])
 def test_a_sticky_error_loses_the_device(cuda: Any, place: str) -> None:
     instance = doubling_instance(cuda)

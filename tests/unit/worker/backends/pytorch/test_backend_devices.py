@@ -13,7 +13,7 @@ from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
 from tests.support.fakes.torch_cuda import FakeTorch, from_device, on_device
 from tests.support.models.torch_files import config, export, script, without_warnings
-from worker.backend_api.interface import DeviceLost, DeviceTensor, installed_version
+from worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceDevice, ModelVersion, installed_version
 from worker.backends.pytorch import backend as pytorch_backend
 from worker.backends.pytorch import library as pytorch_library
 from worker.backends.pytorch.backend import PyTorchBackend
@@ -143,6 +143,21 @@ def test_errors_of_cuda(fake: FakeTorch, error: Exception, is_lost: bool, code: 
             made.enqueue(given)
         assert raised.value.code is code
     made.close()
+
+
+@pytest.mark.parametrize(("kind", "emptied"), [("KIND_GPU", 1), ("KIND_CPU", 0)])
+def test_an_unloaded_model_returns_torch_s_memory_to_the_gpu(
+    fake: FakeTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, emptied: int
+) -> None:
+    export(tmp_path, torch.nn.Identity(), (torch.ones(2, 4),))
+    monkeypatch.setattr(pytorch_backend, "_torch_device", lambda torch, device: "cpu")
+    monkeypatch.setattr("worker.cuda.device_instance.DeviceInstance", lambda *_: None)
+    made = config(inputs="x:FP32:4", outputs="OUTPUT__0:FP32:4")
+    loaded = PyTorchBackend().load(ModelVersion("m", 1, tmp_path, made))
+    loaded._torch = fake  # type: ignore[attr-defined]
+    loaded.create_instance(InstanceDevice(kind, 0, "m_0"))
+    loaded.unload()
+    assert fake.cuda.emptied == emptied
 
 
 def test_availability_is_determined_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,8 @@ class Device:
 
     def __init__(self, memory_bytes: int = 1 << 30, devices: int = 1) -> None:
         self.memory_bytes = memory_bytes
+        self.pooled_bytes = 0  # freed by their users, and kept by the pool
+        self.keeps_freed_memory = False
         self.devices = devices
         self.hurry: random.Random | None = None
         self.calls: Counter[str] = Counter()
@@ -205,6 +207,7 @@ class Device:
     def allocate(self, size: int) -> int:
         if self.used_bytes + size > self.memory_bytes:
             raise Fault(cudaError_t.cudaErrorMemoryAllocation)
+        self.pooled_bytes = max(0, self.pooled_bytes - size)
         address = self._addresses
         self._addresses += -(-size // 512) * 512 + 512
         self.memory[address] = np.full(size, FRESH, np.uint8)

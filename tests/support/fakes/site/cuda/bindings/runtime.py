@@ -144,16 +144,17 @@ def cudaDeviceGetDefaultMemPool(device: Device, ordinal: int) -> int:
 def cudaMemPoolSetAttribute(device: Device, pool: int, attribute: cudaMemPoolAttr, value: Any) -> None:
     if type(value).__name__ != "cuuint64_t":
         raise TypeError("the real one takes no plain number")
+    device.keeps_freed_memory = True
 
 
 @_call()
 def cudaMemPoolTrimTo(device: Device, pool: int, size: int) -> None:
-    pass
+    device.pooled_bytes = min(device.pooled_bytes, size)
 
 
 @_call(2)
 def cudaMemGetInfo(device: Device) -> tuple[int, int]:
-    return device.memory_bytes - device.used_bytes, device.memory_bytes
+    return device.memory_bytes - device.used_bytes - device.pooled_bytes, device.memory_bytes
 
 
 @_call(1)
@@ -169,7 +170,9 @@ def cudaMallocAsync(device: Device, size: int, handle: int) -> int:
 @_call()
 def cudaFreeAsync(device: Device, pointer: int, handle: int) -> None:
     def free() -> None:
-        device.memory.pop(pointer)
+        size = len(device.memory.pop(pointer))
+        if device.keeps_freed_memory:
+            device.pooled_bytes += size
 
     device.tell(device.stream(handle), Operation(free, what="free"))
 
