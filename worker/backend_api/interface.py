@@ -205,6 +205,10 @@ def not_iterative() -> WeirError:
     )
 
 
+MAX_DEVICE_BATCHES = 2
+"""Batches that an instance has on a device at a time: one that runs, and one that is copied; see `Instance.execute`."""
+
+
 class ExecutionHandle:
     """A batch that a device is executing."""
 

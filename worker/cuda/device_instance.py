@@ -20,6 +20,7 @@ from schemas.core.errors import WeirError, internal
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import name_of_numpy
 from worker.backend_api.interface import (
+    MAX_DEVICE_BATCHES,
     DeviceLost,
     DeviceRunner,
     DeviceTensor,
@@ -43,9 +44,6 @@ from worker.execution.batch_tensors import (
 )
 
 logger = logging.getLogger("weir.worker")
-
-_MAX_BATCHES = 2
-"""Batches at a time: one that the GPU runs, and one that is copied; see `worker.backend_api.interface.Instance.execute`."""
 
 
 class DeviceInstance:
@@ -76,11 +74,11 @@ class DeviceInstance:
         self._batch_inputs = BatchInputs(config) or None
         self._streams = streams = InstanceStreams(device.device_id, cuda.output_copy_stream)
         self._sets = [
-            BatchBuffers(streams, pins_inputs, pins_outputs, cuda.busy_wait_events) for _ in range(_MAX_BATCHES)
+            BatchBuffers(streams, pins_inputs, pins_outputs, cuda.busy_wait_events) for _ in range(MAX_DEVICE_BATCHES)
         ]
         PINNED.is_available = True
         self._graphs: list[RunGraphs] = []
-        self._free = deque(range(_MAX_BATCHES))
+        self._free = deque(range(MAX_DEVICE_BATCHES))
         self._runner = open_runner(streams.compute)
         try:
             if cuda.graphs:
@@ -93,7 +91,7 @@ class DeviceInstance:
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> ExecutionHandle:
         """Enqueues the batch and returns a handle to wait for it."""
         if not self._free:
-            raise internal(f"{self._name} runs {_MAX_BATCHES} batches already")
+            raise internal(f"{self._name} runs {MAX_DEVICE_BATCHES} batches already")
         # Not simply alternating: requests of a failed batch may run again while another batch is on the device.
         number = self._free.popleft()
         try:

@@ -17,6 +17,7 @@ from repository.completion import DescribedModel
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import WeirError, internal, invalid, unavailable
 from worker.backend_api.interface import (
+    MAX_DEVICE_BATCHES,
     Availability,
     Instance,
     InstanceDevice,
@@ -154,7 +155,7 @@ def _open(torch: Any, artifact: Artifact, place: str | None, options: TorchOptio
             if artifact.format is Format.EXPORTED:
                 return ExportedProgram(torch, artifact.path, place)
             if artifact.format is Format.COMPILED:
-                runners = max(1, _instances_on_cpu(model.config))
+                runners = runs_at_once(model.config, place)
                 return CompiledProgram(torch, artifact.path, place, runners, model.config.max_batch_size > 0)
             return ModuleProgram(torch, artifact, place, options)
     except WeirError:
@@ -230,6 +231,19 @@ def _check_batch_range(program: ExportedProgram, config: ModelConfig) -> None:
             config.name,
             found.least,
         )
+
+
+def runs_at_once(config: ModelConfig, place: str | None) -> int:
+    """How many runs a program on this torch device ("cuda:0") may have under way.
+
+    A package of AOTInductor with fewer runners waits for the GPU with the interpreter's lock held: the worker would stand
+    still. Source: `AOTInductorModelContainer` in PyTorch.
+    """
+    if place is None or not place.startswith("cuda"):
+        return max(1, _instances_on_cpu(config))
+    gpu = int(place.partition(":")[2] or 0)
+    groups = [group for group in config.instance_group if group.kind == "KIND_GPU" and gpu in group.gpus]
+    return MAX_DEVICE_BATCHES * max(1, sum(max(1, group.count) for group in groups))
 
 
 def _instances_on_cpu(config: ModelConfig) -> int:

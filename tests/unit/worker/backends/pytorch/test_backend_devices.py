@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
 from tests.support.fakes.torch_cuda import FakeTorch, from_device, on_device
@@ -158,6 +159,18 @@ def test_an_unloaded_model_returns_torch_s_memory_to_the_gpu(
     loaded.create_instance(InstanceDevice(kind, 0, "m_0"))
     loaded.unload()
     assert fake.cuda.emptied == emptied
+
+
+@pytest.mark.parametrize(("place", "runs"), [("cuda:0", 6), ("cuda:1", 4), ("cuda:7", 2), ("cpu", 5), (None, 5)])
+def test_a_package_has_runners_for_all_batches_on_its_device(place: str | None, runs: int) -> None:
+    groups = [
+        {"kind": "KIND_GPU", "count": 2, "gpus": [0, 1]},
+        {"kind": "KIND_GPU", "count": 1, "gpus": [0]},
+        {"kind": "KIND_CPU", "count": 5},
+    ]
+    assert (
+        pytorch_backend.runs_at_once(ModelConfig.model_validate({"name": "m", "instance_group": groups}), place) == runs
+    )
 
 
 def test_availability_is_determined_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
