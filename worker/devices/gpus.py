@@ -26,7 +26,7 @@ _HIDDEN = "CUDA shows no GPU to this process (CUDA_VISIBLE_DEVICES may hide them
 
 
 class Gpu(NamedTuple):
-    """One GPU. `ordinal` is CUDA's, as in `instance_group { gpus }`; `uuid` is in the form of NVML ("GPU-…")."""
+    """One GPU, or a part of one (MIG). `ordinal` is CUDA's, as in `instance_group { gpus }`; `uuid` is in NVML's form."""
 
     ordinal: int
     uuid: str
@@ -108,15 +108,14 @@ def _query_cuda(driver: Any) -> HostGpus:
 
 
 def _describe(driver: Any, ordinal: int) -> Gpu:
-    device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    device = ctypes.c_int()
     name, memory = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_size_t()
     _check_driver(driver, driver.cuDeviceGet(ctypes.byref(device), ordinal))
-    _check_driver(driver, driver.cuDeviceGetUuid(ctypes.byref(identity), device))
     _check_driver(driver, driver.cuDeviceGetName(name, _NAME_BYTES, device))
     _check_driver(driver, driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device))
     return Gpu(
         ordinal,
-        f"GPU-{uuid.UUID(bytes=bytes(identity))}",
+        _uuid(driver, device),
         name.value.decode(errors="replace"),
         memory.value,
         (
@@ -124,6 +123,18 @@ def _describe(driver: Any, ordinal: int) -> Gpu:
             _attribute(driver, _COMPUTE_CAPABILITY_MINOR, device),
         ),
     )
+
+
+def _uuid(driver: Any, device: ctypes.c_int) -> str:
+    """The device's UUID in the form of NVML: "GPU-…", or "MIG-…" for a part of a GPU, which differs from its GPU's own."""
+    whole, own = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
+    _check_driver(driver, driver.cuDeviceGetUuid(ctypes.byref(whole), device))
+    try:
+        get_own = driver.cuDeviceGetUuid_v2
+    except AttributeError:  # a driver before CUDA 11.4
+        return f"GPU-{uuid.UUID(bytes=bytes(whole))}"
+    _check_driver(driver, get_own(ctypes.byref(own), device))
+    return f"{'GPU' if bytes(own) == bytes(whole) else 'MIG'}-{uuid.UUID(bytes=bytes(own))}"
 
 
 def _attribute(driver: Any, attribute: int, device: ctypes.c_int) -> int:

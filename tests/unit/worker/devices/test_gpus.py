@@ -24,6 +24,7 @@ class Driver:
         self._init = init
         self._fails = fails
         self.asked: list[str] = []
+        self.parts: list[uuid.UUID] = []
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("cu") and name != "cuGetErrorName":
@@ -45,6 +46,10 @@ class Driver:
 
     def cuDeviceGetUuid(self, identity: Any, device: ctypes.c_int) -> int:
         ctypes.memmove(identity._obj, UUIDS[device.value].bytes, 16)
+        return 0
+
+    def cuDeviceGetUuid_v2(self, identity: Any, device: ctypes.c_int) -> int:
+        ctypes.memmove(identity._obj, (self.parts or UUIDS)[device.value].bytes, 16)
         return 0
 
     def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> int:
@@ -108,6 +113,17 @@ def test_without_a_driver_no_other_library_is_called() -> None:
         raise AssertionError("NVML is asked after the driver")
 
     assert find_gpus(missing, not_asked) == HostGpus(problem="no NVIDIA driver: libcuda.so.1 was not found")
+
+
+def test_a_part_of_a_gpu_has_the_uuid_of_the_part() -> None:
+    driver = Driver(count=1)
+    driver.parts = [uuid.UUID(int=77)]
+    assert find_gpus(lambda: driver, lambda: None).gpus[0].uuid == f"MIG-{uuid.UUID(int=77)}"
+
+
+def test_an_old_driver_has_uuids_of_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Driver, "cuDeviceGetUuid_v2")
+    assert find_gpus(lambda: Driver(count=1), lambda: None).gpus[0].uuid == f"GPU-{UUIDS[0]}"
 
 
 @pytest.mark.parametrize(
