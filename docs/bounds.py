@@ -67,6 +67,7 @@ client.outbox:MAX_UNACKNOWLEDGED_FRAMES | unacknowledged frames of one model | l
 client.dispatch:BROKER_TIMEOUT_S | wait for an unreachable broker | 503
 client.responses.outputs:MAX_FETCHING_RESPONSES | responses that wait for payloads of other hosts | as if they were lost
 client.traffic.shadow:MAX_OUTPUT_BYTES | outputs of a response that is compared with that of its copy | skipped
+client.traffic.shadow:MAX_STRING_BYTES | an output of BYTES of such a response | skipped
 client.traffic.shadow:MAX_HELD_BYTES | outputs of such responses that a gateway holds | skipped
 client.traffic.shadow:MAX_SAMPLE_BYTES | a request that is kept because its copy gave another response | not kept
 client.traffic.shadow:KEPT_SAMPLES | such requests of a version that a gateway keeps | the worst are kept

@@ -27,6 +27,10 @@ OnResponse = Callable[[InferResponse | WeirError | None, bool], None]
 MAX_OUTPUT_BYTES = 4 << 20
 """Outputs of one response that are compared."""
 
+MAX_STRING_BYTES = 64 << 10
+"""A BYTES output that is compared: its elements are Python objects, and comparing many of them in a thread would stop the
+event loop, too."""
+
 MAX_HELD_BYTES = 64 << 20
 """Outputs of all responses that wait for the other one, or for their comparison."""
 
@@ -124,6 +128,12 @@ def _inputs(body: bytes | memoryview) -> list[SampleTensor]:
     return _plain([tensor for tensor in request.inputs if not isinstance(tensor.data, tuple)])
 
 
+def _is_comparable(output: Tensor) -> bool:
+    if isinstance(output.data, tuple):
+        return False
+    return output.datatype != "BYTES" or output.size_bytes <= MAX_STRING_BYTES
+
+
 def _plain(tensors: list[Tensor]) -> list[SampleTensor]:
     return [
         SampleTensor(tensor.name, tensor.datatype, list(tensor.shape), bytes(tensor.data))  # type: ignore[arg-type]
@@ -173,8 +183,11 @@ class ResponsePair:
                 comparisons.on_change()
             return
         size = sum(tensor.size_bytes for tensor in outcome.outputs)
-        is_reference = any(isinstance(tensor.data, tuple) for tensor in outcome.outputs)
-        if is_reference or size > MAX_OUTPUT_BYTES or comparisons.held_bytes + size > MAX_HELD_BYTES:
+        if (
+            not all(map(_is_comparable, outcome.outputs))
+            or size > MAX_OUTPUT_BYTES
+            or comparisons.held_bytes + size > MAX_HELD_BYTES
+        ):
             self._end()
             comparisons.of(self.key).skipped += 1
             comparisons.on_change()

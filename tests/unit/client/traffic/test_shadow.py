@@ -13,7 +13,7 @@ from client.traffic import shadow
 from client.traffic.shadow import ShadowComparisons, WorstRequest
 from schemas.core.errors import WeirError, unavailable
 from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
+from schemas.core.tensors import Tensor, pack_bytes
 from schemas.wire.request_body import pack_body
 from tests.support.waiting import eventually
 
@@ -97,6 +97,17 @@ def test_outputs_without_room_are_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     assert callers.counts == (0, 0, 0, 2)
     waiting.on_live(lambda *_: None, response(1), True)
     assert callers.counts == (1, 1, 0, 2)
+
+
+def test_long_outputs_of_strings_are_skipped() -> None:
+    callers = Callers()
+    for length, counts in ((1000, (1, 0, 0, 0)), (70_000, (1, 0, 0, 1))):
+        words = [
+            InferResponse("m", "1", outputs=[Tensor("OUT", "BYTES", [1], pack_bytes([b"x" * length]))])
+            for _ in range(2)
+        ]
+        callers.run(*words)
+        assert callers.counts == counts
 
 
 def test_only_the_worst_are_kept() -> None:
