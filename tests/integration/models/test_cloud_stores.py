@@ -241,7 +241,7 @@ def test_workers_of_a_host_share_downloads(
     [
         ("no bucket", "bucket 'nowhere' does not exist"),
         ("denied", "the store denies access (InvalidAccessKeyId): check the credentials and their permission"),
-        ("refused", "HTTP error"),
+        ("refused", "models can't be listed: http://"),
         ("hangs", "the store did not answer in 15 s"),
     ],
 )
