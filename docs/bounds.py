@@ -17,6 +17,9 @@ _TABLE = """
 # Gateway
 gateway.grpc.offload:LONG_BYTES | a gRPC message parsed in the event loop | in a helper process
 gateway.grpc.codec:MAX_FIELDS | fields of a gRPC infer request | 400
+gateway.http.openapi.models:MAX_DIMENSIONS | tensors of a model in `/openapi.json`, and their dimensions | the model has no paths of its own
+gateway.http.openapi.description:MAX_MODEL_BYTES | part of one model in `/openapi.json` | the model has no paths of its own
+gateway.http.openapi.description:MAX_MODELS_BYTES | parts of all models in `/openapi.json` | further models have no paths of their own
 gateway.http.routing:MAX_SHORT_BODY_BYTES | body of a request that changes settings | 400
 gateway.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed
 gateway.stall_detection:UNREAD_PERIOD_S | time in which the next 16 KiB of a response must be read; 30 s when memory is short | the stream or connection is closed

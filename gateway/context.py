@@ -30,7 +30,7 @@ class GatewayContext:
     """What a frontend needs: models, dispatch, memory, limits, counters, durable requests, jobs and access rules.
 
     `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
-    the payload slots in which bodies are still arriving.
+    the payload slots in which bodies are still arriving. With `describes_api`, HTTP frontends serve `/openapi.json`.
     """
 
     catalog: Catalog
@@ -51,6 +51,7 @@ class GatewayContext:
     batch_jobs: JobService | None = None
     traffic: TrafficControl | None = None
     history: HistoryControl | None = None
+    describes_api: bool = True
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
     offload: Offload = field(default_factory=Offload)

@@ -258,6 +258,7 @@ class _Gateway:
             history=self._history,
             access=parsed.access,
             cross_site=parsed.cross_site,
+            describes_api=settings.allow_openapi,
             async_requests=self._async_requests,
             batch_jobs=JobService(self._job_store, BatchRoots(settings.batch_roots), self._catalog),
         )

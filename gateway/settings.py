@@ -54,6 +54,7 @@ class GatewaySettings(QueueSettings, LogOptions):
     http_restricted_api: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    allow_openapi: bool = True
 
     allow_grpc: bool = True
     grpc_address: str = "127.0.0.1"

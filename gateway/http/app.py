@@ -25,6 +25,7 @@ from gateway.http.admin import (
 from gateway.http.async_requests import job_routes
 from gateway.http.batch_jobs import batch_job_routes
 from gateway.http.generate import generate_routes
+from gateway.http.openapi.routes import openapi_routes
 from gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
 from gateway.http.traffic import history_routes, traffic_routes
 from schemas.core.errors import WeirError
@@ -44,6 +45,7 @@ def make_app(context: GatewayContext) -> Starlette:
             *traffic_routes(context),
             *history_routes(context),
             *job_routes(context),
+            *openapi_routes(context),
             *_infer_routes(),
         ],
         exception_handlers={

@@ -10,6 +10,9 @@ import openapi_spec_validator
 
 from bus.naming.permissions import PRODUCER, allows, permissions
 from docs import asyncapi, openapi
+from gateway.http.openapi.document import without_version
+from gateway.http.openapi.operations import OPERATIONS
+from gateway.http.openapi.schemas import SCHEMAS
 from tests.support.docs.pages import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -20,13 +23,13 @@ def test_the_http_api_is_a_valid_openapi_document() -> None:
 
 
 def test_every_described_operation_is_a_route() -> None:
-    routes = {(method, openapi.without_version(path)) for method, path in openapi.routes()}
-    assert set(openapi.OPERATIONS) == routes
+    routes = {(method, without_version(path)) for method, path in openapi.routes()}
+    assert set(OPERATIONS) == routes
 
 
 def test_every_schema_is_used() -> None:
-    used = {name for operation in openapi.OPERATIONS.values() for name in (operation.request, operation.response)}
-    assert set(openapi.SCHEMAS) - used == {"Error"} - used
+    used = {name for operation in OPERATIONS.values() for name in (operation.request, operation.response)}
+    assert set(SCHEMAS) - used == {"Error"} - used
 
 
 def test_the_nats_contract_is_a_valid_asyncapi_document() -> None:

@@ -75,6 +75,13 @@ def _http() -> tuple[Option, ...]:
             ours=True,
             **panel,
         ),
+        switch(
+            "--allow-openapi",
+            True,
+            "Describe the HTTP API, and the inputs and outputs of each model, at /openapi.json.",
+            ours=True,
+            **panel,
+        ),
     )
 
 

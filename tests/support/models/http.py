@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.support.models import zoo as model_zoo
@@ -39,11 +39,13 @@ def write_told(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, write_models: Callable[[Path], None], *awaited: str) -> Iterator[Server]:
+def serving(
+    folder: Path, write_models: Callable[[Path], None], *awaited: str, options: Sequence[str] = ()
+) -> Iterator[Server]:
     """A running server with models of its own; those `awaited` are ready, or all of them."""
     (folder / "models").mkdir()
     write_models(folder / "models")
-    server = Server(folder, folder / "models")
+    server = Server(folder, folder / "models", *options)
     try:
         for model in awaited or [""]:
             server.wait_ready(model)

@@ -131,9 +131,9 @@ def write_zoo(root: Path) -> None:
         write_identity(root, f"identity_{datatype}", datatype, "dynamic_batching { }")
     bf16 = {"IN": ("BF16", [-1])}, {"IN_OUT": ("BF16", [-1])}
     write_python_model(root, "identity_BF16", "identity", *bf16, 8)
-    _write_add_sub(root)
-    _write_shapes(root)
-    _write_classes(root)
+    write_add_sub(root)
+    write_shapes(root)
+    write_classes(root)
     write_versions(root, "all_versions", "version_policy { all { } }")
     write_versions(root, "some_versions", "version_policy { specific { versions: [1, 3] } }")
     write_versions(root, "latest_version", "")
@@ -164,7 +164,7 @@ def write_streamer(root: Path, name: str, more: str, decoupled: bool = True) -> 
     return write_python_model(root, name, "streamer", {"PLAN": ("BYTES", [1])}, outputs, 8, f"{policy}\n{more}")
 
 
-def _write_add_sub(root: Path) -> None:
+def write_add_sub(root: Path) -> None:
     inputs: Tensors = {"A": ("INT32", [4]), "B": ("INT32", [4])}
     outputs: Tensors = {"SUM": ("INT32", [4]), "DIFFERENCE": ("INT32", [4])}
     folder = write_model(root, "add_sub", config_text("add_sub", "onnxruntime", inputs, outputs, 8))
@@ -176,7 +176,7 @@ def _write_add_sub(root: Path) -> None:
     write_graph(folder / "1" / "model.onnx", nodes, *batched)
 
 
-def _write_shapes(root: Path) -> None:
+def write_shapes(root: Path) -> None:
     node = helper.make_node("Neg", ["IN"], ["OUT"])
     # Without a configuration: all of it is told by the graph.
     folder = write_model(root, "bare", None)
@@ -195,7 +195,7 @@ output { name: "OUT" data_type: TYPE_FP32 dims: [3, 2] reshape { shape: [6] } }
     write_graph(folder / "1" / "model.onnx", [node], {"IN": ("FP32", [-1, 6])}, {"OUT": ("FP32", [-1, 6])})
 
 
-def _write_classes(root: Path) -> None:
+def write_classes(root: Path) -> None:
     config = """
 name: "classes"
 backend: "onnxruntime"
