@@ -36,11 +36,11 @@ gateway.http.generate:MAX_UNREAD_BYTES | unread responses of one stream | the co
 gateway.nats.call:MAX_UNREAD_BYTES | unacknowledged responses to one NATS request | the request ends: 503
 gateway.nats.call:ACKNOWLEDGEMENT_TIMEOUT_S | wait for a NATS caller's next acknowledgement | the request ends: 503
 gateway.nats.call:STOP_ACKNOWLEDGEMENT_TIMEOUT_S | the same while the gateway stops | the request ends: 503
-gateway.admin.statistics:MAX_DEPARTED | ended workers with counters of their own | summed up
-gateway.admin.statistics:MAX_GATEWAYS | gateways whose counters a gateway keeps | ignored
-gateway.admin.statistics:MAX_SCHEDULERS | schedulers whose counters a gateway keeps | ignored
+cluster.counters.collection:MAX_DEPARTED | ended workers with counters of their own | summed up
+cluster.counters.collection:MAX_GATEWAYS | gateways whose counters a gateway keeps | ignored
+cluster.counters.collection:MAX_SCHEDULERS | schedulers whose counters a gateway keeps | ignored
 gateway.admin.peers:ANSWER_TIMEOUT_S | wait of a change for the other gateways | it is in effect there later
-gateway.admin.statistics:QUERY_TIMEOUT_S | wait for counters | the last received ones are used
+cluster.counters.collection:QUERY_TIMEOUT_S | wait for counters | the last received ones are used
 gateway.admin.shared_memory:MAX_REGIONS | shared-memory regions registered on a host | 503
 gateway.http.admin:MAX_BODY_BYTES | body that registers a region | 400
 # Callers (gateways, and workers that call models)

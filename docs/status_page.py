@@ -13,8 +13,8 @@ from types import UnionType
 from pydantic import BaseModel
 from rich.console import Console
 
+from cluster.status.snapshot import ClusterStatus
 from weir.status.display import WIDTH, print_status
-from weir.status.snapshot import ClusterStatus
 
 EXAMPLE = Path(__file__).parent / "status_example.json"
 

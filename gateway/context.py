@@ -8,6 +8,7 @@ from client.catalog import Catalog
 from client.dispatch import RequestDispatcher
 from client.payload_store import PayloadStore
 from client.readiness import Readiness
+from cluster.counters.collection import Statistics
 from durable.api.async_requests import AsyncRequests
 from durable.api.store import DurableStore
 from gateway.access import OPEN, Access
@@ -16,7 +17,6 @@ from gateway.admin.live_settings import LiveSettings
 from gateway.admin.load_report import LoadReports
 from gateway.admin.repository import RepositoryControl
 from gateway.admin.shared_memory import SharedMemoryRegions
-from gateway.admin.statistics import Statistics
 from gateway.admin.traffic import TrafficControl
 from gateway.cross_site import LOCAL, CrossSiteCheck
 from jobs.api.service import JobService

@@ -36,6 +36,7 @@ from client.payload_store import PayloadStore
 from client.readiness import Readiness
 from client.tracing import Tracing
 from client.traffic.counters import TrafficCounters, TrafficTotals
+from cluster.counters.collection import Statistics
 from durable.api.acceptance import QueueProvisioner
 from durable.api.async_requests import AsyncRequests
 from durable.api.reporting import CounterReporter
@@ -48,7 +49,7 @@ from gateway.admin.load_report import LoadReports
 from gateway.admin.peers import GatewayPeers
 from gateway.admin.repository import RepositoryControl, RepositoryIndex
 from gateway.admin.shared_memory import SharedMemoryRegions
-from gateway.admin.statistics import CacheCounterReporter, Statistics
+from gateway.admin.statistics import CacheCounterReporter
 from gateway.admin.traffic import TrafficControl
 from gateway.context import GatewayContext
 from gateway.cross_site import CrossSiteCheck

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import orjson
 
-from gateway.admin.statistics import Statistics
+from cluster.counters.collection import Statistics
 from schemas.core.names import plain_name
 from schemas.wire.statistics import FamilyCounters, LoadCounters, SchedulerCounters
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from gateway.admin.version_totals import VersionTotals
+from cluster.counters.version_totals import VersionTotals
 from gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
 from schemas.core.names import plain_name
 from schemas.wire.statistics import FAILURE_REASONS, GpuReading, HostReading, WorkerCounters

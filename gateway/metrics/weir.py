@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 
 from bus.naming.identity import host_of
+from cluster.counters.collection import Statistics
+from cluster.counters.version_totals import VersionTotals
 from gateway.admin.load_report import utilization
-from gateway.admin.statistics import Statistics
-from gateway.admin.version_totals import VersionTotals
 from gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
 from schemas.wire.statistics import (
     DispatchCounters,

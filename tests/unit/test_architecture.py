@@ -15,12 +15,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 LAYERS = {
-    "weir": 5,
-    "gateway": 4,
-    "durable": 4,
-    "jobs": 4,
-    "scheduler": 4,
-    "worker": 4,
+    "weir": 6,
+    "gateway": 5,
+    "durable": 5,
+    "jobs": 5,
+    "scheduler": 5,
+    "worker": 5,
+    "console": 5,
+    "cluster": 4,
     "client": 3,
     "bus": 2,
     "repository": 2,
@@ -87,6 +89,7 @@ ROOMS = {
         "service",
         "main",
     ),
+    "cluster": ("counters status",),
     "client": (
         "error_classes model_control payload_store queues regions request_headers request_templates tracing traffic",
         "catalog",

@@ -12,11 +12,11 @@ from nats.errors import Error as NatsError
 from rich.live import Live
 
 from bus.naming.identity import new_id
+from cluster.status.collector import Collector
+from cluster.status.snapshot import ClusterStatus
+from cluster.status.summary import summarise
 from weir.running_server import BrokerTarget, unwrap_exception_groups
-from weir.status.collector import Collector
 from weir.status.display import own_console, print_status, rendered
-from weir.status.snapshot import ClusterStatus
-from weir.status.summary import summarise
 
 HEALTHY, DEGRADED, UNREACHABLE = 0, 1, 2
 """Exit statuses."""

@@ -18,6 +18,7 @@ from nats.js.errors import ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from bus.naming.permissions import USERS, allows, nats_conf, permissions
+from cluster.status.snapshot import ClusterStatus
 from tests.support.clients.producers import Producer, int64_body, value_of
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.sequences import write_checkpointed
@@ -27,7 +28,6 @@ from tests.support.servers.nats import PermittedNats
 from tests.support.servers.roles import Start
 from tests.support.waiting import wait_until
 from weir.commands.app import main
-from weir.status.snapshot import ClusterStatus
 
 CACHED = "response_cache { enable: true }"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.admin.version_totals import VersionTotals
+from cluster.counters.version_totals import VersionTotals
 from gateway.metrics.text import MetricFamily, Sample, counter, gauge, histogram_samples, render
 from gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
 from gateway.metrics.weir import _sum

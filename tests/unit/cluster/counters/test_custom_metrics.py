@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gateway.admin.custom_metrics import CustomMetrics, drop_versions
+from cluster.counters.custom_metrics import CustomMetrics, drop_versions
 from gateway.metrics.custom import custom_families, merge_families
 from gateway.metrics.text import Sample, counter, render
 from schemas.wire.codec import MalformedMessage

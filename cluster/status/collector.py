@@ -21,11 +21,11 @@ from bus.kv.registry import RegistryView
 from bus.kv.view import KvBucket
 from bus.naming import durable_subjects, subjects
 from bus.nats.connection import Bus, Message
+from cluster.status.summary import ClusterFacts
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.registry import Heartbeat, RoleRecord
 from schemas.wire.statistics import SchedulerCounters, WorkerCounters, WorkerLoadCounters, unpack_counters
 from schemas.wire.traffic import TrafficRecord
-from weir.status.summary import ClusterFacts
 
 REPLY_TIMEOUT_S = 1.0
 """Time a process has to reply. One whose event loop is blocked for longer is reported as silent."""

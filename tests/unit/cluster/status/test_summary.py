@@ -11,11 +11,11 @@ from msgspec import structs
 from rich.console import Console
 
 from bus.kv.registry import WorkerView
+from cluster.status.snapshot import ClusterStatus
+from cluster.status.summary import ClusterFacts, summarise
 from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
 from schemas.wire.statistics import LoadCounters, SchedulerCounters, WorkerLoadCounters
 from weir.status.display import WIDTH, print_status
-from weir.status.snapshot import ClusterStatus
-from weir.status.summary import ClusterFacts, summarise
 
 NOW_MS = 1_700_000_100_000
 READY = VersionRecord(ModelState.READY, instances=2)

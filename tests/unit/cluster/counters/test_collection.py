@@ -13,9 +13,9 @@ from bus.naming import subjects
 from bus.nats.connection import Message
 from client.cache.response_cache import CacheCounters
 from client.catalog import Catalog
-from gateway.admin import statistics as module
-from gateway.admin.statistics import MAX_DEPARTED, MetricSources, Statistics
-from gateway.admin.version_totals import VersionTotals
+from cluster.counters import collection as module
+from cluster.counters.collection import MAX_DEPARTED, MetricSources, Statistics
+from cluster.counters.version_totals import VersionTotals
 from schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 from schemas.wire.statistics import WorkerCounters, pack_counters
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from cluster.status.snapshot import Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
 from schemas.wire.registry import UNLOADED, ModelState
-from weir.status.snapshot import Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
 
 FULL = 0.8
 """Share of `max_bytes` above which a stream that rejects further messages counts as nearly full."""

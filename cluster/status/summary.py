@@ -14,14 +14,8 @@ from bus.naming import subjects
 from bus.naming.durable_subjects import QUEUE_STREAM
 from client.traffic.counters import TrafficCounters
 from client.traffic.split import TrafficSplit
-from schemas.config.model_config import ModelConfig
-from schemas.config.traffic import TRAFFIC, TrafficRule, rule_of
-from schemas.core.names import namespace_of, plain_name
-from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord
-from schemas.wire.statistics import LoadCounters, QueueCounters, SchedulerCounters, WorkerLoadCounters
-from schemas.wire.traffic import TrafficRecord
-from weir.status.problems import problems_of
-from weir.status.snapshot import (
+from cluster.status.problems import problems_of
+from cluster.status.snapshot import (
     Broker,
     ClusterStatus,
     DeadLetters,
@@ -36,6 +30,12 @@ from weir.status.snapshot import (
     Stream,
     VersionStatus,
 )
+from schemas.config.model_config import ModelConfig
+from schemas.config.traffic import TRAFFIC, TrafficRule, rule_of
+from schemas.core.names import namespace_of, plain_name
+from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord
+from schemas.wire.statistics import LoadCounters, QueueCounters, SchedulerCounters, WorkerLoadCounters
+from schemas.wire.traffic import TrafficRecord
 
 _live_queue = re.compile(r"live\.(.+?)(?:=p(\d+))?").fullmatch
 _STATES = (ModelState.READY, ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE)

@@ -1,0 +1,1 @@
+"""What any process can learn about a whole cluster over the bus: its state, its problems, its counters."""

@@ -1,0 +1,1 @@
+"""The counters of all processes, collected on demand and summed."""
