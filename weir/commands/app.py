@@ -23,6 +23,7 @@ from weir.commands import backends as backends_command
 from weir.commands import roles as role_commands
 from weir.commands import serve as serve_command
 from weir.commands.batch import batch
+from weir.commands.completion import complete_model
 from weir.commands.option_commands import command, with_implied_values
 from weir.commands.roles import hide_secrets
 from weir.commands.traffic import history, rollback, traffic
@@ -111,7 +112,9 @@ def nats_permissions(
 
 dead = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
-Model = Annotated[str, typer.Option(metavar="NAME", help="Only dead letters of this model.")]
+Model = Annotated[
+    str, typer.Option(metavar="NAME", help="Only dead letters of this model.", autocompletion=complete_model)
+]
 Letters = Annotated[
     list[str] | None, typer.Argument(metavar="ID|SEQ", help="Dead letter, by request id or by sequence number.")
 ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weir.commands.completion import complete_model
 from weir.errors import StartError
 from weir.running_server import HttpUrl, LocalDataDir
 from weir.terminal import SectionedCommand
@@ -32,7 +33,9 @@ _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or a pref
 
 @batch.command(cls=SectionedCommand)
 def submit(  # noqa: PLR0913 - options of a command
-    model: Annotated[str, typer.Option("--model", "-m", metavar="NAME", help="The model.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="NAME", help="The model.", autocompletion=complete_model)
+    ],
     output: Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="New or empty folder for the results.")],
     inputs: Annotated[
         list[str] | None,

@@ -25,10 +25,11 @@ class GatewayClient:
     `hint` is added to the error message if the server can't be reached. Each request has a timeout of `timeout_s`.
     """
 
-    timeout_s = 30.0
-
-    def __init__(self, url: str, hint: str = "", headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, hint: str = "", headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> None:
         self.hint = hint
+        self.timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -43,6 +44,13 @@ class GatewayClient:
 
     def request(self, method: str, path: str, document: Any = None) -> dict[str, Any]:
         """The JSON object that the server responds with. Raises StartError with the server's reason, or Unreachable."""
+        reply = self.request_json(method, path, document)
+        if not isinstance(reply, dict):
+            raise self._not_a_gateway()
+        return reply
+
+    def request_json(self, method: str, path: str, document: Any = None) -> Any:
+        """The JSON value that the server responds with. Raises StartError with the server's reason, or Unreachable."""
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self.timeout_s)
         body = None if document is None else json.dumps(document).encode()
@@ -53,16 +61,19 @@ class GatewayClient:
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"{self.url} is not reachable: {error or type(error).__name__}") from error
         except ValueError as error:
-            raise StartError(f"the server at {self.url} is not a Weir gateway: unexpected response") from error
+            raise self._not_a_gateway() from error
         finally:
             connection.close()
-        if not isinstance(reply, dict):
-            raise StartError(f"the server at {self.url} is not a Weir gateway: unexpected response")
-        if response.status == 503:
-            raise Unreachable(str(reply.get("error", "unavailable")))
         if response.status >= 400:
+            if not isinstance(reply, dict):
+                raise self._not_a_gateway()
+            if response.status == 503:
+                raise Unreachable(str(reply.get("error", "unavailable")))
             raise StartError(str(reply.get("error", f"HTTP status {response.status}")))
         return reply
+
+    def _not_a_gateway(self) -> StartError:
+        return StartError(f"the server at {self.url} is not a Weir gateway: unexpected response")
 
 
 Client = TypeVar("Client", bound=GatewayClient)

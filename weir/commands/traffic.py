@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import typer
 
+from weir.commands.completion import complete_model
 from weir.errors import StartError
 from weir.options.option import UsageError
 from weir.running_server import HttpUrl, LocalDataDir
@@ -22,7 +23,7 @@ traffic = typer.Typer(
     help="Split the requests of a model among its versions.",
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=complete_model)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
