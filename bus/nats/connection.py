@@ -365,6 +365,8 @@ class Bus:
                     else:
                         unanswered.append(protocol.ping())
                 continue
+            if self._closing:
+                return  # `wait_for` drops the cancellation of a task whose event is set already
             unanswered.clear()
             logger.warning("lost the connection to nats-server")
             await self._open()
