@@ -58,6 +58,7 @@ from gateway.http.app import make_app
 from gateway.http.listeners import HttpListeners
 from gateway.http.protocol import LINGER_S, HttpProtocol
 from gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
+from gateway.nats.api_bridge import ApiBridge
 from gateway.nats.frontend import NatsFrontend
 from gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
 from gateway.platforms.frontend import Platform, PlatformApp, PlatformProtocol
@@ -267,6 +268,8 @@ class _Gateway:
         transfers = PayloadTransfers(self._fetcher, self._payload_server)
         self._metrics = MetricsEndpoint(id, self._context, parsed.metrics, transfers, self._group)
         self._nats = NatsFrontend(bus, id, self._context)
+        self._app = make_app(self._context)
+        self._api_bridge = ApiBridge(bus, self._app, self._context.ledger)
         with _start_errors():
             self._grpc = GrpcServer(self._context, parsed.grpc)
 
@@ -358,6 +361,12 @@ class _Gateway:
         stops.callback(self._job_store.stop)
         await self._nats.start()
         stops.push_async_callback(self._nats.stop)
+
+        async def stop_api_bridge() -> None:
+            await self._api_bridge.stop(deadline.left_s())
+
+        await self._api_bridge.start()
+        stops.push_async_callback(stop_api_bridge)
         stops.callback(self._async_requests.stop)
         settings = self._settings
         if settings.allow_grpc:
@@ -365,7 +374,7 @@ class _Gateway:
                 self._ports["grpc_port"] = await self._grpc.start(settings.grpc_address, settings.grpc_port)
         if self._listeners.has("HTTP"):
             self._ports["http_port"] = self._listeners.port("HTTP")
-            make_connection = functools.partial(HttpProtocol, self._context, {}, make_app(self._context))
+            make_connection = functools.partial(HttpProtocol, self._context, {}, self._app)
             await self._listeners.serve("HTTP", make_connection)
             stops.push_async_callback(self._stop_http, "HTTP", deadline)
         await self._start_platforms(stops, deadline)

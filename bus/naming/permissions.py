@@ -17,11 +17,17 @@ from bus.naming import durable_subjects as callbacks
 from bus.naming import durable_subjects as durable
 from bus.naming import subjects as live
 
-GATEWAY, SCHEDULER, WORKER, PRODUCER, ADMIN = USERS = ("gateway", "scheduler", "worker", "producer", "admin")
-"""The users. A producer publishes requests and reads results; `weir status`, `weir dead` and `weir push` are `admin`."""
+USERS = ("gateway", "scheduler", "worker", "producer", "admin", "console")
+GATEWAY, SCHEDULER, WORKER, PRODUCER, ADMIN, CONSOLE = USERS
+"""The users. A producer publishes requests and reads results; `weir status`, `weir top`, `weir dead` and `weir push` are
+`admin`; `weir console` is `console`, which may besides use the HTTP API of the gateways over the bus.
+"""
 
 ROLES = (GATEWAY, SCHEDULER, WORKER)
-ALL_USERS = (*ROLES, ADMIN)
+OBSERVERS = (ADMIN, CONSOLE)
+"""Users that read the state of the cluster, and replay and remove dead letters."""
+
+ALL_USERS = (*ROLES, *OBSERVERS)
 
 _API = "$JS.API"
 _DISCOVERY = ("$SRV.*", "$SRV.*.weir", "$SRV.*.weir.*")
@@ -56,9 +62,9 @@ def anything(name: Callable[..., str]) -> str:
 _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (live.live_subjects(0), (GATEWAY, WORKER), ()),
     (anything(live.live_subjects), (GATEWAY, WORKER), ()),
-    (live.INFER, (PRODUCER,), (GATEWAY,)),
-    (live.INFER_VERSION, (PRODUCER,), (GATEWAY,)),
-    (f"{anything(live.infer_flow)}.*", (PRODUCER,), (GATEWAY,)),
+    (live.INFER, (PRODUCER, CONSOLE), (GATEWAY,)),
+    (live.INFER_VERSION, (PRODUCER, CONSOLE), (GATEWAY,)),
+    (f"{anything(live.infer_flow)}.*", (PRODUCER, CONSOLE), (GATEWAY,)),
     (anything(live.work), (SCHEDULER,), (WORKER,)),
     (anything(live.reply), (SCHEDULER, WORKER), (GATEWAY, WORKER)),
     (f"{anything(live.publish_ack)}.*", (), (GATEWAY, WORKER)),
@@ -76,17 +82,20 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (live.HEARTBEATS, (WORKER,), ALL_USERS),
     *((live.presence(role, "*"), (role,), ()) for role in ROLES),
     (live.presence("durable", "*"), (GATEWAY,), ()),  # `weir durable` connects as a gateway
-    (live.PRESENCE, (), (ADMIN,)),
+    (live.presence(CONSOLE, "*"), (CONSOLE,), ()),
+    (live.PRESENCE, (), OBSERVERS),
     (live.presence(SCHEDULER, "*"), (), (SCHEDULER,)),
     (live.presence(GATEWAY, "*"), (), (GATEWAY,)),
-    (live.PRESENCE_QUERY, (GATEWAY, SCHEDULER, ADMIN), ROLES),
+    (live.PRESENCE_QUERY, (GATEWAY, SCHEDULER, *OBSERVERS), (*ROLES, CONSOLE)),
     (live.PEER_QUERY, (GATEWAY,), (GATEWAY,)),
     (f"{anything(live.peer_answers)}.*", (GATEWAY,), (GATEWAY,)),
     (live.OWNER_ANNOUNCEMENT, (SCHEDULER,), (SCHEDULER, WORKER)),
-    (live.STATISTICS_QUERY, (GATEWAY, ADMIN), ROLES),
-    (live.LAST_COUNTERS, ROLES, (GATEWAY,)),
+    (live.STATISTICS_QUERY, (GATEWAY, *OBSERVERS), ROLES),
+    (live.LAST_COUNTERS, ROLES, (GATEWAY, *OBSERVERS)),
     (live.TRAFFIC_COUNTERS, (GATEWAY,), (GATEWAY,)),
-    (f"{anything(live.counters)}.*", ROLES, (GATEWAY, ADMIN)),
+    (f"{anything(live.counters)}.*", ROLES, (GATEWAY, *OBSERVERS)),
+    (live.API_REQUEST, (CONSOLE,), (GATEWAY,)),
+    (f"{anything(live.api_replies)}.*", (GATEWAY,), (CONSOLE,)),
     (anything(live.readiness), (GATEWAY, WORKER), (WORKER,)),
     (f"{anything(live.readiness_replies)}.*", (WORKER,), (GATEWAY, WORKER)),
     (live.REPOSITORY_QUERY, (GATEWAY,), (WORKER,)),
@@ -98,12 +107,12 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (anything(live.fetch), (GATEWAY, WORKER), (GATEWAY, WORKER)),
     (f"{anything(live.fetched)}.*.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
     # Durable requests
-    *((subject, (PRODUCER, ADMIN), ()) for subject in ("event.*", "event.*.*", "batch.*", "batch.*.*")),
-    (durable.ANY_JOB, (GATEWAY, ADMIN), ()),
+    *((subject, (PRODUCER, *OBSERVERS), ()) for subject in ("event.*", "event.*.*", "batch.*", "batch.*.*")),
+    (durable.ANY_JOB, (GATEWAY, *OBSERVERS), ()),
     (durable.RESULT_SUBJECTS, (GATEWAY,), (GATEWAY, PRODUCER)),
     (durable.DEAD_SUBJECTS, (GATEWAY,), ()),
-    (f"{anything(durable.found)}.*", (), (*ROLES, ADMIN)),
-    (f"{anything(durable.stored)}.*", (), (*ROLES, ADMIN)),
+    (f"{anything(durable.found)}.*", (), ALL_USERS),
+    (f"{anything(durable.stored)}.*", (), ALL_USERS),
     (f"{anything(durable.durable_inbox)}.>", (), (GATEWAY,)),
     (durable.CANCEL_DURABLE, (GATEWAY,), (GATEWAY,)),
     (anything(durable.lost_attempts), (SCHEDULER,), (GATEWAY,)),
@@ -111,6 +120,7 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # Reply subjects of producers
     ("_INBOX.>", (GATEWAY,), (PRODUCER,)),
     ("answers.>", (GATEWAY,), (PRODUCER,)),
+    ("answers.console.>", (), (CONSOLE,)),
     *((f"{live.role_inbox(user)}.>", (), (user,)) for user in ALL_USERS),
     *((subject, (PRODUCER,), (GATEWAY,)) for subject in _DISCOVERY),
     # Whether nats-server syncs before it acknowledges: it responds only in the system account.
@@ -207,6 +217,9 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         f"OBJ_{durable.RESULT_OBJECTS}": {GATEWAY: stored, PRODUCER: ("look", "read", "follow"), **looks},
         callbacks.CALLBACK_STREAM: {GATEWAY: ("make", "own", "read"), **looks},
     }
+    for rights in streams.values():
+        if ADMIN in rights:
+            rights[CONSOLE] = rights[ADMIN]
     for name in repositories:
         bucket = live.repository_bucket(name)
         for stream in (f"KV_{bucket}", f"OBJ_{bucket}"):
@@ -226,17 +239,17 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
         (anything(live.cached), (GATEWAY, WORKER), ()),
         (anything(live.owner_record), (SCHEDULER,), ()),
         (anything(live.known_model_subject), (SCHEDULER, GATEWAY), ()),
-        (live.KNOWN_MODELS_WRITES, (), (*ROLES, ADMIN)),
+        (live.KNOWN_MODELS_WRITES, (), ALL_USERS),
         (anything(live.traffic_subject), (GATEWAY,), ()),
         (anything(live.history), (GATEWAY,), ()),
         (f"$O.{live.SHADOW_STORE}.>", (GATEWAY,), ()),
-        (live.TRAFFIC_WRITES, (), (GATEWAY, ADMIN)),
+        (live.TRAFFIC_WRITES, (), (GATEWAY, *OBSERVERS)),
         (durable.lease_subject("*"), (GATEWAY,), ()),
         (durable.secret("*"), (GATEWAY,), ()),
         (durable.lease_subject("*.>"), (GATEWAY,), ()),
         (durable.job_subject(">"), (GATEWAY,), (GATEWAY,)),
         (f"$O.{live.MODEL_FILES_STORE}.>", (GATEWAY, WORKER), ()),
-        (f"$O.{durable.REQUEST_OBJECTS}.>", (GATEWAY, PRODUCER, ADMIN), ()),
+        (f"$O.{durable.REQUEST_OBJECTS}.>", (GATEWAY, PRODUCER, *OBSERVERS), ()),
         (f"$O.{durable.RESULT_OBJECTS}.>", (GATEWAY,), ()),
         *((f"$KV.{bucket}.*", (ADMIN,), (WORKER,)) for bucket in pushed),
         *((f"$O.{bucket}.>", (ADMIN,), ()) for bucket in pushed),
@@ -263,7 +276,8 @@ def permissions(live_streams: int = 1, repositories: Sequence[str] = ("models",)
     for user in USERS:
         # Clients such as nats-py look up the stream of a subject, and the limits of the account.
         publish[user] += [f"{_API}.STREAM.NAMES", f"{_API}.INFO"]
-    publish[ADMIN].append(f"{_API}.STREAM.LIST")
+    for user in OBSERVERS:
+        publish[user].append(f"{_API}.STREAM.LIST")
     return {
         user: Permissions(tuple(dict.fromkeys(publish[user])), tuple(dict.fromkeys(subscribe[user]))) for user in USERS
     }

@@ -16,9 +16,10 @@ _limiter = LogLimiter(logging.getLogger("weir.bus"))
 
 RESERVED_TOKENS = frozenset(
     {
-        *(role_inbox(role) for role in ("gateway", "scheduler", "worker", "admin")),
+        *(role_inbox(role) for role in ("gateway", "scheduler", "worker", "admin", "console")),
         "abandoned",
         "ack",
+        "api",
         "batch",
         "cached",
         "cancel",

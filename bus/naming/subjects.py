@@ -253,6 +253,17 @@ def peer_answers(gateway: str) -> str:
     return f"peers.answer.{gateway}"
 
 
+API_REQUEST = "api.request"
+"""Requests to the HTTP API of the gateways, which share them as a queue group (`schemas.wire.gateway_api`)."""
+
+API_QUEUE = "weir-api"
+
+
+def api_replies(requester: str) -> str:
+    """Responses to the `API_REQUEST`s of one process; the request's number follows."""
+    return f"api.answer.{requester}"
+
+
 def registry_key(worker: str, model: str | None = None) -> str:
     """The registry key of a worker, or of one of its models."""
     return worker if model is None else f"{worker}.{token(model)}"

@@ -112,7 +112,7 @@ class Host(Part):
 class RoleStatus(Part):
     """One process."""
 
-    role: Role = Field(description="`gateway`, `durable`, `scheduler` or `worker`")
+    role: Role = Field(description="`gateway`, `durable`, `scheduler`, `worker` or `console`")
     id: str = Field(description="its unique id on the bus")
     host: str = Field(description="`id` of its host")
     host_name: str = Field(description="its host's name; empty if only the id is known")

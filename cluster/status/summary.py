@@ -39,7 +39,7 @@ from schemas.wire.traffic import TrafficRecord
 
 _live_queue = re.compile(r"live\.(.+?)(?:=p(\d+))?").fullmatch
 _STATES = (ModelState.READY, ModelState.LOADING, ModelState.UNLOADING, ModelState.UNAVAILABLE)
-_ROLES = ("gateway", "durable", "scheduler", "worker")
+_ROLES = ("gateway", "durable", "scheduler", "worker", "console")
 _RANKS: dict[str, int] = {"connected": -1, "current": 0, "behind": 1, "offline": 2}
 
 _ROUNDING = 1e-6

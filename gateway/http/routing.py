@@ -56,9 +56,9 @@ MAX_AUTHOR_LENGTH = 200
 
 
 def author_of(request: Request) -> str:
-    """Who makes a change: what the client says, and the address of its connection."""
+    """Who makes a change: what the client says, and the address of its connection; "nats" for a request on the bus."""
     said = request.headers.get(AUTHOR_HEADER, "").strip()[:MAX_AUTHOR_LENGTH]
-    address = f"http {request.client.host}" if request.client is not None else "http"
+    address = f"http {request.client.host}" if request.client is not None else "nats"
     return f"{said} ({address})" if said else address
 
 

@@ -166,17 +166,17 @@ class Heartbeat(Record, frozen=True):
     batches: dict[str, list[int]]
 
 
-Role = Literal["gateway", "durable", "scheduler", "worker"]
+Role = Literal["gateway", "durable", "scheduler", "worker", "console"]
 
 
 class RoleRecord(Record, frozen=True, kw_only=True):
     """One process: its role and id, its host (`bus.identity.host`, and the name of the host), its release, when it started
     (unix time), and whether it has left. A process that is `draining` leaves soon, and receives nothing new.
 
-    `urls` are the addresses of a gateway. `durability` ("yes", "no", "unknown") is whether the broker writes to disk what
-    it acknowledges, as the gateway measured. `queues` are those a scheduler owns: model, partition, and the epoch since
-    which it owns them; one that `keeps_models` runs with `--scale-to-zero`. `loop_lag_s` is the greatest lag of the event
-    loop in the last 10 s.
+    `urls` are the addresses of a gateway or a console. `durability` ("yes", "no", "unknown") is whether the broker writes
+    to disk what it acknowledges, as the gateway measured. `queues` are those a scheduler owns: model, partition, and the
+    epoch since which it owns them; one that `keeps_models` runs with `--scale-to-zero`. `loop_lag_s` is the greatest lag
+    of the event loop in the last 10 s.
     """
 
     role: Role

@@ -181,7 +181,7 @@ def _roles(roles: Sequence[RoleStatus], hosts: Mapping[str, Host], now_ms: int) 
 
 
 def _role_load(role: RoleStatus) -> str:
-    if role.role == "gateway":
+    if role.role in ("gateway", "console"):
         return " ".join(url for url in role.urls if not url.endswith("/metrics"))
     if role.role == "durable":
         return ""

@@ -38,6 +38,7 @@ NO_SUBJECTS = {
     "repository_writes",  # a bucket for each repository: see below
 }
 _BASES = {
+    "api_replies",
     "publish_ack",
     "counters",
     "peer_answers",
