@@ -17,6 +17,8 @@ OWN_PACKAGES = frozenset(
     (
         "bus",
         "client",
+        "cluster",
+        "console",
         "durable",
         "gateway",
         "jobs",

@@ -51,7 +51,7 @@ class Presence:
             host=host(),
             host_name=socket.gethostname(),
             pid=os.getpid(),
-            version=_release(),
+            version=own_release(),
             since_ms=time.time_ns() // 1_000_000,
         )
 
@@ -153,8 +153,9 @@ class PresenceView:
         call_each("bus.kv.presence: a listener", self._listeners, record, is_live)
 
 
-def _release() -> str:
+def own_release() -> str:
+    """The installed release of Weir; "" where it runs from a source tree without metadata."""
     try:
-        return version("weir")
+        return version("weir-serve")
     except PackageNotFoundError:  # run from a checkout that is not installed
         return ""

@@ -76,6 +76,12 @@ INFER = "infer.*"
 INFER_VERSION = "infer.*.*"
 """The same for one version of the model, `v<number>`."""
 
+
+def infer(model: str, version: str = "") -> str:
+    """Requests for a model, or for one version of it."""
+    return f"infer.{token(model)}.v{version}" if version else f"infer.{token(model)}"
+
+
 INFER_QUEUE = "weir"
 """The queue group in which gateways share these requests."""
 

@@ -89,9 +89,16 @@ ROOMS = {
         "service",
         "main",
     ),
+    "console": (
+        "history npm settings",
+        "collection",
+        "api",
+        "main",
+    ),
     "cluster": ("counters status",),
     "client": (
-        "error_classes model_control payload_store queues regions request_headers request_templates tracing traffic",
+        "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
+        " traffic",
         "catalog",
         "cache message_bodies readiness",
         "in_flight",

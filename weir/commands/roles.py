@@ -35,6 +35,7 @@ HELP = {
     "durable": "Run durable requests and offline jobs in a process of their own, beside gateways.",
     "scheduler": "Run a scheduler: it forms batches and assigns them to workers.",
     "worker": "Run a worker: it loads models and executes batches.",
+    "console": "Run a console: a web page with the state, the load and the requests of a cluster.",
 }
 """The help text of each role's command."""
 

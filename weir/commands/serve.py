@@ -38,10 +38,11 @@ from weir.commands.preflight import (
     check_repositories,
 )
 from weir.commands.roles import check_gateway_options
-from weir.commands.serve_roles import gateway_roles, role_command, role_names, worker_roles
+from weir.commands.serve_roles import console_role, gateway_roles, role_command, role_names, worker_roles
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
 from weir.options.broker import ACCESS_OPTIONS
+from weir.options.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.options.deprecated import replaced
 from weir.options.platforms import platform_repositories
 from weir.running_server import data_home, write_addresses
@@ -97,20 +98,23 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     if safe_ports is not None and "sagemaker" in listeners:
         check_port_range([place for name, place in listeners.items() if name != "sagemaker"], *safe_ports)
     order = ("http", "grpc", "metrics", "sagemaker", "vertex_ai")
-    check_listeners([listeners[name] for name in order if name in listeners])
+    taken = [listeners[name] for name in order if name in listeners]
+    check_listeners(taken)
+    console = console_listener(values, taken)
     for warning in warnings:
         logger.warning("%s", warning)
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
     with contextlib.ExitStack() as stack:
-        _serve(main, values, listeners, stack)
+        _serve(main, values, listeners, console, stack)
 
 
 def _serve(
     main: Callable[[Sequence[str]], None],
     values: dict[str, Any],
     listeners: Mapping[str, Listener],
+    console: Listener | None,
     stack: contextlib.ExitStack,
 ) -> None:
     """Serve with checked values; `stack` removes temporary folders at the end."""
@@ -139,6 +143,7 @@ def _serve(
         ),
         RoleSpec(name="durable", argv=(*role_command("durable", values), f"--durable-id={durable_id}"), drain_rank=0),
         *gateways,
+        *([console_role(values, console)] if console is not None else []),
     ]
     roles = [role if gpus and role.name.startswith("worker") else _forked(role, main) for role in roles]
     for option in ACCESS_OPTIONS:
@@ -156,7 +161,9 @@ def _serve(
         roles,
         nats=embedded,
         environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
-        on_ready=functools.partial(_report, gateways[0].name, listeners, nats_url, embedded, values["exit_on_error"]),
+        on_ready=functools.partial(
+            _report, gateways[0].name, listeners, console, nats_url, embedded, values["exit_on_error"]
+        ),
         exit_timeout_s=values["exit_timeout_secs"],
         parent_fd=parent,
     )
@@ -182,6 +189,26 @@ def listeners_of(values: Mapping[str, Any]) -> dict[str, Listener]:
     }
 
 
+def console_listener(values: Mapping[str, Any], others: Sequence[Listener]) -> Listener | None:
+    """Where the console listens; None where none is to be started.
+
+    Without a chosen port it is an extra that never keeps a server from starting: there is none where its port is taken, or
+    where the server's own ports are drawn. Raises StartError if the chosen port is taken.
+    """
+    port = values["console_port"]
+    if not values["allow_console"] or (port is None and values["http_port"] == 0):
+        return None
+    listener = Listener("console", values["console_address"], CONSOLE_PORT if port is None else port)
+    try:
+        check_listeners([*others, listener])
+    except StartError:
+        if port is not None:
+            raise
+        logger.warning("port %d is taken: there is no console; choose another one with --console-port", CONSOLE_PORT)
+        return None
+    return listener
+
+
 @contextlib.contextmanager
 def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
     """The data folder: the given one, a temporary one, or the permanent one of the HTTP port."""
@@ -203,6 +230,7 @@ def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
 def _report(  # noqa: PLR0913 - of one call
     gateway: str,
     listeners: Mapping[str, Listener],
+    console: Listener | None,
     nats_url: str | None,
     embedded: EmbeddedNats | None,
     ends_on_error: bool | None,
@@ -225,10 +253,15 @@ def _report(  # noqa: PLR0913 - of one call
     for door in _FRONTENDS:
         if door.prefix in places:
             logger.info("Started %s at %s", door.service, places[door.prefix])
+    shown = facts.get("console", {}) if console is not None else {}
+    if console is not None and "console_port" in shown:
+        places["console"] = _format_address(console.address, shown["console_port"])
+        logger.info("Started the console at %s", places["console"])
     startup = StartupFacts(
         http=places.get("http"),
         grpc=places.get("grpc"),
         metrics=places.get("metrics"),
+        console=places.get("console"),
         platforms={door.protocol: places[door.prefix] for door in _FRONTENDS[3:] if door.prefix in places},
         nats_url=without_user(embedded.url) if embedded else nats_url or "",
         data_dir=str(embedded.data_dir) if embedded else None,
@@ -298,6 +331,7 @@ class StartupFacts:
     http: str | None
     grpc: str | None
     metrics: str | None
+    console: str | None = None
     nats_url: str
     data_dir: str | None
     nats_url_file: str = ""
@@ -312,6 +346,7 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("HTTP", f"http://{facts.http}" if facts.http else _NOT_ALLOWED),
         ("gRPC", facts.grpc or _NOT_ALLOWED),
         ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
+        *([("console", f"http://{facts.console}")] if facts.console else []),
         *((service, f"http://{address}") for service, address in facts.platforms.items()),
         ("NATS", _without_password(facts.nats_url)),
         *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from weir.commands.preflight import Listener
 from weir.options import SERVE, options_of
 from weir.supervisor.processes import ProcessorShares
 from weir.supervisor.role import RoleSpec
@@ -64,6 +65,18 @@ def gateway_roles(values: Mapping[str, Any], count: int, durable_id: str) -> lis
         )
         for number, name in enumerate(names)
     ]
+
+
+def console_role(values: Mapping[str, Any], listener: Listener) -> RoleSpec:
+    """The console, which starts with the gateways, and without which the server runs too."""
+    return RoleSpec(
+        name="console",
+        argv=role_command("console", {**values, "console_port": listener.port}),
+        start_rank=1,
+        drain_rank=0,
+        kept_facts={"console_port": "--console-port"},
+        is_optional=True,
+    )
 
 
 def worker_roles(

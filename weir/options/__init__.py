@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weir.options.console import CONSOLE_OPTIONS
 from weir.options.deprecated import DEPRECATED
 from weir.options.durable import DURABLE_OPTIONS
 from weir.options.frontends import FRONTEND_OPTIONS
@@ -14,6 +15,7 @@ from weir.options.unsupported import INEFFECTIVE, REFUSED
 OPTIONS: tuple[Option, ...] = (
     *MODEL_OPTIONS,
     *FRONTEND_OPTIONS,
+    *CONSOLE_OPTIONS,
     *DURABLE_OPTIONS,
     *PROCESS_OPTIONS,
     *SCALING_OPTIONS,

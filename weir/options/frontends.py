@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir.options.option import DURABLE, GATEWAY, SERVE, WORKER, Option, switch
+from weir.options.option import CONSOLE, DURABLE, GATEWAY, SERVE, WORKER, Option, switch
 from weir.options.values import Choice, Integer, PortRange, Text
 
 _IN_GATEWAY = (SERVE, GATEWAY)
@@ -65,7 +65,8 @@ def _http() -> tuple[Option, ...]:
             "machine's own name are always accepted.",
             repeatable=True,
             ours=True,
-            **panel,
+            panel="HTTP",
+            commands=(*_IN_GATEWAY, CONSOLE),
         ),
         Option(
             names=("--allowed-origins",),

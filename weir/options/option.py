@@ -9,10 +9,11 @@ from typing import Any
 from weir.options.values import BadValue, Switch, Value
 
 SERVE, GATEWAY, DURABLE, SCHEDULER, WORKER = "serve", "gateway", "durable", "scheduler", "worker"
+CONSOLE = "console"
 
 BACKENDS = "backends"
 
-ROLES = (GATEWAY, DURABLE, SCHEDULER, WORKER)
+ROLES = (GATEWAY, DURABLE, SCHEDULER, WORKER, CONSOLE)
 """The commands that run one role each; `weir serve` starts them."""
 
 

@@ -26,7 +26,7 @@ from setproctitle import setproctitle
 
 from runtime.child_processes import dies_with_parent
 
-_ROLES = ("worker", "scheduler", "durable", "gateway")
+_ROLES = ("worker", "scheduler", "durable", "gateway", "console")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

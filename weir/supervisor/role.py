@@ -31,7 +31,7 @@ class RoleSpec:
     announced fact to the option that repeats it at a restart, so that a restarted role keeps its selected port. With
     `facts_of`, the facts are those of the role of that name, which has a lower start rank, so that both have the same port.
     `environment` is added to that of all roles. `processors` are the numbers of those that the role may use (empty: those
-    of this process).
+    of this process). A server that runs without an `is_optional` role goes on when that role can't start or dies too often.
     """
 
     name: str
@@ -44,6 +44,7 @@ class RoleSpec:
     facts_of: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     processors: frozenset[int] = frozenset()
+    is_optional: bool = False
 
 
 class Role:
@@ -58,6 +59,7 @@ class Role:
         self.name = spec.name
         self.start_rank = spec.start_rank
         self.drain_rank = spec.drain_rank
+        self.is_optional = spec.is_optional
         self.process: subprocess.Popen[bytes] | ForkedRole | None = None
         self.ready_fd: int | None = None
         self.facts: dict[str, Any] = {}

@@ -70,6 +70,7 @@ class Supervisor:
         self._histories = {child.name: RestartHistory(policy or RestartPolicy()) for child in self._children}
         self._ready_since: dict[str, float] = {}
         self._once_ready: set[str] = set()
+        self._given_up: set[str] = set()
         self._restarts_due: dict[str, float] = {}
         self._signals = SignalQueue((signal.SIGTERM, signal.SIGINT))
         self._selector = selectors.DefaultSelector()
@@ -109,11 +110,14 @@ class Supervisor:
                 self._start(role)
             for role in later:  # while the roles that were just started start
                 role.prepare()
-            while not all(role.name in self._ready_since for role in rank) and self._exit_status is None:
+            while not all(map(self._is_settled, rank)) and self._exit_status is None:
                 self._turn()
             if self._exit_status is not None:
                 return
         self._on_ready({role.name: role.facts for role in self._roles})
+
+    def _is_settled(self, role: Role) -> bool:
+        return role.name in self._ready_since or role.name in self._given_up
 
     def _start_nats(self, nats: EmbeddedNats, prepare: Callable[[], None] | None) -> None:
         """Start `nats`, call `prepare` meanwhile, and wait until `nats` is ready."""
@@ -193,10 +197,18 @@ class Supervisor:
         ready_since = self._ready_since.pop(child.name, None)
         if self._exit_status is not None:
             return
+        is_optional = isinstance(child, Role) and child.is_optional
         if child.name not in self._once_ready and reason is not None:
-            raise StartError(reason)
+            if not is_optional:
+                raise StartError(reason)
+            logger.error("%s can't be started: %s; the server runs without it", child.name, reason)
+            self._given_up.add(child.name)
+            return
         delay = self._histories[child.name].died(time.monotonic(), ready_since)
-        if delay is None:
+        if delay is None and is_optional:
+            logger.error("%s; its restart budget is spent, the server runs without it", event)
+            self._given_up.add(child.name)
+        elif delay is None:
             logger.error("%s; its restart budget is spent, the server exits", event)
             self._end(EXIT_BUDGET)
         else:

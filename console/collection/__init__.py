@@ -1,0 +1,1 @@
+"""What the console collects over the bus, once a second."""

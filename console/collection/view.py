@@ -1,0 +1,126 @@
+"""`ClusterView`: the state and the load of a cluster, collected over the bus.
+
+The load is collected every second for as long as the console runs, so that a page that is opened later shows the last hour.
+The state, for which JetStream and all processes answer more questions, is collected only while a page asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from nats.errors import Error as NatsError
+
+from bus.kv.desired_models import DesiredModels
+from bus.kv.known_models import KnownModels
+from bus.kv.registry import RegistryView
+from bus.nats.connection import Bus
+from client.catalog import Catalog
+from cluster.counters.collection import Statistics
+from cluster.counters.load import ClusterLoad, LoadMeter, ModelLoad, read
+from cluster.status.collector import Collector
+from cluster.status.snapshot import ClusterStatus
+from cluster.status.summary import summarise
+from console.history.series import CLUSTER_COLUMNS, MODEL_COLUMNS, SeriesHistory
+from runtime.ticks import next_tick
+
+logger = logging.getLogger("weir.console")
+
+TICK_S = 1.0
+"""How often the load is collected."""
+
+STATUS_INTERVAL_S = 2.0
+"""How old the state may be that a page is shown."""
+
+
+class Tick(NamedTuple):
+    """One collection of the load. `number` counts them from 1; `load` is None for the first."""
+
+    number: int
+    at_ms: int
+    load: ClusterLoad | None
+
+
+class ClusterView:
+    """Collects over `bus`; `id` is this process's name on it. Everything runs in one event loop."""
+
+    def __init__(self, bus: Bus, id: str, url: str) -> None:
+        self._bus = bus
+        self._registry = RegistryView(bus)
+        self.catalog = Catalog(self._registry, strict_readiness=True)
+        self.statistics = Statistics(bus, id, self._registry, self.catalog)
+        self.history = SeriesHistory()
+        self.tick = Tick(0, 0, None)
+        self._known = KnownModels(bus)
+        self._desired = DesiredModels(bus)
+        self._collector = Collector(bus, f"{id}-status", url)
+        self._meter = LoadMeter()
+        self._status: ClusterStatus | None = None
+        self._collected_s = float("-inf")
+        self._collecting: asyncio.Task[ClusterStatus] | None = None
+
+    async def start(self, background: asyncio.TaskGroup, announced: Callable[[], None] = lambda: None) -> None:
+        """Starts the collection, in tasks of `background`. `announced` is called after each tick.
+
+        Raises NatsError, OSError or TimeoutError if the broker is lost.
+        """
+        await self._registry.start(background)
+        await self._known.start(background)
+        await self._desired.start()
+        self.catalog.accept_known(self._known)
+        self.catalog.start_warmup()
+        await self.statistics.start()
+        await self._collector.start(background)
+        background.create_task(self._collect_load(announced))
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker is connected: nothing is collected meanwhile."""
+        return self._bus.is_connected
+
+    async def status(self) -> ClusterStatus:
+        """The state of the cluster, at most `STATUS_INTERVAL_S` old. Callers share a running collection.
+
+        An unreachable broker is a state of its own, not an error.
+        """
+        if self._status is not None and time.monotonic() < self._collected_s + STATUS_INTERVAL_S:
+            return self._status
+        if self._collecting is None:
+            self._collecting = asyncio.get_running_loop().create_task(self._collect_status())
+        return await asyncio.shield(self._collecting)
+
+    async def _collect_status(self) -> ClusterStatus:
+        try:
+            try:
+                status = summarise(await self._collector.collect())
+            except (NatsError, OSError, TimeoutError) as error:
+                text = str(error) or f"JetStream does not reply ({type(error).__name__})"
+                status = ClusterStatus(taken_ms=time.time_ns() // 1_000_000, state="unreachable", error=text)
+            self._status, self._collected_s = status, time.monotonic()
+            return status
+        finally:
+            self._collecting = None
+
+    async def _collect_load(self, announced: Callable[[], None]) -> None:
+        while True:
+            await next_tick(TICK_S)
+            if self._bus.is_connected:
+                self._registry.expire()
+                await self.statistics.refresh()
+                self._take_reading()
+                announced()
+
+    def _take_reading(self) -> None:
+        load = self._meter.measure(read(self.statistics, time.monotonic()))
+        at_ms = time.time_ns() // 1_000_000
+        self.tick = Tick(self.tick.number + 1, at_ms, load)
+        if load is not None:
+            cluster = {**_columns(load.total), **{name: getattr(load, name) for name in CLUSTER_COLUMNS[-4:]}}
+            self.history.add(at_ms, cluster, {name: _columns(model) for name, model in load.models.items()})
+
+
+def _columns(load: ModelLoad) -> dict[str, Any]:
+    return {name: getattr(load, name) for name in MODEL_COLUMNS}

@@ -1,0 +1,1 @@
+"""What the console remembers: the load of the last hour."""

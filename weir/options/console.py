@@ -1,0 +1,44 @@
+"""Options of the console, the web page of a cluster. All are Weir's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weir.options.option import CONSOLE, SERVE, Option, switch
+from weir.options.values import Integer, Text
+
+DEFAULT_PORT = 8080
+"""As in `console.settings`, which a program with a `weir.Server` must not import (see `weir.own_packages`)."""
+
+_OURS: dict[str, Any] = {"panel": "Console", "commands": (SERVE, CONSOLE), "ours": True}
+
+CONSOLE_OPTIONS: tuple[Option, ...] = (
+    switch(
+        "--allow-console",
+        True,
+        "Serve the console, a web page with the state, the load and the requests of the cluster.",
+        panel="Console",
+        ours=True,
+    ),
+    Option(
+        names=("--console-address",),
+        value=Text("ADDRESS"),
+        default="127.0.0.1",
+        help="Address to listen on. The console has no login: who reaches it sees all it shows.",
+        **_OURS,
+    ),
+    Option(
+        names=("--console-port",),
+        value=Integer(0, 65535, metavar="PORT"),
+        shown_default=f"{DEFAULT_PORT}; `weir serve` starts no console where it is taken, or with --http-port=0",
+        help="Port of the console; 0 selects a free one.",
+        **_OURS,
+    ),
+    switch(
+        "--console-allow-changes",
+        False,
+        "Let the console change the cluster: load models, split traffic, submit and cancel jobs, replay dead letters.",
+        **_OURS,
+    ),
+)
+"""The options declared in this module."""
