@@ -1,5 +1,7 @@
 """Instruments that can be summed over processes: histograms, quantiles of recent durations, and utilization.
 
+`DurationHistogram` is always on; the finer `RecentDurations` are those of Triton's summaries, which are off by default.
+
 Source of the quantiles: prometheus-cpp's Summary, which Triton uses: quantiles of the last 60 s in steps of 12 s,
 count and sum of all time. Its quantiles can not be merged, so DDSketch is used instead (Masson et al., VLDB 2019),
 whose quantiles are within 1 % of the exact value.
@@ -10,7 +12,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddsketch.ddsketch import BaseDDSketch
@@ -140,6 +142,87 @@ class RecentDurations:
     def _forget(self, now_step: int) -> None:
         for step in [step for step in self._sketches if step <= now_step - STEPS]:
             del self._sketches[step]
+
+
+_MANTISSA_BITS = 4
+_LEADING = 1 << _MANTISSA_BITS  # durations below have a bucket each
+_MAX_SHIFT = 35  # durations up to 12 days
+_LAST_BUCKET = ((_MAX_SHIFT + 2) << _MANTISSA_BITS) - 1
+
+
+class DurationHistogram:
+    """The distribution of durations since its creation, in buckets of 1/16 of a power of two, so within 6 %.
+
+    A duration costs 0.1 us, a ninth of what it costs in a `DurationSketch`, and histograms of different processes and times
+    can be added and subtracted. Not thread-safe.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self, buckets: Mapping[int, int] | None = None) -> None:
+        self._counts: dict[int, int] = {}
+        if buckets:
+            self.add_buckets(buckets)
+
+    def add_all(self, durations_ns: Iterable[int], more_ns: int = 0) -> None:
+        """Counts each of these durations plus `more_ns`, in nanoseconds."""
+        counts = self._counts
+        for duration_ns in durations_ns:
+            us = (duration_ns + more_ns) // 1000
+            shift = us.bit_length() - _MANTISSA_BITS - 1
+            if shift > 0:
+                bucket = (shift << _MANTISSA_BITS) + (us >> shift) if shift <= _MAX_SHIFT else _LAST_BUCKET
+            else:
+                bucket = us if us > 0 else 0
+            counts[bucket] = counts.get(bucket, 0) + 1
+
+    def add_buckets(self, buckets: Mapping[int, int]) -> None:
+        """Adds the counts of another histogram, given as its `buckets`. Unknown buckets are ignored."""
+        for bucket, count in buckets.items():
+            if 0 <= bucket <= _LAST_BUCKET and count:
+                self._counts[bucket] = self._counts.get(bucket, 0) + count
+
+    def buckets(self) -> dict[int, int]:
+        """Returns the counts of all buckets that are not empty."""
+        return dict(self._counts)
+
+    def since(self, earlier: DurationHistogram) -> DurationHistogram:
+        """Returns the durations that were counted after `earlier`, an older state of this histogram.
+
+        A bucket that has shrunk, because a process whose counts are not known any more was replaced, counts as a new one.
+        """
+        changed = DurationHistogram()
+        before = earlier._counts
+        for bucket, count in self._counts.items():
+            if more := count - before.get(bucket, 0):
+                changed._counts[bucket] = more if more > 0 else count
+        return changed
+
+    @property
+    def count(self) -> int:
+        """The number of durations."""
+        return sum(self._counts.values())
+
+    def quantile_us(self, quantile: float) -> float | None:
+        """Returns the duration in microseconds that this share of all durations does not exceed; None without any."""
+        rank, below = quantile * self.count, 0
+        upper_us = None
+        for bucket in sorted(self._counts):
+            count = self._counts[bucket]
+            lower_us, upper_us = _bucket_bounds_us(bucket)
+            if below + count >= rank:
+                return lower_us + (upper_us - lower_us) * (rank - below) / count
+            below += count
+        return upper_us
+
+
+def _bucket_bounds_us(bucket: int) -> tuple[int, int]:
+    """Returns the durations of a bucket: the first, and the first of the next one."""
+    if bucket < 2 * _LEADING:
+        return bucket, bucket + 1
+    shift = (bucket >> _MANTISSA_BITS) - 1
+    leading = bucket - (shift << _MANTISSA_BITS)
+    return leading << shift, (leading + 1) << shift
 
 
 _SMOOTHING = 0.3

@@ -31,7 +31,7 @@ from runtime.containment import contained
 from schemas.core.requests import InferRequest, InferResponse
 from schemas.core.tensors import PayloadRef, Reference
 from schemas.wire.codec import encode
-from telemetry.instruments import RecentDurations
+from telemetry.instruments import DurationHistogram, RecentDurations
 
 logger = logging.getLogger("weir.calls")
 
@@ -77,6 +77,7 @@ class _VersionCounts:
     def __init__(self, has_summaries: bool) -> None:
         self.hits = [0, 0]
         self.misses = [0, 0]
+        self.latency = DurationHistogram()  # of hits
         names = ("queue", "cache_hit", "cache_miss") if has_summaries else ()
         self.summaries = {name: RecentDurations() for name in names}
 
@@ -105,6 +106,7 @@ class CacheCounters:
         """Counts a request that was answered from the cache."""
         counts = self._of(key)
         counts.add("cache_hit", counts.hits, ns)
+        counts.latency.add_all((ns,))
 
     def miss(self, key: VersionKey, ns: int) -> None:
         """Counts a request that was answered by the model."""
@@ -144,6 +146,7 @@ def _to_statistics(key: VersionKey, counts: _VersionCounts) -> dict[str, Any]:
         "failures": {},
         "cache_hit": list(counts.hits),
         "cache_miss": list(counts.misses),
+        "latency": counts.latency.buckets(),
         "summaries": {name: summary.snapshot() for name, summary in counts.summaries.items()},
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from schemas.core.names import plain_name
 from schemas.wire.statistics import FAILURE_REASONS, HistogramCounters, QueuedVersionCounters, VersionCounters
-from telemetry.instruments import DurationSketch
+from telemetry.instruments import DurationHistogram, DurationSketch
 
 DURATIONS = (
     "success",
@@ -45,7 +45,11 @@ class SummaryTotals:
 
 
 class VersionTotals:
-    """Sums of one version. Durations are [count, nanoseconds]; the other fields are those of `VersionCounters`."""
+    """Sums of one version. Durations are [count, nanoseconds]; the other fields are those of `VersionCounters`.
+
+    `latency` has all requests that succeeded, since their counters began. Quantiles of an interval are those of the
+    difference of two states (`cluster.rates`).
+    """
 
     def __init__(self, model: str, version: int) -> None:
         self.model = model
@@ -55,6 +59,7 @@ class VersionTotals:
         self.execution_count = 0
         self.last_inference_ms = 0
         self.staged_ns = 0
+        self.latency = DurationHistogram()
         self.pending = 0
         self.failures: Counter[str] = Counter(dict.fromkeys(FAILURE_REASONS, 0))
         self.batches: dict[int, list[int]] = {}
@@ -65,6 +70,7 @@ class VersionTotals:
 
     def add(self, row: VersionCounters) -> None:
         """Adds the counters of one worker or gateway."""
+        self.latency.add_buckets(row.latency)
         self._add(row, {name: getattr(row, name) for name in DURATIONS})
         for kind, id, size_bytes in row.memory_usage:
             self.memory[kind, id] += size_bytes
@@ -81,6 +87,7 @@ class VersionTotals:
         """Adds the sums of another `VersionTotals`."""
         self._add(other, other.durations)
         self.pending += other.pending
+        self.latency.add_buckets(other.latency.buckets())
         self.memory.update(other.memory)
         for name, summary in other.summaries.items():
             self.summaries[name].add(summary.count, summary.sum_us, summary.sketch.bins())

@@ -94,7 +94,9 @@ class VersionCounters(Counters, kw_only=True):
 
     `batches` holds, by executed batch size, the executions and the nanoseconds of input, inference and output.
     `responses` holds the response statistics of decoupled models by index and kind. `staged_ns` is the part of the queue
-    time that requests spent at their instance. `memory_usage` holds (type, id, bytes).
+    time that requests spent at their instance. `memory_usage` holds (type, id, bytes). `latency` counts the requests that
+    succeeded by the time from their arrival at the scheduler to their response, in the buckets of
+    `telemetry.instruments.DurationHistogram`; those that a response cache answered, by the time of the lookup.
     """
 
     model: Name
@@ -118,6 +120,7 @@ class VersionCounters(Counters, kw_only=True):
     responses: Annotated[dict[Count, dict[str, CountAndNs]], Meta(max_length=1 << 16)] = {}
     memory_usage: Annotated[list[MemoryUse], Meta(max_length=1024)] = []
     first_response_ms: HistogramCounters | None = None
+    latency: Annotated[dict[Bin, Count], Meta(max_length=MAX_BINS)] = {}
     summaries: dict[str, SummaryCounters] = {}
 
 

@@ -95,7 +95,7 @@ ROOMS = {
         "api",
         "main",
     ),
-    "cluster": ("counters status",),
+    "cluster": ("counters status", "rates"),
     "client": (
         "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
         " traffic",

@@ -398,6 +398,7 @@ class _OpenRequest:
         rows = inputs[0].shape[0] if self._instance.model.config.max_batch_size > 0 and inputs else 1
         queue_ns = self._entry.queued_us * 1000
         statistics.record_requests(1, rows, queue_ns, phases_ns)
+        statistics.record_latency((queue_ns,), sum(phases_ns))
         statistics.record_execution(rows, phases_ns, time.time_ns() // 1_000_000)
         if statistics.latencies is not None:
             statistics.latencies.observe([queue_ns], phases_ns)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from schemas.config.model_config import ModelConfig
 from schemas.wire.statistics import FAILURE_REASONS
-from telemetry.instruments import BoundedHistogram, RecentDurations
+from telemetry.instruments import BoundedHistogram, DurationHistogram, RecentDurations
 from telemetry.metrics_config import MetricsConfig
 from worker.backend_api.interface import Execution, Result
 from worker.execution.running_batch import RunningBatch
@@ -145,6 +145,7 @@ class ModelStatistics:
     batches: dict[int, list[int]] = field(default_factory=dict)
     responses: dict[int, dict[str, Durations]] = field(default_factory=dict)
     latencies: LatencyObserver | None = None
+    latency: DurationHistogram = field(default_factory=DurationHistogram)
     gpu_memory: dict[int, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -164,6 +165,11 @@ class ModelStatistics:
             self.compute_infer.add(requests, infer_ns * requests)
             self.compute_output.add(requests, output_ns * requests)
             self.inference_count += batch_size
+
+    def record_latency(self, queues_ns: Iterable[int], busy_ns: int) -> None:
+        """Adds requests that succeeded, by their queue times; each then took `busy_ns`."""
+        with self._lock:
+            self.latency.add_all(queues_ns, busy_ns)
 
     def record_execution(self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int) -> None:
         """Adds a run of `executed_rows` rows, whatever the outcomes of its requests."""
@@ -245,6 +251,7 @@ class ModelStatistics:
                 "failures": dict(self.failures),
                 "batches": {size: list(row) for size, row in self.batches.items()},
                 "responses": {index: _response_row(row) for index, row in self.responses.items()},
+                "latency": self.latency.buckets(),
                 "memory_usage": [("GPU", gpu, size_bytes) for gpu, size_bytes in self.gpu_memory.items()],
             }
 
@@ -296,6 +303,7 @@ def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
     phases_ns = (input_end_ns - start_ns, infer_end_ns - input_end_ns, end_ns - infer_end_ns)
     succeeded = len(queues_ns)
     statistics.record_requests(succeeded, succeeded_rows, sum(queues_ns), phases_ns, waited_ns * succeeded)
+    statistics.record_latency(queues_ns, end_ns - start_ns)
     statistics.record_execution(executed_rows, phases_ns, time.time_ns() // 1_000_000)
     if statistics.latencies is not None:
         statistics.latencies.observe(queues_ns, phases_ns)
@@ -317,6 +325,7 @@ def record_microbatch(
     output_ns = max(0, end_ns - last_ns) // len(positions)
     succeeded = SingleRuns()
     runs: dict[int, SingleRuns] = {}
+    durations_ns: list[int] = []
     observed: list[tuple[int, tuple[int, int, int]]] = []
     for at, (position, rows, outcome) in enumerate(zip(positions, sizes, outcomes, strict=True)):
         run_start_ns, run_end_ns = spans_ns.get(at, (execution.input_end_ns, execution.input_end_ns))
@@ -332,9 +341,11 @@ def record_microbatch(
             statistics.record_failures(1, reason, queue_ns + sum(phases_ns))
             continue
         succeeded.add(rows, queue_ns, staged_ns, phases_ns)
+        durations_ns.append(queue_ns + run_end_ns - run_start_ns)
         if statistics.latencies is not None:
             observed.append((queue_ns, phases_ns))
     statistics.record_single_runs(succeeded, runs, time.time_ns() // 1_000_000)
+    statistics.record_latency(durations_ns, input_ns + output_ns)
     if statistics.latencies is not None:
         for queue_ns, phases_ns in observed:
             statistics.latencies.observe([queue_ns], phases_ns)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from telemetry.instruments import (
     WINDOW_S,
     BoundedHistogram,
+    DurationHistogram,
     DurationSketch,
     RecentDurations,
     SizeHistogram,
@@ -110,3 +111,42 @@ def test_utilization_is_a_share(looks: list[tuple[int, int, int, int]]) -> None:
         now_us, busy_us = now_us + elapsed_us, busy_us + spent_us
         utilization.update(now_us, busy_us, min(busy, instances), instances)
         assert 0 <= utilization.value <= 1
+
+
+def histogram_of(values_us: list[int]) -> DurationHistogram:
+    histogram = DurationHistogram()
+    histogram.add_all(value * 1000 for value in values_us)
+    return histogram
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=200), st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]))
+def test_a_quantile_of_a_histogram_is_within_a_bucket_of_the_value_of_that_rank(
+    values: list[int], quantile: float
+) -> None:
+    exact = sorted(values)[math.ceil(quantile * len(values)) - 1]
+    reported = histogram_of(values).quantile_us(quantile)
+    assert reported is not None
+    assert exact * 15 / 16 - 1 <= reported <= exact * 17 / 16 + 1
+
+
+@given(durations, durations)
+def test_a_later_state_of_a_histogram_less_an_earlier_one_has_what_came_between(
+    earlier: list[int], later: list[int]
+) -> None:
+    before, after = histogram_of(earlier), histogram_of(earlier + later)
+    between = after.since(before)
+    assert between.buckets() == histogram_of(later).buckets()
+    assert between.count == len(later)
+    before.add_buckets(between.buckets())
+    assert before.buckets() == after.buckets()
+
+
+def test_a_histogram_without_durations_has_no_quantile() -> None:
+    assert DurationHistogram().quantile_us(0.5) is None
+
+
+def test_a_histogram_ignores_buckets_that_it_does_not_have_and_takes_any_duration() -> None:
+    histogram = DurationHistogram({-1: 5, 100_000: 5})
+    histogram.add_all([-5, 10**30], 1)
+    assert histogram.count == 2
+    assert histogram.quantile_us(0.5) == 1

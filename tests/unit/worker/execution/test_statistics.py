@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from schemas.config.model_config import HistogramOptions, MetricControl, MetricIdentifier, ModelConfig, ModelMetrics
 from schemas.wire.statistics import VersionCounters
+from telemetry.instruments import DurationHistogram
 from telemetry.metrics_config import MetricsConfig
 from worker.execution.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics, observer_for
 
@@ -83,3 +85,12 @@ def test_a_model_may_configure_the_buckets() -> None:
         "summaries": {},
         "first_response_ms": {"bounds": [3.0, 9.0], "counts": [0] * 3, "sum": 0},
     }
+
+
+def test_the_latency_of_a_batch_is_always_counted() -> None:
+    statistics = ModelStatistics()
+    statistics.record_latency([1 * MS, 9 * MS], 1 * MS)
+    latency = DurationHistogram(counters_of(statistics).latency)
+    assert latency.count == 2
+    assert latency.quantile_us(0.5) == pytest.approx(2000, rel=0.07)
+    assert latency.quantile_us(1.0) == pytest.approx(10_000, rel=0.07)
