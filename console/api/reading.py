@@ -13,26 +13,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from client.catalog import ServedModel
-from cluster.counters.load import ModelLoad
 from cluster.counters.version_totals import VersionTotals
 from console.api.context import ConsoleContext
 from console.api.responses import error_response, json_response, read_integer
+from console.history.series import MODEL_COLUMNS
 from schemas.core.names import plain_name
 from schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
 
 MAX_SAMPLE_ELEMENTS = 65_536
 """The largest sample request that the server makes; for larger inputs the page makes the values itself."""
 
-_NO_LOAD = {
-    "requests_per_s": None,
-    "failures_per_s": None,
-    "p50_ms": None,
-    "p99_ms": None,
-    "queue_depth": None,
-    "queue_oldest_s": None,
-    "batch_size": None,
-    "utilization": None,
-}
+_NO_LOAD = dict.fromkeys(MODEL_COLUMNS)
 
 
 def reading_routes(context: ConsoleContext) -> list[Route]:
@@ -101,13 +92,12 @@ class _TickCache:
 async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
     """One row for each model that is served, known to the registry, or that lies in a repository."""
     view = context.view
-    loads: dict[str, ModelLoad] = view.tick.load.models if view.tick.load is not None else {}
+    loads = view.tick.load.models if view.tick.load is not None else {}
     status = {(model.name, model.namespace): model for model in (await view.status()).models}
     rows: dict[str, dict[str, Any]] = {}
     for entry in view.catalog.index():
         name = entry["name"]
         served = view.catalog.served_model(name)
-        load = loads.get(name)
         namespace = "" if served is None else served.namespace
         known = status.get((plain_name(name), namespace))
         versions = [] if known is None else known.versions
@@ -129,7 +119,7 @@ async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
                 for version in versions
             ],
             "workers": 0 if known is None else len(known.workers),
-            **(_NO_LOAD if load is None else {column: getattr(load, column) for column in _NO_LOAD}),
+            **loads.get(name, _NO_LOAD),
         }
     for unserved in await context.repository_index():
         if unserved["name"] not in rows:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 
@@ -20,11 +20,13 @@ from bus.kv.registry import RegistryView
 from bus.nats.connection import Bus
 from client.catalog import Catalog
 from cluster.counters.collection import Statistics
-from cluster.counters.load import ClusterLoad, LoadMeter, ModelLoad, read
+from cluster.counters.devices import devices_of
+from cluster.rates import Reading, reading_of
 from cluster.status.collector import Collector
 from cluster.status.snapshot import ClusterStatus
 from cluster.status.summary import summarise
-from console.history.series import CLUSTER_COLUMNS, MODEL_COLUMNS, SeriesHistory
+from console.collection.load import Load, measure
+from console.history.series import SeriesHistory
 from runtime.ticks import next_tick
 
 logger = logging.getLogger("weir.console")
@@ -41,7 +43,7 @@ class Tick(NamedTuple):
 
     number: int
     at_ms: int
-    load: ClusterLoad | None
+    load: Load | None
 
 
 class ClusterView:
@@ -57,7 +59,7 @@ class ClusterView:
         self._known = KnownModels(bus)
         self._desired = DesiredModels(bus)
         self._collector = Collector(bus, f"{id}-status", url)
-        self._meter = LoadMeter()
+        self._reading: Reading | None = None
         self._status: ClusterStatus | None = None
         self._collected_s = float("-inf")
         self._collecting: asyncio.Task[ClusterStatus] | None = None
@@ -114,13 +116,11 @@ class ClusterView:
                 announced()
 
     def _take_reading(self) -> None:
-        load = self._meter.measure(read(self.statistics, time.monotonic()))
+        before = self._reading
+        self._reading = reading_of(time.monotonic(), self.statistics.versions(), self.statistics.schedulers())
+        load = None
         at_ms = time.time_ns() // 1_000_000
+        if before is not None:
+            load = measure(before, self._reading, devices_of(self.statistics.live_workers()))
+            self.history.add(at_ms, load.cluster, load.models)
         self.tick = Tick(self.tick.number + 1, at_ms, load)
-        if load is not None:
-            cluster = {**_columns(load.total), **{name: getattr(load, name) for name in CLUSTER_COLUMNS[-4:]}}
-            self.history.add(at_ms, cluster, {name: _columns(model) for name, model in load.models.items()})
-
-
-def _columns(load: ModelLoad) -> dict[str, Any]:
-    return {name: getattr(load, name) for name in MODEL_COLUMNS}

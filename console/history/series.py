@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+Values = Mapping[str, float | None]
+"""Values by column."""
+
 MODEL_COLUMNS = (
     "requests_per_s",
     "failures_per_s",
@@ -114,9 +117,7 @@ class SeriesHistory:
         self._cluster = _Tiers(CLUSTER_COLUMNS)
         self._models: dict[str, _Tiers] = {}
 
-    def add(
-        self, at_ms: int, cluster: Mapping[str, float | None], models: Mapping[str, Mapping[str, float | None]]
-    ) -> None:
+    def add(self, at_ms: int, cluster: Values, models: Mapping[str, Values]) -> None:
         """Adds the values of one tick (unix ms), by column. Models without values for an hour are dropped."""
         self._cluster.add(at_ms, _row(CLUSTER_COLUMNS, cluster))
         for name, values in models.items():
