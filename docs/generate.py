@@ -18,7 +18,7 @@ from docs import asyncapi, metrics, openapi
 from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
-from docs.status_page import status_example, status_fields
+from docs.status_page import status_advice, status_example, status_fields
 from schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
@@ -165,7 +165,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "reference/errors.md": {"errors": openapi.errors},
     "reference/metrics.md": {"metrics": metrics.table},
     "reference/options.md": {"serve options": serve_options},
-    "status.md": {"status example": status_example, "status fields": status_fields},
+    "status.md": {"status example": status_example, "status advice": status_advice, "status fields": status_fields},
     "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {
         "endpoints": _rows(ENDPOINTS, "endpoint"),

@@ -13,7 +13,7 @@ from types import UnionType
 from pydantic import BaseModel
 from rich.console import Console
 
-from cluster.status.snapshot import ClusterStatus
+from cluster.status.snapshot import ADVICE, ClusterStatus
 from weir.status.display import WIDTH, print_status
 
 EXAMPLE = Path(__file__).parent / "status_example.json"
@@ -26,6 +26,12 @@ def status_example() -> str:
         ClusterStatus.model_validate_json(EXAMPLE.read_text()), Console(file=out, width=WIDTH, highlight=False)
     )
     return f"```text\n{out.getvalue()}```"
+
+
+def status_advice() -> str:
+    """A table of the kinds of problems, with what to do."""
+    rows = [f"| {kind} | {advice} |" for kind, advice in ADVICE.items()]
+    return "\n".join(["| kind | what to do |", "|---|---|", *rows])
 
 
 def status_fields() -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from cluster.status.snapshot import Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
+from cluster.status.snapshot import ADVICE, Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
 from schemas.wire.registry import UNLOADED, ModelState
 
 FULL = 0.8
@@ -39,7 +39,8 @@ def problems_of(status: ClusterStatus) -> list[Problem]:
         *_dead(status),
         *_leaving(status),
     ]
-    return sorted(found, key=lambda problem: problem.level != "warning")
+    advised = (problem.model_copy(update={"advice": ADVICE[problem.kind]}) for problem in found)
+    return sorted(advised, key=lambda problem: problem.level != "warning")
 
 
 def _warning(kind: Kind, about: str, text: str) -> Problem:

@@ -48,6 +48,34 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+ADVICE: dict[Kind, str] = {
+    "no gateway": "start a gateway",
+    "no scheduler": "start a scheduler",
+    "no worker": "start a worker, unless all models are scaled to zero on purpose",
+    "silent process": "check its host and its log; its work runs again elsewhere",
+    "leaving": "nothing: the process finishes its work and exits",
+    "model without worker": "start a worker that has the model; requests wait for it",
+    "scaled to zero": "nothing: with `--scale-to-zero`, requests for the model wait for a worker to be started",
+    "overloaded": "start as many workers as the model needs for its load (`NEEDS` in the output)",
+    "repository unreadable": "make the folder readable for the worker: in poll mode the next poll finds it, else restart "
+    "the worker. Of an object store: restore access; models that were fetched serve on",
+    "model fails": "repair the model: the text has the reason, and the worker's log has more",
+    "split version not ready": "load the version, or change the traffic rule of the model",
+    "change rejected": "repair the model's files: the version loaded before still serves",
+    "queue without owner": "start a scheduler, or check why none takes the queue",
+    "queue with two owners": "nothing: it resolves itself within seconds; workers reject the earlier owner's batches",
+    "queue waits": "add instances, or check whether the model hangs",
+    "releases differ": "finish the upgrade",
+    "stream nearly full": "find out which requests wait, and start workers for them; a full stream rejects requests",
+    "stream without leader": "check the NATS servers",
+    "replica behind": "check the NATS servers; a replica that is behind, but present, catches up",
+    "not synced": "set `sync_interval: always` at the NATS servers, or accept that a power loss may lose requests",
+    "sync unknown": "give the gateways `--nats-monitor`",
+    "dead letters": "`weir dead list`, then `weir dead replay` or `weir dead purge`",
+}
+"""What an operator should do, by the kind of a problem."""
+
+
 class Problem(Part):
     """A condition that may need attention."""
 
@@ -57,6 +85,7 @@ class Problem(Part):
     kind: Kind = Field(description="the type of the problem")
     about: str = Field(description="the model, process or stream concerned")
     text: str = Field(description="description in one sentence")
+    advice: str = Field(default="", description="what to do about it")
 
 
 class Server(Part):
