@@ -9,7 +9,7 @@ replaced is back within seconds, and the requests wait in the queue meanwhile. T
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -74,7 +74,8 @@ class ServedModel:
     `name` is its identity (`schemas.core.names.model_identity`), `namespace` that of its repository, "" without
     namespacing. `loads` are digests of what its workers have loaded, by version: they change with each reload, and are
     "" where they are unknown. `queue` is the destination of requests that belong to no sequence. `split` chooses the
-    version of requests that name none; without one, they run on the latest.
+    version of requests that name none; without one, they run on the latest. `completed` are the fields of the
+    configuration that its author left out.
     """
 
     def __init__(  # noqa: PLR0913 - the parts of a model, each of which the catalog computes by itself
@@ -85,8 +86,10 @@ class ServedModel:
         labels: dict[str, list[str]],
         loads: Mapping[int, str] | None = None,
         namespace: str = "",
+        completed: Sequence[str] = (),
     ) -> None:
         self.name = name
+        self.completed = completed
         self.namespace = namespace
         self.config = config
         self.versions = versions
@@ -322,7 +325,9 @@ class Catalog:
             record = max((r for r in records if _ready_versions([r])), key=lambda r: r.written_ns)
             config = ModelConfig.model_validate(record.config)
             loads = _loads(records, versions)
-            self._served[name] = ServedModel(name, config, versions, record.labels, loads, record.namespace)
+            self._served[name] = ServedModel(
+                name, config, versions, record.labels, loads, record.namespace, record.completed
+            )
             self._apply_traffic(name)
             self._accept_until_s.pop(name, None)
             self._away.discard(name)

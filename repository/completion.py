@@ -37,6 +37,10 @@ DEFAULT_SEQUENCE_IDLE_US = 1_000_000
 _Tensor = ModelInput | ModelOutput
 
 
+_IDENTITY = frozenset({"name"})
+"""Fields that are no matter of completion: the folder of a model is its name."""
+
+
 class DescribedTensor(NamedTuple):
     """An input or output as the model's file has it: `data_type` as in `config.pbtxt`, `dims` whole, -1 any size."""
 
@@ -84,6 +88,12 @@ def complete(
     if config.max_batch_size > 1 and not (config.dynamic_batching or config.sequence_batching):
         changes["dynamic_batching"] = DynamicBatching()
     return config.replace(**changes)
+
+
+def completed_fields(written: ModelConfig, served: ModelConfig) -> list[str]:
+    """The fields of `served` that its author left out, or wrote in part, in the order of the configuration's fields."""
+    before, after = written.model_dump(exclude_defaults=True), served.model_dump(exclude_defaults=True)
+    return [name for name, value in after.items() if name not in _IDENTITY and before.get(name) != value]
 
 
 def _leaves_out_batch(config: ModelConfig, described: DescribedModel) -> bool:

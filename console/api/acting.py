@@ -76,11 +76,13 @@ def _model_routes(context: ConsoleContext) -> list[Route]:
     traffic = of_model("/traffic")
     return [
         *(
-            Route(f"/api/models/{{name}}/{action}", _changing(context, "POST", of_repository(sent)), methods=["POST"])
+            Route(
+                f"/api/models/{{name:path}}/{action}", _changing(context, "POST", of_repository(sent)), methods=["POST"]
+            )
             for action, sent in (("load", "load"), ("reload", "load"), ("unload", "unload"))
         ),
-        Route("/api/models/{name}/traffic", _changing(context, "PUT", traffic), methods=["PUT"]),
-        Route("/api/models/{name}/traffic", _changing(context, "DELETE", traffic), methods=["DELETE"]),
+        Route("/api/models/{name:path}/traffic", _changing(context, "PUT", traffic), methods=["PUT"]),
+        Route("/api/models/{name:path}/traffic", _changing(context, "DELETE", traffic), methods=["DELETE"]),
     ]
 
 

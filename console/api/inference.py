@@ -56,4 +56,4 @@ def inference_routes(context: ConsoleContext) -> list[Route]:
             }
         )
 
-    return [Route("/api/try/{name}", guarded(try_model), methods=["POST"])]
+    return [Route("/api/try/{name:path}", guarded(try_model), methods=["POST"])]

@@ -67,7 +67,7 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
         Route("/api/status", status),
         Route("/api/series", series),
         Route("/api/models", models),
-        Route("/api/models/{name}", model),
+        Route("/api/models/{name:path}", model),
     ]
 
 
@@ -154,6 +154,7 @@ async def _details(context: ConsoleContext, name: str, served: ServedModel | Non
         "versions": [] if served is None else served.versions,
         "metadata": None if served is None else await context.read_gateway(f"/v2/models/{name}"),
         "config": None if served is None else served.config.model_dump(mode="json", exclude_defaults=True),
+        "completed": [] if served is None else list(served.completed),
         "statistics": rows,
         "history": history,
         "traffic": traffic,

@@ -85,7 +85,7 @@ class ModelRecord(Record, frozen=True):
 
     With `elsewhere`, the model is placed on other workers: failures in this record count only if no worker serves it.
     `rejected` is why the current files or configuration could not be loaded, while the previous ones are still served; ""
-    where the current ones are served.
+    where the current ones are served. `completed` are the fields of the configuration that its author left out.
     """
 
     name: str
@@ -101,6 +101,7 @@ class ModelRecord(Record, frozen=True):
     namespace: str = ""
     elsewhere: bool = False
     rejected: str = ""
+    completed: Annotated[list[str], Meta(max_length=256)] = []
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:

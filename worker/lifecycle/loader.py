@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from repository.completion import DescribedModel
+from repository.completion import DescribedModel, completed_fields
 from repository.config_text import located
 from repository.content_digests import ContentDigests
 from repository.layout import (
@@ -51,7 +51,8 @@ class LoadResult:
     """The outcome of loading a model: its configuration, its loaded versions (`served`) and a record for each version.
 
     Either all versions are loaded, or none and `error` is the response to the load request, in Triton's words. `reason` is
-    set if there is no record of any version. `labels` are the labels of its outputs. `name` is the model's identity. With
+    set if there is no record of any version. `completed` are the fields of the configuration that its author left out,
+    `labels` are the labels of its outputs. `name` is the model's identity. With
     `elsewhere` it failed because all its instances are for devices that this worker does not have. `agents` are the
     repository agents to release once the versions are unloaded.
     """
@@ -59,6 +60,7 @@ class LoadResult:
     name: str
     namespace: str = ""
     config: ModelConfig | None = None
+    completed: list[str] = field(default_factory=list)
     labels: dict[str, list[str]] = field(default_factory=dict)
     served: dict[int, ServedVersion] = field(default_factory=dict)
     records: dict[int, VersionRecord] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class ModelLoader:
             logger.info("loading: %s:%d", name, number)
         try:
             backend, result.config = self._configure(found, source, versions[0])
+            result.completed = completed_fields(source.config, result.config)
             result.labels = read_output_labels(found, result.config)
             if isinstance(backend, EnsembleBackend):
                 result.labels = backend.labels(result.config) | result.labels

@@ -156,6 +156,7 @@ class ManagedModel:
             versions=dict(sorted(versions.items())),
             config=None if config is None else config.model_dump(exclude_defaults=True),
             labels={} if self.result is None else self.result.labels,
+            completed=[] if self.result is None else self.result.completed,
             reason=self.reason if not versions else "",
             written_ns=self._clock_ns(),
             revision=self.revision,

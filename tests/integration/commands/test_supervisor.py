@@ -88,7 +88,7 @@ def prepare(name, behaviour):
 roles = [
     RoleSpec(name=name, argv=(sys.executable, str(folder / "role.py"), name, str(folder), behaviour),
              start_rank=0 if wanted["together"] else number, drain_rank=rank, kept_facts=kept,
-             prepare=functools.partial(prepare, name, behaviour))
+             prepare=functools.partial(prepare, name, behaviour), is_optional=name == wanted["optional"])
     for number, (name, behaviour, rank) in enumerate(wanted["roles"])
 ]
 nats = EmbeddedNats(folder / "data") if wanted["nats"] else None
@@ -136,7 +136,15 @@ class Serving:
         (folder / "parent.py").write_text(PARENT)
         self.folder = folder
         self.errors = folder / "stderr"
-        settings = {"roles": roles, "nats": False, "budget": 10, "exit_timeout_s": 10.0, "together": False, **wanted}
+        settings = {
+            "roles": roles,
+            "nats": False,
+            "budget": 10,
+            "exit_timeout_s": 10.0,
+            "together": False,
+            "optional": "",
+        }
+        settings |= wanted
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, folder / "parent.py", folder, json.dumps(settings)],
@@ -214,6 +222,22 @@ def test_a_role_is_prepared_before_its_first_start_and_while_the_rank_before_sta
     for role, before in (("worker", "scheduler"), ("gateway", "worker")):
         assert events.index((role, "prepared")) < events.index((before, "ready"))
     assert sorted(serving.roles_that("prepared")) == ["gateway", "scheduler", "worker"]
+
+
+def test_a_server_starts_and_runs_on_without_an_optional_role(serve: Callable[..., Serving]) -> None:
+    serving = serve([("scheduler", "", 1), ("console", "refuses", 0), ("gateway", "", 0)], optional="console")
+    assert serving.ready()["facts"]["console"] == {}
+    assert "console can't be started: port 8000 is taken; the server runs without it" in serving.errors.read_text()
+    assert serving.end() == 0
+
+
+def test_an_optional_role_that_dies_too_often_is_not_started_again(serve: Callable[..., Serving]) -> None:
+    serving = serve([("scheduler", "", 1), ("console", "short-lived", 0)], optional="console", budget=2)
+    serving.ready()
+    message = "its restart budget is spent, the server runs without it"
+    wait_until(lambda: message in serving.errors.read_text())
+    assert alive(serving.pid("scheduler"))
+    assert serving.end() == 0
 
 
 @pytest.mark.parametrize("nats", [False, True], ids=["no nats-server", "nats-server"])

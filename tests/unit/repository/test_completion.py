@@ -1,6 +1,6 @@
 import pytest
 
-from repository.completion import DescribedModel, DescribedTensor, complete, normalize
+from repository.completion import DescribedModel, DescribedTensor, complete, completed_fields, normalize
 from repository.problems import ConfigProblem
 from schemas.config.model_config import InstanceGroup, ModelConfig
 
@@ -222,3 +222,12 @@ def test_ensembles_have_no_instances():
     normal = normalize(ModelConfig(name="net", platform="ensemble", ensemble_scheduling={}), [0])
     assert normal.instance_group == []
     assert normal.optimization is None
+
+
+def test_completed_fields_are_those_that_the_author_left_out_or_wrote_in_part() -> None:
+    written = ModelConfig(name="net", max_batch_size=8, backend="onnxruntime")
+    served = written.replace(
+        name="other", platform="onnxruntime_onnx", max_batch_size=8, default_model_filename="model.onnx"
+    )
+    assert completed_fields(written, served) == ["platform", "default_model_filename"]
+    assert completed_fields(served, served) == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from weir.commands.serve import StartupFacts, count_gpus, render_startup_block
+from weir.commands.preflight import Listener
+from weir.commands.serve import StartupFacts, console_listener, count_gpus, render_startup_block
+from weir.errors import StartError
 
 
 class NvmlError(Exception):
@@ -116,3 +119,38 @@ def test_a_reason_of_several_lines_is_one_line() -> None:
     reason = "Internal: ValueError: boo\n\nAt:\n  1/model.py(3): initialize\n\x1b[31m"
     models = [{"name": "m", "versions": [1], "state": "UNAVAILABLE", "reason": reason}]
     assert "Internal: ValueError: boo At: 1/model.py(3): initialize ?[31m" in block(models=models)
+
+
+def console_of(**values: Any) -> Listener | None:
+    chosen = {"console_port": None, "console_address": "127.0.0.1", "allow_console": True, "http_port": 8000, **values}
+    return console_listener(chosen, [Listener("HTTP", "127.0.0.1", 8000)])
+
+
+def test_the_console_is_an_extra_unless_its_port_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.commands.serve.check_listeners", lambda listeners: None)
+    assert console_of() == Listener("console", "127.0.0.1", 8080)
+    assert console_of(http_port=0) is None
+    assert console_of(http_port=0, console_port=0) == Listener("console", "127.0.0.1", 0)
+    assert console_of(console_port=9000, allow_console=False) is None
+
+
+def test_a_taken_port_is_an_error_only_if_it_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"can't listen for console requests at 127.0.0.1:{port}"):
+            console_of(console_port=port)
+    with pytest.raises(StartError, match="HTTP requests and console requests"):
+        console_of(console_port=8000)
+
+
+def test_without_a_free_default_port_there_is_no_console(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def taken(listeners: object) -> None:
+        raise StartError("the port is in use")
+
+    monkeypatch.setattr("weir.commands.serve.check_listeners", taken)
+    assert console_of() is None
+    assert "choose another one with --console-port" in caplog.text

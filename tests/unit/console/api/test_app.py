@@ -1,0 +1,197 @@
+"""The console's application: who may act, what is passed on to gateways, and how the page is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from client.gateway_api import Response as ApiResponse
+from cluster.status.snapshot import ClusterStatus
+from console.api.app import make_app
+from console.api.context import ConsoleContext
+from console.api.page import page_routes
+from console.collection.view import Tick
+from console.history.series import SeriesHistory
+from schemas.core.errors import unavailable
+
+ACT = {"X-Weir-Console": "1"}
+
+
+class Gateway:
+    """Records requests, and answers them; with `is_away` there is none."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str, bytes, Mapping[str, str]]] = []
+        self.is_away = False
+
+    async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> ApiResponse:
+        if self.is_away:
+            raise unavailable("no gateway is connected to the message broker")
+        self.requests.append((method, path, body, headers))
+        if path == "/v2/repository/index":
+            return ApiResponse(200, {}, b'[{"name": "<b>&x", "state": "UNAVAILABLE", "reason": "unloaded"}]')
+        headers = {"content-type": "application/json", "x-other": "no", "retry-after": "3"}
+        return ApiResponse(400 if "bad" in path else 200, headers, b'{"error": "as it is"}')
+
+
+class View:
+    """A cluster without models."""
+
+    class Catalog:
+        """No models."""
+
+        def index(self) -> list[Any]:
+            return []
+
+        def served_model(self, name: str) -> None:
+            return None
+
+    def __init__(self) -> None:
+        self.catalog = self.Catalog()
+        self.history = SeriesHistory()
+        self.tick = Tick(1, 5, None)
+        self.is_connected = True
+        self.collections = 0
+
+    async def status(self) -> ClusterStatus:
+        self.collections += 1
+        return ClusterStatus(taken_ms=1, state="healthy")
+
+
+class Bus:
+    """The broker's limit."""
+
+    max_payload_bytes = 1000
+
+
+def context(gateway: Gateway, allows_changes: bool) -> ConsoleContext:
+    return ConsoleContext(
+        bus=cast(Any, Bus()),
+        view=cast(Any, View()),
+        replies=cast(Any, None),
+        dead_letters=cast(Any, None),
+        gateway=cast(Any, gateway),
+        release="1.2.3",
+        broker_url="nats://host:4222",
+        allows_changes=allows_changes,
+    )
+
+
+def browser(app: Starlette) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+@pytest.fixture
+def gateway() -> Gateway:
+    return Gateway()
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> httpx.AsyncClient:
+    return browser(make_app(context(gateway, True), "127.0.0.1"))
+
+
+CHANGES = [
+    ("POST", "/api/models/a%2Fb%25/load", "POST", "/v2/repository/models/a%2Fb%25/load"),
+    ("POST", "/api/models/net/reload", "POST", "/v2/repository/models/net/load"),
+    ("POST", "/api/models/net/unload", "POST", "/v2/repository/models/net/unload"),
+    ("PUT", "/api/models/net/traffic", "PUT", "/v2/models/net/traffic"),
+    ("DELETE", "/api/models/net/traffic", "DELETE", "/v2/models/net/traffic"),
+    ("POST", "/api/jobs?model=x%26y", "POST", "/v2/jobs?model=x%26y"),
+    ("POST", "/api/jobs/batch-1/pause", "POST", "/v2/jobs/batch-1/pause"),
+    ("POST", "/api/jobs/batch-1/resume", "POST", "/v2/jobs/batch-1/resume"),
+    ("POST", "/api/jobs/batch-1/cancel", "POST", "/v2/jobs/batch-1/cancel"),
+    ("POST", "/api/jobs/batch-1/retry", "POST", "/v2/jobs/batch-1/retry"),
+    ("DELETE", "/api/jobs/batch-1", "DELETE", "/v2/jobs/batch-1"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "sent_method", "sent_path"), CHANGES)
+async def test_a_change_is_passed_on(
+    client: httpx.AsyncClient, gateway: Gateway, method: str, path: str, sent_method: str, sent_path: str
+) -> None:
+    response = await client.request(
+        method, path, content=b"body", headers={**ACT, "Content-Type": "a/b", "Cookie": "c"}
+    )
+    assert (response.status_code, response.json()) == (200, {"error": "as it is"})
+    assert response.headers["retry-after"] == "3"
+    assert "x-other" not in response.headers
+    assert gateway.requests == [(sent_method, sent_path, b"body", {"content-type": "a/b", "accept": "*/*"})]
+
+
+@pytest.mark.parametrize(("method", "path"), [change[:2] for change in CHANGES])
+async def test_a_change_needs_the_page_s_header_and_the_option(gateway: Gateway, method: str, path: str) -> None:
+    changing = browser(make_app(context(gateway, True), "127.0.0.1"))
+    refused = await changing.request(method, path)
+    assert refused.status_code == 403
+    assert "x-weir-console" in refused.json()["error"]
+    reading = browser(make_app(context(gateway, False), "127.0.0.1"))
+    refused = await reading.request(method, path, headers=ACT)
+    assert refused.status_code == 403
+    assert "--console-allow-changes" in refused.json()["error"]
+    assert gateway.requests == []
+
+
+async def test_errors_of_the_gateway_and_of_its_absence_are_shown(client: httpx.AsyncClient, gateway: Gateway) -> None:
+    response = await client.post("/api/models/bad/load", headers=ACT)
+    assert (response.status_code, response.json()) == (400, {"error": "as it is"})
+    gateway.is_away = True
+    for response in (await client.post("/api/models/net/load", headers=ACT), await client.get("/api/jobs")):
+        assert response.status_code == 503
+        assert response.json() == {"error": "no gateway is connected to the message broker"}
+    assert (await client.get("/api/models")).json()["models"] == [], "the page still shows what the registry knows"
+
+
+async def test_large_bodies_are_rejected_before_they_are_complete(client: httpx.AsyncClient, gateway: Gateway) -> None:
+    response = await client.post("/api/jobs", headers=ACT, content=b"x" * (8 * 1024 * 1024 + 1))
+    assert response.status_code == 413
+    assert "8388608 bytes" in response.json()["error"]
+    response = await client.post("/api/try/net", headers=ACT, content=b"x" * 1001)
+    assert response.status_code == 413
+    assert "1000 bytes" in response.json()["error"]
+    assert gateway.requests == []
+
+
+async def test_foreign_hosts_and_wrong_parameters_are_rejected(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/api/session", headers={"Host": "evil.example.com"})).status_code == 400
+    assert (await client.get("/api/session", headers={"Host": "127.0.0.1:8080"})).status_code == 200
+    assert "'soon'" in (await client.get("/api/series?since_ms=soon")).json()["error"]
+    assert (await client.post("/api/try/net?version=x", headers=ACT, content=b"{}")).status_code == 400
+    assert (await client.get("/api/models/unknown")).status_code == 404
+
+
+async def test_session_and_models(client: httpx.AsyncClient) -> None:
+    session = (await client.get("/api/session")).json()
+    assert session["release"] == "1.2.3"
+    assert session["allow_changes"]
+    assert session["cluster"] == {"url": "nats://host:4222", "is_connected": True}
+    (row,) = (await client.get("/api/models")).json()["models"]
+    assert (row["id"], row["state"], row["loaded"], row["requests_per_s"]) == ("<b>&x", "UNAVAILABLE", False, None)
+
+
+async def test_the_page_s_files_have_validators_and_a_strict_policy(tmp_path: Path) -> None:
+    (tmp_path / "vendor").mkdir()
+    (tmp_path / "vendor" / "lib.mjs").write_text("export {}")
+    (tmp_path / "index.html").write_text('<!doctype html><script type="importmap">{"imports":{}}</script>')
+    client = browser(Starlette(routes=page_routes(tmp_path)))
+    page = await client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "script-src 'self' 'sha256-" in policy
+    assert "unsafe-eval" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert (await client.get("/", headers={"If-None-Match": page.headers["etag"]})).status_code == 304
+    assert (await client.get("/web/vendor/lib.mjs")).headers["content-type"].startswith("text/javascript")
+    for missing in ("/web/none.js", "/web/../settings.py", "/web/%2e%2e/settings.py"):
+        assert (await client.get(missing)).status_code == 404
+
+
+async def test_without_its_libraries_the_page_says_how_to_get_them(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    response = await browser(Starlette(routes=page_routes(tmp_path))).get("/")
+    assert response.status_code == 503
+    assert "make install" in response.text
