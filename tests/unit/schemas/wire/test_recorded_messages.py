@@ -267,9 +267,10 @@ PACKED: dict[str, Callable[[], bytes]] = {
 MORE_FIELDS = {"drain": 1, "batch": 2, "batch_rows": 2, "series": 2, "state_piece": 2}
 """Messages that now end with so many more fields, which every reader has always ignored."""
 
-ADDED_TO_RECORDS = {
-    name: {"outdated": [], "pid_namespace": 0, "started_ticks": 0, "link": ""}
-    for name in ("worker_record", "new_worker_record")
+_ADDED_TO_WORKERS = {"outdated": [], "pid_namespace": 0, "started_ticks": 0, "link": ""}
+ADDED_TO_RECORDS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("worker_record", "new_worker_record"), _ADDED_TO_WORKERS),
+    **dict.fromkeys(("model_record", "empty_model_record"), {"completed": []}),
 }
 """Fields of records that have been added since, with their defaults: older releases ignore them."""
 
