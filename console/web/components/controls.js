@@ -1,0 +1,127 @@
+// Small parts of views: actions, tabs, states, notes, code to copy.
+
+import { html, useId, useRef, useState } from "../core/html.js";
+import { confirmed, report } from "./dialog.js";
+
+export const READ_ONLY = "The console is read-only: start the server with --console-allow-changes to change things from here.";
+
+/**
+ * A button that does something. `title` states what it will do. `confirm` is `{title, text}`, asked before. `run()` does it and
+ * returns a report, or null; the text of an error is shown as the server sent it. `reason`: why it can't be used now.
+ */
+export function Action({ label, title, run, confirm = null, reason = "", tone = "", session = null }) {
+  const [isRunning, setRunning] = useState(false);
+  const why = session && !session.allow_changes ? READ_ONLY : reason;
+  async function onClick() {
+    if (why || isRunning) return;
+    if (confirm && !(await confirmed(confirm.title, confirm.text, label))) return;
+    setRunning(true);
+    try {
+      const done = await run();
+      if (done) report(done);
+    } catch (error) {
+      report(error.message, "bad");
+    } finally {
+      setRunning(false);
+    }
+  }
+  return html`<button type="button" class=${tone} aria-disabled=${why || isRunning ? "true" : null} title=${why || title} onClick=${onClick}>
+    ${label}${isRunning ? "…" : ""}
+  </button>`;
+}
+
+/** A note where the console is read-only. */
+export function ReadOnlyNote({ session }) {
+  return session && !session.allow_changes ? html`<p class="note">${READ_ONLY}</p>` : null;
+}
+
+/** Tabs: `tabs` is `[[id, label]]`. Left and right move. */
+export function Tabs({ tabs, current, onChoose, label }) {
+  const list = useRef(null);
+  function onKeyDown(event) {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const at = tabs.findIndex(([id]) => id === current);
+    const [next] = tabs[(at + step + tabs.length) % tabs.length];
+    onChoose(next);
+    list.current.querySelector(`[data-tab="${next}"]`)?.focus();
+  }
+  return html`<div class="tabs" role="tablist" aria-label=${label} ref=${list} onKeyDown=${onKeyDown}>
+    ${tabs.map(
+      ([id, text]) => html`<button
+        key=${id}
+        type="button"
+        role="tab"
+        data-tab=${id}
+        aria-selected=${String(id === current)}
+        tabindex=${id === current ? 0 : -1}
+        onClick=${() => onChoose(id)}
+      >${text}</button>`,
+    )}
+  </div>`;
+}
+
+/** A choice among few: buttons in a row. `choices` is `[[value, label]]`. */
+export function Choices({ choices, current, onChoose, label }) {
+  return html`<div class="choices" role="group" aria-label=${label}>
+    ${choices.map(
+      ([value, text]) => html`<button key=${value} type="button" aria-pressed=${String(value === current)} onClick=${() => onChoose(value)}>${text}</button>`,
+    )}
+  </div>`;
+}
+
+/** A state: a mark and a word. */
+export function State({ tone, children }) {
+  return html`<span class="state ${tone}">${children}</span>`;
+}
+
+/** A number with its name. */
+export function Figure({ label, value, unit = "", tone = "", title = "" }) {
+  return html`<div class="figure ${tone}" title=${title}>
+    <span class="figure-label">${label}</span>
+    <span class="figure-value">${value}${unit ? html`<small>${unit}</small>` : null}</span>
+  </div>`;
+}
+
+/** Text in monospace with a button that copies it. */
+export function Code({ text, label = "Copy", className = "" }) {
+  const [isCopied, setCopied] = useState(false);
+  async function copy() {
+    await copyText(text);
+    setCopied(true);
+    setTimeout(() => setCopied(false), 1500);
+  }
+  return html`<div class="code ${className}">
+    <button type="button" class="small" onClick=${copy}>${isCopied ? "Copied" : label}</button>
+    <pre tabindex="0">${text}</pre>
+  </div>`;
+}
+
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // No permission, or no secure origin: the old way.
+    const area = document.body.appendChild(document.createElement("textarea"));
+    area.value = text;
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+}
+
+/** A text field with its label. */
+export function Field({ label, children, note = "" }) {
+  const id = useId();
+  return html`<div class="field">
+    <label for=${id}>${label}</label>
+    ${children(id)}
+    ${note ? html`<small>${note}</small>` : null}
+  </div>`;
+}
+
+/** What is shown until there is data: the reason if it failed. */
+export function Waiting({ error, what = "data" }) {
+  return error ? html`<p class="failure" role="alert">${error.message}</p>` : html`<p class="waiting">Waiting for ${what}…</p>`;
+}
