@@ -32,8 +32,8 @@ export function batchOption(batches, settings, slots, palette) {
   return {
     animation: false,
     grid: [
-      { left: 52, right: 12, top: 20, height: 190 },
-      { left: 52, right: 12, top: 216, height: 120 },
+      { left: 52, right: 12, top: 20, height: 190, outerBoundsMode: "none" },
+      { left: 52, right: 12, top: 216, height: 120, outerBoundsMode: "none" },
     ],
     tooltip: {
       ...tooltipStyle(palette),
@@ -42,8 +42,8 @@ export function batchOption(batches, settings, slots, palette) {
     },
     xAxis: [0, 1].map((place) => ({ gridIndex: place, type: "value", min: 0, max: slots, show: false })),
     yAxis: [
-      { gridIndex: 0, type: "value", min: 0, max: highest, minInterval: 1, splitNumber: 4, name: "rows", nameLocation: "middle", nameGap: 34, nameTextStyle: label, axisLabel: { ...label, formatter: (value) => (Number.isInteger(value) ? value : "") }, ...axis },
-      { gridIndex: 1, type: "value", min: 0, max: longestUs, inverse: true, splitNumber: 3, name: "waited", nameLocation: "middle", nameGap: 34, nameTextStyle: label, axisLabel: { ...label, formatter: (value) => (value ? shortDuration(value) : "") }, ...axis },
+      { gridIndex: 0, type: "value", min: 0, max: highest, interval: Math.max(1, Math.ceil(highest / 4)), name: "rows", nameLocation: "middle", nameGap: 34, nameTextStyle: label, axisLabel: { ...label, formatter: (value) => (Number.isInteger(value) ? value : "") }, ...axis },
+      { gridIndex: 1, type: "value", min: 0, max: longestUs, inverse: true, splitNumber: 3, name: "waited", nameLocation: "middle", nameGap: 34, nameTextStyle: label, axisLabel: { ...label, showMaxLabel: false, formatter: (value) => (value ? shortDuration(value) : "") }, ...axis },
     ],
     series: [
       {
@@ -152,7 +152,7 @@ export function instanceOption(batches, nowMs, spanMs, palette) {
     lanes: lanes.length,
     option: {
       animation: false,
-      grid: { left: 100, right: 12, top: 4, bottom: 22 },
+      grid: { left: 100, right: 12, top: 4, bottom: 22, outerBoundsMode: "none" },
       tooltip: { ...tooltipStyle(palette), formatter: ({ dataIndex }) => describe(bars[dataIndex], palette) },
       xAxis: { type: "value", min: -spanMs / 1000, max: 0, axisLabel: { ...label, formatter: (value) => (value ? `${value} s` : "now") }, splitLine: { lineStyle: { color: palette.line } } },
       yAxis: { type: "category", data: lanes, inverse: true, axisLabel: { ...label, formatter: (lane) => `…${lane.split(" ")[0].slice(-6)} ${lane.slice(lane.indexOf(" ") + 1)}`, width: 92, overflow: "truncate" }, axisTick: { show: false }, axisLine: { show: false } },

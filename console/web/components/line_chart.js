@@ -6,14 +6,14 @@ import { Chart, tooltipNode, tooltipStyle, useColours } from "./chart.js";
 
 /**
  * `lines` is `[{name, column, format, isArea, isSecond, tone}]`: columns of `columns` (see core/series.js). `range` is
- * `{fromMs, toMs}`. `onRange(fromMs, toMs)` is called when a range was dragged. `scale` is the factor for values, `max` the
- * least upper end of the axis.
+ * `{fromMs, toMs}`. `onRange(fromMs, toMs)` is called when a range was dragged. `max` is the least upper end of the axis,
+ * `interval` the distance of its lines, `scale` the factor from a column's values to what is shown.
  */
-export function LineChart({ title, columns, lines, range, onRange, format, secondFormat = null, max = null, height = "150px" }) {
+export function LineChart({ title, columns, lines, range, onRange, format, secondFormat = null, max = null, interval = null, scale = 1, height = "150px" }) {
   const palette = useColours();
   const chartRef = useRef(null);
-  const option = useMemo(() => lineOption({ columns, lines, range, format, secondFormat, max, palette }), [columns, range.fromMs, range.toMs, palette]);
-  const last = lines.map((line) => `${line.name} ${(line.isSecond ? secondFormat : format)(latest(columns, line.column))}`).join(", ");
+  const option = useMemo(() => lineOption({ columns, lines, range, format, secondFormat, max, interval, scale, palette }), [columns, range.fromMs, range.toMs, palette]);
+  const last = lines.map((line) => `${line.name} ${(line.isSecond ? secondFormat : format)(scaled(latest(columns, line.column), scale))}`).join(", ");
   const on = {
     datazoom: (event, chart) => {
       const chosen = event.batch?.[0];
@@ -31,7 +31,7 @@ export function LineChart({ title, columns, lines, range, onRange, format, secon
       <h3>${title}</h3>
       <p class="legend">
         ${lines.map(
-          (line, place) => html`<span key=${line.name} style="--key: ${colourOf(line, place, palette)}">${line.name} <b>${(line.isSecond ? secondFormat : format)(latest(columns, line.column))}</b></span>`,
+          (line, place) => html`<span key=${line.name} style="--key: ${colourOf(line, place, palette)}">${line.name} <b>${(line.isSecond ? secondFormat : format)(scaled(latest(columns, line.column), scale))}</b></span>`,
         )}
       </p>
     </header>
@@ -44,11 +44,15 @@ export function latest(columns, name) {
   return columns?.[name]?.at(-1) ?? null;
 }
 
+function scaled(value, scale) {
+  return value === null ? null : value * scale;
+}
+
 function colourOf(line, place, palette) {
   return line.tone ? palette[line.tone] : palette.series[place % palette.series.length];
 }
 
-function lineOption({ columns, lines, range, format, secondFormat, max, palette }) {
+function lineOption({ columns, lines, range, format, secondFormat, max, interval, scale, palette }) {
   const at = columns?.at_ms ?? [];
   const from = Math.max(0, at.findIndex((time) => time >= range.fromMs - (columns?.stepMs ?? 0)));
   const axis = {
@@ -88,7 +92,7 @@ function lineOption({ columns, lines, range, format, secondFormat, max, palette 
       splitLine: { show: false },
     },
     yAxis: [
-      { ...axis, max: upper, axisLabel: { ...label, formatter: format } },
+      { ...axis, max: upper, ...(interval ? { interval } : {}), axisLabel: { ...label, formatter: format } },
       ...(secondFormat ? [{ ...axis, position: "right", splitLine: { show: false }, axisLabel: { ...label, formatter: secondFormat } }] : []),
     ],
     series: lines.map((line, place) => {
@@ -106,7 +110,7 @@ function lineOption({ columns, lines, range, format, secondFormat, max, palette 
         lineStyle: { width: 1.5, color: colour, type: line.isSecond ? [4, 3] : "solid" },
         itemStyle: { color: colour },
         areaStyle: line.isArea ? { color: colour, opacity: 0.12 } : undefined,
-        data: values ? at.slice(from).map((time, offset) => [time, values[from + offset] ?? null]) : [],
+        data: values ? at.slice(from).map((time, offset) => [time, scaled(values[from + offset] ?? null, scale)]) : [],
       };
     }),
   };

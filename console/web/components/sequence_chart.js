@@ -21,8 +21,8 @@ export function SequenceChart({ values, samples, rate, chunk, name }) {
     return {
       animation: false,
       grid: [
-        { left: 36, right: 10, top: 6, height: 44 },
-        { left: 36, right: 10, top: 60, height: 90 },
+        { left: 36, right: 10, top: 6, height: 44, outerBoundsMode: "none" },
+        { left: 36, right: 10, top: 60, height: 90, outerBoundsMode: "none" },
       ],
       tooltip: { ...tooltipStyle(palette), trigger: "axis", formatter: (points) => tooltipNode(`${points[0].value[0].toFixed(2)} s`, points.filter((point) => point.seriesIndex === 2).map((point) => [name, number(point.value[1])])) },
       axisPointer: { link: [{ xAxisIndex: "all" }] },

@@ -11,6 +11,8 @@ function loadTabulator() {
 }
 
 const SORT_EVERY_MS = 3000;
+const ROWS_AT_ONCE = 20;
+const LETTER_PX = 7.4;
 
 function element(kind, className, text) {
   const node = document.createElement(kind);
@@ -80,7 +82,7 @@ function isSame(a, b) {
  */
 export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, onOpen = null, label, empty = "Nothing here", maxHeight = "60vh", chosen = null }) {
   const place = useRef(null);
-  const held = useRef({ table: null, shown: new Map(), isReady: false, sortedMs: 0, cursor: null });
+  const held = useRef({ table: null, shown: new Map(), pending: new Map(), isReady: false, sortedMs: 0, cursor: null });
   held.current.onOpen = onOpen;
   held.current.rows = rows;
   held.current.filter = filter;
@@ -94,13 +96,13 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
       const table = new TabulatorFull(place.current, {
         data: (state.rows ?? []).map((row) => ({ ...row })),
         index: rowKey,
-        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column })),
+        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 28) })),
         layout: "fitColumns",
         responsiveLayout: "hide",
         maxHeight,
         initialSort: sort,
         nestedFieldSeparator: false,
-        columnDefaults: { resizable: false, minWidth: 56 },
+        columnDefaults: { resizable: false },
         placeholder,
         rowFormatter: (row) => {
           const node = row.getElement();
@@ -116,6 +118,7 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
         place.current?.setAttribute("aria-label", label);
         if (state.filter) table.setFilter((row) => state.filter?.(row) ?? true);
       });
+      table.on("scrollVertical", () => drawLater(state.pending, () => state.isReady && drawVisible(state, rowKey)));
       table.on("rowClick", (event, row) => {
         if (event.target.closest("a, button")) return;
         state.cursor = row.getData()[rowKey];
@@ -126,6 +129,7 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
       isOver = true;
       state.isReady = false;
       dropDrawing(state);
+      dropDrawing(state.pending);
       state.table?.destroy();
       state.table = null;
     };
@@ -147,25 +151,60 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
   return html`<div class="table" tabindex=${onOpen ? 0 : null} onKeyDown=${onOpen ? onKeyDown : null} ref=${place}></div>`;
 }
 
+/** Brings the table up to date: what is visible now, the other rows before the next sorting, each step in a task of its own. */
 function update(state, rows, rowKey) {
-  const { table, shown } = state;
+  const { table, shown, pending } = state;
   const next = new Map(rows.map((row) => [row[rowKey], row]));
   const added = rows.filter((row) => !shown.has(row[rowKey]));
   const removed = [...shown.keys()].filter((key) => !next.has(key));
-  const changed = rows.filter((row) => shown.has(row[rowKey]) && !isSame(shown.get(row[rowKey]), row));
+  for (const row of rows) if (shown.has(row[rowKey]) && !isSame(shown.get(row[rowKey]), row)) pending.set(row[rowKey], row);
   state.shown = next;
-  if (!added.length && !removed.length && !changed.length) return;
-  const top = table.rowManager.scrollTop;
-  for (const row of changed) table.getRow(row[rowKey])?.update({ ...row });
-  if (removed.length) table.deleteRow(removed);
-  if (added.length) table.addData(added.map((row) => ({ ...row })));
-  const sorters = table.getSorters();
-  const now = Date.now();
-  if (sorters.length && (added.length || now - state.sortedMs > SORT_EVERY_MS) && !state.table.element.matches(":hover")) {
-    state.sortedMs = now;
-    table.setSort(sorters.map(({ field, dir }) => ({ column: field, dir })));
-    if (top) table.rowManager.element.scrollTop = top;
+  if (removed.length) {
+    for (const key of removed) pending.delete(key);
+    table.deleteRow(removed);
   }
+  if (added.length) table.addData(added.map((row) => ({ ...row })));
+  drawVisible(state, rowKey);
+  const now = Date.now();
+  if (added.length || now - state.sortedMs > SORT_EVERY_MS) {
+    state.sortedMs = now;
+    drawLater(pending, () => state.isReady && drawPending(state));
+  }
+}
+
+function drawVisible(state, rowKey) {
+  for (const row of state.table.getRows("visible")) {
+    const key = row.getData()[rowKey];
+    const values = state.pending.get(key);
+    if (!values) continue;
+    state.pending.delete(key);
+    row.update({ ...values });
+  }
+}
+
+function drawPending(state) {
+  const { table, pending } = state;
+  for (const [key, values] of [...pending].slice(0, ROWS_AT_ONCE)) {
+    pending.delete(key);
+    table.getRow(key)?.update({ ...values });
+  }
+  if (pending.size) {
+    drawLater(pending, () => state.isReady && drawPending(state));
+    return;
+  }
+  const sorters = table.getSorters();
+  // Rows stay in place under the pointer.
+  if (!sorters.length || table.element.matches(":hover") || isInOrder(table, sorters)) return;
+  const top = table.rowManager.element.scrollTop;
+  table.setSort(sorters.map(({ field, dir }) => ({ column: field, dir })));
+  if (top) table.rowManager.element.scrollTop = top;
+}
+
+/** Whether the rows are still sorted: sorting draws all of them again. */
+function isInOrder(table, [{ field, dir }]) {
+  const values = table.getData("active").map((row) => row[field]);
+  const isOrdered = dir === "asc" ? (a, b) => a <= b : (a, b) => a >= b;
+  return values.every((value, place) => place === 0 || isOrdered(values[place - 1], value));
 }
 
 function moveCursor(event, state, rowKey) {

@@ -13,6 +13,13 @@ export function number(value) {
   return significant(value);
 }
 
+/** A rate or a mean: always with decimals below 100, so that a column of them is easy to compare. */
+export function decimal(value) {
+  if (value === null || value === undefined) return UNKNOWN;
+  if (value === 0) return "0";
+  return value < 100 ? value.toFixed(value < 10 ? 2 : 1) : number(Math.round(value));
+}
+
 function significant(value) {
   const size = Math.abs(value);
   if (size === 0) return "0";
@@ -54,7 +61,7 @@ export function microseconds(value) {
 /** Seconds as 0.25 s, 12.3 s, 4 min 5 s, 2 h 3 min, 5 d 4 h. */
 export function seconds(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  if (value < 1) return value === 0 ? "0 s" : `${significant(value)} s`;
+  if (value < 1) return value === 0 ? "0 s" : milliseconds(value * 1000);
   if (value < 60) return `${value < 10 ? value.toFixed(1) : Math.round(value)} s`;
   const whole = Math.round(value);
   if (whole < 3600) return parts(Math.floor(whole / 60), "min", whole % 60, "s");
@@ -64,6 +71,11 @@ export function seconds(value) {
 
 function parts(large, largeUnit, small, smallUnit) {
   return small ? `${large} ${largeUnit} ${small} ${smallUnit}` : `${large} ${largeUnit}`;
+}
+
+/** GiB, with a decimal below 10. */
+export function gibibytes(value) {
+  return value === null || value === undefined ? UNKNOWN : `${value < 10 ? Number(value.toFixed(2)) : Math.round(value)} GiB`;
 }
 
 /** Bytes as KiB, MiB, GiB. */

@@ -17,9 +17,10 @@ class Columns {
     const last = this.at_ms.at(-1) ?? -Infinity;
     const first = answer.at_ms.findIndex((at) => at > last);
     if (first < 0) return;
+    const before = this.at_ms.length;
     for (const [name, values] of Object.entries(answer)) {
       if (!Array.isArray(values)) continue;
-      this[name] ??= this.at_ms.map(() => null);
+      this[name] ??= new Array(before).fill(null);
       this[name] = this[name].concat(values.slice(first));
     }
     const limit = this.at_ms.at(-1) - (KEPT_MS[this.stepMs] ?? 3_600_000);

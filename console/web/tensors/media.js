@@ -10,6 +10,7 @@ export const SCALES = {
 };
 
 const MAX_SIDE = 1024;
+const LEAST_SIDE = 8;
 
 /**
  * How a picture fits a tensor of these dims (without the batch dimension): `{layout, channels, height, width}`, where a
@@ -20,15 +21,21 @@ export function pictureLayout(dims) {
   if (inner.length !== 3) return null;
   const isChannels = (dim) => dim === 1 || dim === 3 || dim === 4;
   const [first, second, third] = inner;
-  if (isChannels(first) && !isChannels(third)) return { layout: "NCHW", channels: first, height: second, width: third };
-  if (isChannels(third)) return { layout: "NHWC", channels: third, height: first, width: second };
+  const isSide = (dim) => dim === -1 || dim >= LEAST_SIDE;
+  if (isChannels(first) && isSide(second) && isSide(third)) return { layout: "NCHW", channels: first, height: second, width: third };
+  if (isChannels(third) && isSide(first) && isSide(second)) return { layout: "NHWC", channels: third, height: first, width: second };
   return null;
 }
 
-/** Whether a sound fits: one variable or long dimension of numbers. */
-export function soundLength(dims) {
+const LEAST_SAMPLES = 256;
+
+/**
+ * The number of samples of a sound that fits, -1 for any; null if none fits. `kind` is what the server takes the input for: a
+ * variable dimension of any model could be one of samples.
+ */
+export function soundLength(dims, kind) {
   const long = dims.filter((dim) => dim === -1 || dim > 1);
-  return long.length === 1 ? long[0] : null;
+  return long.length === 1 && (kind === "audio" || long[0] >= LEAST_SAMPLES) ? long[0] : null;
 }
 
 /** The picture in a file, drawn into a canvas of this size (null: its own, at most 1024 pixels a side). */

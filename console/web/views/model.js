@@ -6,7 +6,7 @@ import { html, useEffect, useMemo, useState } from "../core/html.js";
 import { refresh, usePoll } from "../core/polling.js";
 import { link, replaceQuery } from "../core/router.js";
 import { Action, Code, Figure, READ_ONLY, ReadOnlyNote, State, Tabs, Waiting } from "../components/controls.js";
-
+import { ModelCharts } from "./charts.js";
 import { toneOf } from "./models.js";
 
 const TABS = [
@@ -99,6 +99,7 @@ function Versions({ name, path, row, data, session }) {
       </tbody>
     </table>
     ${versions.length > 1 ? html`<${Traffic} name=${name} path=${path} versions=${versions} traffic=${data?.traffic} session=${session} />` : null}
+    ${row?.loaded ? html`<${ModelCharts} model=${name} />` : null}
   `;
 }
 

@@ -1,6 +1,6 @@
 // Models: the index of all models in the repositories, loaded or not.
 
-import { count, milliseconds, number, percent } from "../core/format.js";
+import { count, decimal, milliseconds, number, percent } from "../core/format.js";
 import { html, useMemo } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { go, link, replaceQuery } from "../core/router.js";
@@ -34,14 +34,14 @@ export function Models({ route }) {
   const columns = useMemo(
     () => [
       { title: "Model", field: "name", formatter: cells.link((row) => link(["models", row.name])), widthGrow: 3, minWidth: 130 },
-      { title: "State", field: "state", formatter: cells.state(toneOf, (state) => (state || "not loaded").toLowerCase()), minWidth: 100 },
+      { title: "State", field: "state", formatter: cells.state(toneOf, (state) => (state || "not loaded").toLowerCase()), minWidth: 112 },
       { title: "Versions", field: "ready", responsive: 2 },
-      numeric("Requests/s", "requests_per_s", number),
-      numeric("Failures/s", "failures_per_s", number, { responsive: 3 }),
+      numeric("Requests/s", "requests_per_s", decimal),
+      numeric("Failures/s", "failures_per_s", decimal, { responsive: 3 }),
       numeric("Median", "p50_ms", milliseconds, { responsive: 3 }),
       numeric("p99", "p99_ms", milliseconds, { responsive: 1 }),
       numeric("Waiting", "queue_depth", number, { responsive: 3 }),
-      numeric("Batch", "batch_size", number, { responsive: 4 }),
+      numeric("Batch", "batch_size", decimal, { responsive: 4 }),
       { title: "Busy", field: "utilization", formatter: cells.share(percent), sorter: "number", responsive: 4 },
       numeric("Workers", "workers", number, { responsive: 5 }),
       { title: "Reason", field: "reason", widthGrow: 2, responsive: 6, tooltip: false },
@@ -59,7 +59,7 @@ export function Models({ route }) {
         <${Choices} label="Which" choices=${[["all", "All"], ["ready", "Ready"], ["failing", "Failing"], ["unloaded", "Not loaded"]]} current=${kind} onChoose=${(show) => replaceQuery({ show: show === "all" ? "" : show })} />
       </div>
     </header>
-    <${Table} label="Models" columns=${columns} rows=${rows} rowKey="key" sort=${[{ column: "name", dir: "asc" }]} filter=${filter} onOpen=${(row) => go(["models", row.name])} maxHeight="calc(100vh - 150px)" empty="No model fits" />
+    <${Table} label="Models" columns=${columns} rows=${rows} rowKey="key" sort=${[{ column: "name", dir: "asc" }]} filter=${filter} onOpen=${(row) => go(["models", row.name])} maxHeight="calc(100vh - 116px)" empty="No model fits" />
   `;
 }
 

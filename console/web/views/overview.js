@@ -1,12 +1,13 @@
 // Overview: the load of all models or of one, over the last minutes or hour.
 
-import { count, number, percent, milliseconds, seconds, bytes } from "../core/format.js";
+import { count, decimal, milliseconds, number, percent } from "../core/format.js";
 import { html, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { link, replaceQuery } from "../core/router.js";
 import { useSeries } from "../core/series.js";
 import { Choices, Figure, State } from "../components/controls.js";
 import { LineChart, latest } from "../components/line_chart.js";
+import { chartsOf } from "./charts.js";
 import { cells, numeric, Table } from "../components/table.js";
 import { sortedProblems } from "./problems.js";
 
@@ -64,32 +65,6 @@ export function Overview({ route, status }) {
   `;
 }
 
-function chartsOf(isAll) {
-  const charts = [
-    { title: "Requests", format: perSecond, lines: [{ name: "requests", column: "requests_per_s", isArea: true }, { name: "failures", column: "failures_per_s", tone: "bad", isArea: true }] },
-    { title: "Latency", format: milliseconds, lines: [{ name: "median", column: "p50_ms" }, { name: "p99", column: "p99_ms" }] },
-    {
-      title: "Queue",
-      format: number,
-      secondFormat: seconds,
-      lines: [{ name: "waiting", column: "queue_depth", isArea: true }, { name: "oldest", column: "queue_oldest_s", isSecond: true }],
-    },
-    { title: "Batch size", format: number, max: 1, lines: [{ name: "requests in a batch", column: "batch_size", isArea: true }] },
-    {
-      title: "Busy",
-      format: percent,
-      max: 1,
-      lines: [{ name: "instances", column: "utilization", isArea: true }, ...(isAll ? [{ name: "CPU", column: "cpu_utilization" }, { name: "GPU", column: "gpu_utilization" }] : [])],
-    },
-  ];
-  if (isAll) charts.push({ title: "Memory", format: bytes, lines: [{ name: "processes", column: "memory_bytes", isArea: true }, { name: "GPU", column: "gpu_memory_bytes" }] });
-  return charts;
-}
-
-function perSecond(value) {
-  return `${number(value)}/s`;
-}
-
 function Summary({ status }) {
   if (!status) return html`<p class="summary">…</p>`;
   const up = (role) => status.roles.filter((one) => one.role === role && one.state !== "silent").length;
@@ -112,12 +87,12 @@ function Busiest({ models }) {
   const columns = useMemo(
     () => [
       { title: "Busiest models", field: "name", formatter: cells.link((row) => link(["models", row.name])), minWidth: 140, widthGrow: 3 },
-      numeric("Requests/s", "requests_per_s", number),
-      numeric("Failures/s", "failures_per_s", number, { responsive: 2 }),
+      numeric("Requests/s", "requests_per_s", decimal),
+      numeric("Failures/s", "failures_per_s", decimal, { responsive: 2 }),
       numeric("Median", "p50_ms", milliseconds, { responsive: 2 }),
       numeric("p99", "p99_ms", milliseconds),
       numeric("Waiting", "queue_depth", number, { responsive: 3 }),
-      numeric("Batch", "batch_size", number, { responsive: 4 }),
+      numeric("Batch", "batch_size", decimal, { responsive: 4 }),
       { title: "Busy", field: "utilization", formatter: cells.share(percent), sorter: "number", responsive: 3 },
     ],
     [],

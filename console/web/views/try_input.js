@@ -27,7 +27,7 @@ export function startInput(input, model) {
     dims,
     isBatched: hasBatch(model.config),
     kind,
-    fits: { picture: !isText && pictureLayout(dims), sound: !isText && input.datatype.startsWith("FP") ? soundLength(dims) : null, bytes: isText },
+    fits: { picture: !isText && pictureLayout(dims), sound: !isText && input.datatype.startsWith("FP") ? soundLength(dims, kind) : null, bytes: isText },
     mode: "values",
     text: textOf(values, isText),
     isPlain: isText && values.length === 1 && typeof values[0] === "string",
