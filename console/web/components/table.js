@@ -12,7 +12,7 @@ function loadTabulator() {
 
 const SORT_EVERY_MS = 3000;
 const ROWS_AT_ONCE = 20;
-const LETTER_PX = 7.4;
+const LETTER_PX = 8;
 
 function element(kind, className, text) {
   const node = document.createElement(kind);
@@ -61,7 +61,7 @@ export const cells = {
 
 /** A column of numbers: right-aligned, unknown values last. */
 export function numeric(title, field, format, more = {}) {
-  return { title, field, hozAlign: "right", headerHozAlign: "right", sorter: unknownLast, formatter: cells.text(format, "number"), headerSortStartingDir: "desc", ...more };
+  return { title, field, minWidth: 84, hozAlign: "right", headerHozAlign: "right", sorter: unknownLast, formatter: cells.text(format, "number"), headerSortStartingDir: "desc", ...more };
 }
 
 function unknownLast(a, b, rowA, rowB, column, direction) {
@@ -96,7 +96,7 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
       const table = new TabulatorFull(place.current, {
         data: (state.rows ?? []).map((row) => ({ ...row })),
         index: rowKey,
-        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 28) })),
+        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 34) })),
         layout: "fitColumns",
         responsiveLayout: "hide",
         maxHeight,
