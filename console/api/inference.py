@@ -10,13 +10,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bus.naming import subjects
-from bus.nats.headers import parse_headers
+from bus.nats.headers import pack_headers, parse_headers
 from console.api.acting import MAX_BODY_BYTES, guarded, read_body
 from console.api.context import ConsoleContext
 from console.api.responses import error_response, json_response
 
 TIMEOUT_S = 60.0
 """How long a request waits for its response."""
+
+
+_PASSED_HEADERS = ("inference-header-content-length",)
 
 
 def inference_routes(context: ConsoleContext) -> list[Route]:
@@ -30,10 +33,13 @@ def inference_routes(context: ConsoleContext) -> list[Route]:
         version = request.query_params.get("version", "")
         if version and not (version.isascii() and version.isdecimal()):
             return error_response(400, f"version must be a number, not {version!r}")
+        sent = {name: request.headers[name] for name in _PASSED_HEADERS if name in request.headers}
         subject = subjects.infer(request.path_params["name"], version)
         started_s = time.monotonic()
         try:
-            reply = await context.replies.request(subject, body, timeout_s=TIMEOUT_S)
+            reply = await context.replies.request(
+                subject, body, timeout_s=TIMEOUT_S, header_block=pack_headers(sent) if sent else b""
+            )
         except TimeoutError:
             return error_response(504, f"no response within {TIMEOUT_S:g} s")
         except ConnectionError as error:
