@@ -36,7 +36,11 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
             {
                 "release": context.release,
                 "allow_changes": context.allows_changes,
-                "cluster": {"url": context.broker_url, "is_connected": view.is_connected},
+                "cluster": {
+                    "url": context.broker_url,
+                    "nats_version": str(context.bus.server_info.get("version", "")),
+                    "is_connected": view.is_connected,
+                },
                 "tick_ms": 1000,
                 "now_ms": time.time_ns() // 1_000_000,
             }

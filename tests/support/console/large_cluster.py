@@ -219,7 +219,9 @@ class LargeCluster:
             last_ms = now_ms - now_ms % step_ms
             at_ms = [at for at in range(last_ms - span_s * 1000 + step_ms, last_ms + step_ms, step_ms) if at > since_ms]
             columns = {
-                "requests_per_s": [round(2000 + 900 * math.sin(at / 40_000) + 200 * math.sin(at / 1700), 1) for at in at_ms],
+                "requests_per_s": [
+                    round(2000 + 900 * math.sin(at / 40_000) + 200 * math.sin(at / 1700), 1) for at in at_ms
+                ],
                 "failures_per_s": [0.0 if at % 60_000 else 12.0 for at in at_ms],
                 "p50_ms": [round(4 + 2 * math.sin(at / 30_000), 2) for at in at_ms],
                 "p99_ms": [round(25 + 9 * math.sin(at / 9000), 2) for at in at_ms],

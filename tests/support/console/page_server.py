@@ -87,11 +87,15 @@ class PageServer:
                 Route("/api/models/{name}", answer(lambda request: cluster.model(request.path_params["name"]))),
                 Route(
                     "/api/series",
-                    answer(lambda request: cluster.series(query(request, "model"), int(query(request, "since_ms") or 0))),
+                    answer(
+                        lambda request: cluster.series(query(request, "model"), int(query(request, "since_ms") or 0))
+                    ),
                 ),
                 Route(
                     "/api/batching",
-                    answer(lambda request: cluster.batching(query(request, "model"), int(query(request, "after") or 0))),
+                    answer(
+                        lambda request: cluster.batching(query(request, "model"), int(query(request, "after") or 0))
+                    ),
                 ),
                 Route("/api/requests", answer(lambda request: cluster.requests())),
                 Route("/api/requests/{id:path}", answer(lambda request: cluster.request(request.path_params["id"]))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import httpx
 import pytest
@@ -67,6 +67,7 @@ class Bus:
     """The broker's limit."""
 
     max_payload_bytes = 1000
+    server_info: ClassVar = {"version": "2.12.6"}
 
 
 def context(gateway: Gateway, allows_changes: bool) -> ConsoleContext:
@@ -169,7 +170,7 @@ async def test_session_and_models(client: httpx.AsyncClient) -> None:
     session = (await client.get("/api/session")).json()
     assert session["release"] == "1.2.3"
     assert session["allow_changes"]
-    assert session["cluster"] == {"url": "nats://host:4222", "is_connected": True}
+    assert session["cluster"] == {"url": "nats://host:4222", "nats_version": "2.12.6", "is_connected": True}
     (row,) = (await client.get("/api/models")).json()["models"]
     assert (row["id"], row["state"], row["loaded"], row["requests_per_s"]) == ("<b>&x", "UNAVAILABLE", False, None)
 
