@@ -207,7 +207,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         durable.RESULT_STREAM: {
             GATEWAY: ("make", "limit", "read", "remove"),
             PRODUCER: ("look", "read", "own", "follow"),
-            ADMIN: ("look", "read"),
+            ADMIN: ("look", "read", "follow"),
         },
         durable.DEAD_STREAM: {GATEWAY: ("make", "limit", "read"), ADMIN: ("look", "read", "own", "follow", "remove")},
         durable.LEASES_STREAM: {GATEWAY: ("make", "read"), **looks},

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from nats.errors import Error as NatsError
 
-from bus.kv.desired_models import DesiredModels
 from bus.kv.known_models import KnownModels
 from bus.kv.registry import RegistryView
 from bus.nats.connection import Bus
@@ -57,7 +56,6 @@ class ClusterView:
         self.history = SeriesHistory()
         self.tick = Tick(0, 0, None)
         self._known = KnownModels(bus)
-        self._desired = DesiredModels(bus)
         self._collector = Collector(bus, f"{id}-status", url)
         self._reading: Reading | None = None
         self._status: ClusterStatus | None = None
@@ -71,7 +69,6 @@ class ClusterView:
         """
         await self._registry.start(background)
         await self._known.start(background)
-        await self._desired.start()
         self.catalog.accept_known(self._known)
         self.catalog.start_warmup()
         await self.statistics.start()

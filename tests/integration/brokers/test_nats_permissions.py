@@ -106,10 +106,33 @@ def test_each_role_can_do_what_it_must(start: Start, served: Endpoints, capsys: 
     )
     wait_until(lambda: asked(served, "GET", f"/v2/jobs/{batch['id']}")["state"] in ("completed", "done", "succeeded"))
     _tool(permitted, "dead", "list")
+    console = start("console", "--console-port=0", "--console-allow-changes")
+    _use_console(console.facts["console_port"], batch["id"])
+    assert console.end() == 0
     capsys.readouterr()
     wait_until(lambda: _is_healthy(permitted, capsys))
     _tool(permitted, "push", str(root.parent.parent / "none"), "--list", status=1)
     assert permitted.violations == []
+
+
+def _use_console(port: int, job: str) -> None:
+    def call(path: str, method: str = "GET", body: bytes | None = None) -> Any:
+        url = f"http://127.0.0.1:{port}/api/{path}"
+        request = urllib.request.Request(url, body, {"X-Weir-Console": "1"}, method=method)
+        with urllib.request.urlopen(request, timeout=15) as answer:
+            return json.loads(answer.read() or b"null")
+
+    wait_until(lambda: {row["id"] for row in call("models")["models"]} >= {"fast", "far", "sums"})
+    wait_until(lambda: len(call("series")["resolution"][0]["at_ms"]) > 1)
+    assert call("status")["state"] == "healthy"
+    assert call("models/fast")["metadata"]["inputs"]
+    tried = call("try/fast", "POST", int64_body(6))
+    assert (tried["status"], tried["response"]["outputs"][0]["data"]) == (200, [6])
+    call("models/fast/traffic", "PUT", b'{"weights": {"1": 100}}')
+    call("models/fast/traffic", "DELETE")
+    assert job in [row["id"] for row in call("jobs")["jobs"]]
+    assert call("dead")["letters"] == []
+    assert call("requests/five")["record"]["outcome"] == "succeeded"
 
 
 def _shared(name: str) -> bool:
