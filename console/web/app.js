@@ -22,7 +22,7 @@ import { TryIt } from "./views/try_it.js";
 export const VIEWS = [
   { id: "overview", name: "Overview", key: "o", view: Overview },
   { id: "topology", name: "Topology", key: "t", view: Topology },
-  { id: "models", name: "Models", key: "m", view: ({ route, ...rest }) => (route.path[1] ? html`<${Model} key=${route.path[1]} name=${route.path[1]} route=${route} ...${rest} />` : html`<${Models} route=${route} ...${rest} />`) },
+  { id: "models", name: "Models", key: "m", view: ({ route, ...rest }) => (route.path[1] ? html`<${Model} key=${route.path[1]} id=${route.path[1]} route=${route} ...${rest} />` : html`<${Models} route=${route} ...${rest} />`) },
   { id: "try", name: "Try it", key: "i", view: TryIt },
   { id: "batching", name: "Batching", key: "b", view: Batching },
   { id: "requests", name: "Requests", key: "r", view: Requests },
@@ -91,7 +91,7 @@ function Navigation({ current, status, session, onHelp, onFind }) {
       <${ThemeSwitch} />
       <button type="button" class="plain" onClick=${onHelp} title="Keys (?)">Keys<kbd>?</kbd></button>
       <p class="about">
-        ${session ? html`${session.release ? `Weir ${session.release}` : "Weir, from a checkout"}<br />NATS ${session.cluster?.nats_version ?? "?"}<br />${session.allow_changes ? "Changes allowed" : "Read-only"}` : "…"}
+        ${session ? html`${session.release ? `Weir ${session.release}` : "Weir, from a checkout"}<br />${status?.broker ? `NATS ${status.broker.version}` : "NATS"}<br />${session.allow_changes ? "Changes allowed" : "Read-only"}` : "…"}
       </p>
     </div>
   </nav>`;

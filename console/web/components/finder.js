@@ -57,7 +57,7 @@ export function Finder({ views, status, onClose }) {
 function matches(text, views, models, status) {
   const entries = [
     ...views.map((view) => ({ kind: "view", name: view.name, path: [view.id] })),
-    ...models.map((model) => ({ kind: "model", name: model.name, path: ["models", model.name] })),
+    ...models.map((model) => ({ kind: "model", name: model.id, path: ["models", model.id] })),
     ...(status?.roles ?? []).map((role) => ({ kind: role.role, name: role.id, path: ["topology"], query: { process: role.id } })),
   ];
   const fitting = entries.filter((entry) => entry.name.toLowerCase().includes(text));

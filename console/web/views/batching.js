@@ -18,11 +18,11 @@ const COLUMN_PX = 14;
 
 export function Batching({ route }) {
   const index = usePoll("/api/models", 5000);
-  const names = (index.data?.models ?? []).filter((model) => model.loaded).map((model) => model.name).sort();
+  const names = (index.data?.models ?? []).filter((model) => model.loaded).map((model) => model.id).sort();
   const model = route.path[1] ?? "";
   useEffect(() => {
     const busiest = [...(index.data?.models ?? [])].filter((one) => one.loaded).sort((a, b) => (b.requests_per_s ?? 0) - (a.requests_per_s ?? 0))[0];
-    if (!model && busiest) go(["batching", busiest.name]);
+    if (!model && busiest) go(["batching", busiest.id]);
   }, [model, index.data]);
   return html`
     <header class="view-head">

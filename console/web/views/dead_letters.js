@@ -71,7 +71,7 @@ export function DeadLetters({ route, session, status }) {
     <${ReadOnlyNote} session=${session} />
     ${seq ? html`<${Letter} key=${seq} seq=${seq} session=${session} done=${done} />` : null}
     ${!data ? html`<${Waiting} error=${error} what="the dead letters" />` : null}
-    ${data && data.total > data.letters.length ? html`<p class="note">The newest ${data.letters.length} of ${grouped(data.total)}</p>` : null}
+    ${data && !model && data.total > data.letters.length ? html`<p class="note">The newest ${data.letters.length} of ${grouped(data.total)}</p>` : null}
     ${data ? html`<${Table} label="Dead letters" columns=${columns} rows=${data.letters} rowKey="seq" chosen=${seq ? Number(seq) : null} sort=${[{ column: "at_ms", dir: "desc" }]} onOpen=${(row) => go(["dead", String(row.seq)], model ? { model } : {})} empty="No dead letter: every durable request was done" />` : null}
   `;
 }
@@ -92,7 +92,7 @@ function Letter({ seq, session, done }) {
     </dl>
     ${data.history?.length ? html`<h3>Attempts</h3><ol class="texts">${data.history.map((entry, place) => html`<li key=${place}>${typeof entry === "string" ? entry : historyText(entry)}</li>`)}</ol>` : null}
     ${headers.length ? html`<h3>Headers</h3><dl class="facts">${headers.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${String(value)}</dd></div>`)}</dl>` : null}
-    <h3>Payload <small>${bytes(data.size_bytes)}${(data.preview_format ?? data.format) === "hex" ? ", as hexadecimal" : ""}</small></h3>
+    <h3>Payload <small>${bytes(data.size_bytes)}${data.preview.hex !== undefined ? ", as hexadecimal" : ""}</small></h3>
     <${Code} text=${previewOf(data)} />
     <p class="buttons">
       <${Action}
@@ -123,12 +123,12 @@ function Letter({ seq, session, done }) {
 }
 
 function historyText(entry) {
-  const { at_ms: atMs, ...rest } = entry;
-  const text = rest.reason ?? rest.error ?? rest.text ?? JSON.stringify(rest);
+  const { ended_ms: atMs, ...rest } = entry;
+  const text = rest.reason ?? JSON.stringify(rest);
   return atMs ? `${moment(atMs)}: ${text}` : text;
 }
 
 function previewOf(data) {
-  const preview = data.preview ?? data.payload ?? "";
-  return typeof preview === "string" ? preview : (preview.text ?? preview.hex ?? JSON.stringify(preview));
+  const text = data.preview.text ?? data.preview.hex;
+  return data.is_complete ? text : `${text}\n… and more`;
 }

@@ -10,7 +10,7 @@ import { cells, numeric, Table } from "../components/table.js";
 
 const TONES = { queued: "idle", running: "good", paused: "warn", cancelling: "warn", cancelled: "idle", succeeded: "good", failed: "bad" };
 
-const MAX_UPLOAD_BYTES = 60_000_000;
+const MAX_UPLOAD_BYTES = 8 << 20;
 
 function listOf(data) {
   return Array.isArray(data) ? data : (data?.jobs ?? []);
@@ -110,7 +110,7 @@ function Job({ id, listed, session }) {
 
 function Submit({ session, onDone }) {
   const models = usePoll("/api/models", 5000);
-  const names = (models.data?.models ?? []).filter((model) => model.loaded).map((model) => model.name).sort();
+  const names = (models.data?.models ?? []).filter((model) => model.loaded).map((model) => model.id).sort();
   const [way, setWay] = useState("upload");
   const [model, setModel] = useState("");
   const [file, setFile] = useState(null);

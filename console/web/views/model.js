@@ -16,11 +16,12 @@ const TABS = [
   ["history", "History"],
 ];
 
-export function Model({ name, route, session }) {
-  const path = `/api/models/${segment(name)}`;
+export function Model({ id, route, session }) {
+  const path = `/api/models/${segment(id)}`;
   const { data, error } = usePoll(path, 2000);
   const index = usePoll("/api/models", 1000);
-  const row = index.data?.models.find((model) => model.name === name);
+  const row = index.data?.models.find((model) => model.id === id);
+  const name = row?.name ?? data?.name ?? id;
   const tab = TABS.some(([id]) => id === route.query.tab) ? route.query.tab : "versions";
   if (!data && !row) return html`<h1>${name}</h1><${Waiting} error=${error} what="the model" />`;
   return html`
@@ -29,12 +30,13 @@ export function Model({ name, route, session }) {
       <h1>${name}</h1>
       ${row ? html`<${State} tone=${toneOf(row.state)}>${(row.state || "not loaded").toLowerCase()}</${State}>` : null}
       <div class="controls">
-        <a class="button primary" href=${link(["try", name])}>Try it</a>
-        <a class="button" href=${link(["batching", name])}>Watch batches</a>
-        <a class="button" href=${link(["overview"], { model: name })}>Charts</a>
+        <a class="button primary" href=${link(["try", id])}>Try it</a>
+        <a class="button" href=${link(["batching", id])}>Watch batches</a>
+        <a class="button" href=${link(["overview"], { model: id })}>Charts</a>
         <${LoadActions} name=${name} path=${path} row=${row} session=${session} />
       </div>
     </header>
+    ${row?.namespace ? html`<p class="note">Namespace ${row.namespace}</p>` : null}
     ${row?.reason ? html`<p class=${row.state === "READY" ? "note" : "failure"}>${row.reason}</p>` : null}
     <${ReadOnlyNote} session=${session} />
     ${row?.loaded ? html`<${Figures} row=${row} />` : null}
@@ -99,13 +101,13 @@ function Versions({ name, path, row, data, session }) {
       </tbody>
     </table>
     ${versions.length > 1 ? html`<${Traffic} name=${name} path=${path} versions=${versions} traffic=${data?.traffic} session=${session} />` : null}
-    ${row?.loaded ? html`<${ModelCharts} model=${name} />` : null}
+    ${row?.loaded ? html`<${ModelCharts} model=${row.id} />` : null}
   `;
 }
 
 /** The weights of a traffic rule by version; `{}` without a rule. */
 function weightsOf(traffic) {
-  return traffic?.weights ?? traffic?.rule?.weights ?? {};
+  return traffic?.weights ?? {};
 }
 
 function Traffic({ name, path, versions, traffic, session }) {
@@ -128,7 +130,7 @@ function Traffic({ name, path, versions, traffic, session }) {
     setChanged(true);
   }
   const text = versions.map(({ version }) => `${version}=${shares[version]}`).join(" ");
-  const hasRule = Object.keys(stored).length > 0;
+  const hasRule = traffic?.source === "set";
   return html`<section class="traffic" aria-label="Traffic">
     <h3>Share of the requests that name no version</h3>
     ${versions.map(
@@ -146,7 +148,7 @@ function Traffic({ name, path, versions, traffic, session }) {
         session=${session}
         reason=${isChanged ? "" : "The shares are as they are set now."}
         run=${async () => {
-          await act("PUT", `${path}/traffic`, Object.fromEntries(versions.filter(({ version }) => shares[version] > 0).map(({ version }) => [version, shares[version]])));
+          await act("PUT", `${path}/traffic`, { weights: Object.fromEntries(versions.filter(({ version }) => shares[version] > 0).map(({ version }) => [version, shares[version]])) });
           refresh("/api/models");
           return `Traffic of ${name} is split ${text}`;
         }}
@@ -162,9 +164,16 @@ function Traffic({ name, path, versions, traffic, session }) {
           return `The traffic rule of ${name} is removed`;
         }}
       />
-      <span class="note">${hasRule ? `Rule: ${Object.entries(stored).map(([version, weight]) => `${version}=${weight}`).join(" ")}` : "No rule: the latest version gets all."}</span>
+      <span class="note">${ruleText(traffic)}</span>
     </p>
   </section>`;
+}
+
+function ruleText(traffic) {
+  const weights = Object.entries(weightsOf(traffic)).map(([version, weight]) => `${version}=${weight}`);
+  if (!weights.length) return "No rule: the latest version gets all.";
+  const sticky = traffic.sticky ? `, by ${traffic.sticky}` : "";
+  return `${traffic.source === "config" ? "Rule of the model's configuration" : "Rule"}: ${weights.join(" ")}${sticky}`;
 }
 
 /** Shares in percent after that of `version` was set to `value`: the others change in proportion, and the sum is 100. */

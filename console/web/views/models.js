@@ -25,7 +25,7 @@ export function Models({ route }) {
   const { data, error } = usePoll("/api/models", 1000);
   const search = route.query.q ?? "";
   const kind = FILTERS[route.query.show] ? route.query.show : "all";
-  const rows = useMemo(() => (data?.models ?? []).map((model) => ({ ...model, key: `${model.namespace}/${model.name}`, ready: versionsOf(model) })), [data]);
+  const rows = useMemo(() => (data?.models ?? []).map((model) => ({ ...model, ready: versionsOf(model) })), [data]);
   const filter = useMemo(() => {
     const text = search.toLowerCase();
     if (!text && kind === "all") return null;
@@ -33,7 +33,7 @@ export function Models({ route }) {
   }, [search, kind]);
   const columns = useMemo(
     () => [
-      { title: "Model", field: "name", formatter: cells.link((row) => link(["models", row.name])), widthGrow: 3, minWidth: 130 },
+      { title: "Model", field: "name", formatter: cells.link((row) => link(["models", row.id]), (name, row) => (row.namespace ? `${name} (${row.namespace})` : name)), widthGrow: 3, minWidth: 130 },
       { title: "State", field: "state", formatter: cells.state(toneOf, (state) => (state || "not loaded").toLowerCase()), minWidth: 112 },
       { title: "Versions", field: "ready", responsive: 2 },
       numeric("Requests/s", "requests_per_s", decimal),
@@ -59,7 +59,7 @@ export function Models({ route }) {
         <${Choices} label="Which" choices=${[["all", "All"], ["ready", "Ready"], ["failing", "Failing"], ["unloaded", "Not loaded"]]} current=${kind} onChoose=${(show) => replaceQuery({ show: show === "all" ? "" : show })} />
       </div>
     </header>
-    <${Table} label="Models" columns=${columns} rows=${rows} rowKey="key" sort=${[{ column: "name", dir: "asc" }]} filter=${filter} onOpen=${(row) => go(["models", row.name])} maxHeight="calc(100vh - 116px)" empty="No model fits" />
+    <${Table} label="Models" columns=${columns} rows=${rows} rowKey="id" sort=${[{ column: "name", dir: "asc" }]} filter=${filter} onOpen=${(row) => go(["models", row.id])} maxHeight="calc(100vh - 116px)" empty="No model fits" />
   `;
 }
 

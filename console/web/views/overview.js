@@ -35,7 +35,7 @@ export function Overview({ route, status }) {
   const newest = series.fine;
   const charts = useMemo(() => chartsOf(!model), [!model]);
   const onRange = (fromMs, toMs) => toMs - fromMs > 2000 && setChosen({ fromMs, toMs });
-  const names = (models.data?.models ?? []).filter((one) => one.loaded).map((one) => one.name);
+  const names = (models.data?.models ?? []).filter((one) => one.loaded).map((one) => one.id);
   return html`
     <header class="view-head">
       <h1>Overview</h1>
@@ -86,7 +86,7 @@ function Busiest({ models }) {
   const rows = useMemo(() => [...(models ?? [])].filter((model) => model.loaded).sort((a, b) => (b.requests_per_s ?? 0) - (a.requests_per_s ?? 0) || a.name.localeCompare(b.name)).slice(0, BUSIEST), [models]);
   const columns = useMemo(
     () => [
-      { title: "Busiest models", field: "name", formatter: cells.link((row) => link(["models", row.name])), minWidth: 140, widthGrow: 3 },
+      { title: "Busiest models", field: "name", formatter: cells.link((row) => link(["models", row.id])), minWidth: 140, widthGrow: 3 },
       numeric("Requests/s", "requests_per_s", decimal),
       numeric("Failures/s", "failures_per_s", decimal, { responsive: 2 }),
       numeric("Median", "p50_ms", milliseconds, { responsive: 2 }),
@@ -98,5 +98,5 @@ function Busiest({ models }) {
     [],
   );
   if (!models) return null;
-  return html`<${Table} label="Busiest models" columns=${columns} rows=${rows} rowKey="name" sort=${[{ column: "requests_per_s", dir: "desc" }]} maxHeight="none" empty="No model is loaded" onOpen=${(row) => replaceQuery({ model: row.name })} />`;
+  return html`<${Table} label="Busiest models" columns=${columns} rows=${rows} rowKey="id" sort=${[{ column: "requests_per_s", dir: "desc" }]} maxHeight="none" empty="No model is loaded" onOpen=${(row) => replaceQuery({ model: row.id })} />`;
 }

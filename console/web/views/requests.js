@@ -1,11 +1,11 @@
 // Requests: look one up by its id, and see its way as a waterfall; or watch recent ones.
 
 import { segment } from "../core/api.js";
-import { clock, milliseconds, shortId } from "../core/format.js";
+import { clock, milliseconds, moment, seconds, shortId } from "../core/format.js";
 import { html, useEffect, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { go, link, replaceQuery } from "../core/router.js";
-import { Code, State, Waiting } from "../components/controls.js";
+import { State, Waiting } from "../components/controls.js";
 import { cells, numeric, Table } from "../components/table.js";
 import { Waterfall } from "../components/waterfall.js";
 
@@ -65,12 +65,17 @@ function Trace({ trace }) {
 }
 
 function Record({ record }) {
-  const outcome = record.outcome ?? record.status ?? "";
+  const outcome = record.outcome;
   return html`
     <h3>Record</h3>
     <p><${State} tone=${OUTCOMES[outcome] ?? "idle"}>${outcome || "unknown"}</${State}>${record.attempts ? ` after ${record.attempts === 1 ? "one attempt" : `${record.attempts} attempts`}` : ""}</p>
-    ${record.error ? html`<p class="failure">${typeof record.error === "string" ? record.error : JSON.stringify(record.error)}</p>` : null}
-    <${Code} text=${JSON.stringify(record, null, 1)} />
+    <dl class="facts">
+      <div><dt>Model</dt><dd><a href=${link(["models", record.model])}>${record.model}</a>${record.version ? `, version ${record.version}` : ""}</dd></div>
+      <div><dt>Accepted</dt><dd>${moment(record.accepted_ms)}</dd></div>
+      <div><dt>Ended</dt><dd>${moment(record.ended_ms)}${record.accepted_ms ? `, after ${seconds((record.ended_ms - record.accepted_ms) / 1000)}` : ""}</dd></div>
+      ${record.tenant ? html`<div><dt>Tenant</dt><dd>${record.tenant}</dd></div>` : null}
+    </dl>
+    ${record.history?.length ? html`<h3>Attempts</h3><ol class="texts">${record.history.map((attempt, place) => html`<li key=${place}>${moment(attempt.ended_ms)}: ${attempt.reason}</li>`)}</ol>` : null}
   `;
 }
 
@@ -95,7 +100,7 @@ function Recent({ model, chosen }) {
     ],
     [],
   );
-  const names = (models.data?.models ?? []).filter((one) => one.loaded).map((one) => one.name);
+  const names = (models.data?.models ?? []).filter((one) => one.loaded).map((one) => one.id);
   return html`
     <header class="view-head second">
       <h2>Recent</h2>

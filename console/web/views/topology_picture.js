@@ -1,11 +1,11 @@
 // The picture of the topology: a band for each host; gateways, schedulers and workers from left to right; a line from the
-// scheduler that owns a queue to the workers that serve its model.
+// scheduler that owns a queue to the workers that serve its model. A dot under a worker is an instance, filled while it runs.
 
 import { count, percent } from "../core/format.js";
 import { html, useLayoutEffect, useMemo, useRef, useState } from "../core/html.js";
 import { Chart, isCalm, tooltipNode, tooltipStyle, useColours } from "../components/chart.js";
 
-const ROW_PX = 46;
+const ROW_PX = 54;
 const TITLE_PX = 20;
 const GAP_PX = 10;
 const COLUMN_PX = 128;
@@ -45,7 +45,7 @@ export function arranged(status, width) {
   const nodes = new Map();
   let top = 0;
   for (const host of hosts.values()) {
-    const doors = host.roles.filter((role) => role.role === "gateway" || role.role === "durable");
+    const doors = host.roles.filter((role) => role.role !== "scheduler" && role.role !== "worker");
     const schedulers = host.roles.filter((role) => role.role === "scheduler");
     const workers = host.roles.filter((role) => role.role === "worker");
     const needed = Math.max(doors.length, schedulers.length, 1);
@@ -55,7 +55,7 @@ export function arranged(status, width) {
     bands.push({ name: host.name, top, height });
     const put = (role, x, row, of) => {
       // A column with fewer processes is centred in its band.
-      const y = top + TITLE_PX + (row + 0.5 + (rows - of) / 2) * ROW_PX - 6;
+      const y = top + TITLE_PX + (row + 0.5 + (rows - of) / 2) * ROW_PX - 12;
       nodes.set(role.id, { role, x, y });
     };
     doors.forEach((role, row) => put(role, left, row, doors.length));
@@ -86,7 +86,9 @@ function edgesOf(status, nodes) {
   return [...edges.values()].slice(0, MAX_EDGES);
 }
 
-const MARKS = { gateway: "roundRect", durable: "rect", scheduler: "diamond", worker: "circle" };
+const MARKS = { gateway: "roundRect", durable: "rect", console: "triangle", scheduler: "diamond", worker: "circle" };
+const MAX_DOTS = 16;
+const DOT_PX = 7;
 
 function graphOption({ width, height, bands, nodes, edges, isNarrow }, palette, chosen) {
   const tones = { up: palette.accent, draining: palette.warn, leaving: palette.warn, silent: palette.bad };
@@ -116,6 +118,15 @@ function graphOption({ width, height, bands, nodes, edges, isNarrow }, palette, 
             ],
           };
         },
+      },
+      {
+        id: "instances",
+        type: "scatter",
+        silent: true,
+        animation: false,
+        symbolSize: 5,
+        z: 4,
+        data: [...nodes.values()].flatMap(({ role, x, y }) => dots(role, x, y + 29, palette)),
       },
       {
         id: "processes",
@@ -150,6 +161,16 @@ function graphOption({ width, height, bands, nodes, edges, isNarrow }, palette, 
       },
     ],
   };
+}
+
+function dots({ role, instances, busy, state }, x, y, palette) {
+  if (role !== "worker" || state === "silent") return [];
+  const shown = Math.min(MAX_DOTS, instances);
+  const running = Math.round((busy / Math.max(1, instances)) * shown);
+  return Array.from({ length: shown }, (_, place) => ({
+    value: [x + (place - (shown - 1) / 2) * DOT_PX, y],
+    itemStyle: place < running ? { color: palette.series[1] } : { color: palette.panel, borderColor: palette.muted, borderWidth: 1 },
+  }));
 }
 
 function labelOf(role, isShort) {

@@ -3,22 +3,23 @@
 import { bytes, count, grouped } from "../core/format.js";
 import { html, useRef, useState } from "../core/html.js";
 import { Choices, Field } from "../components/controls.js";
-import { flat } from "../tensors/datatypes.js";
+import { elements, encoded, flat } from "../tensors/datatypes.js";
 import { drawnPicture, examplePicture, monoSamples, pictureLayout, pixels, SCALES, soundLength } from "../tensors/media.js";
-import { encoded } from "../tensors/datatypes.js";
-import { fromText, hasBatch, startShape } from "../tensors/request.js";
+import { fromText, hasBatch, readShape, startShape } from "../tensors/request.js";
 
 const SOUND_RATE = 16_000;
-const MAX_TEXT = 20_000;
+const MAX_SHOWN = 4096;
+const MAX_RANDOM = 1 << 22;
 
-/** The state of an input of the form, filled with the model's sample. */
+/** The state of an input of the form, filled with the model's sample. Pictures are asked for first, where one fits. */
 export function startInput(input, model) {
+  const isOptional = model.inputs ? !model.inputs.some((one) => one.name === input.name) : false;
   const sample = model.sample?.inputs?.find((one) => one.name === input.name);
   const maxBatchSize = model.config?.max_batch_size ?? 0;
   const shape = sample?.shape ?? startShape(input, maxBatchSize);
   const values = sample ? flat(sample.data) : [];
   const dims = hasBatch(model.config) ? input.shape.slice(1) : input.shape;
-  const kind = model.kind?.[input.name] ?? "tensor";
+  const kind = kindOf(input);
   const isText = input.datatype === "BYTES";
   return {
     name: input.name,
@@ -28,7 +29,8 @@ export function startInput(input, model) {
     isBatched: hasBatch(model.config),
     kind,
     fits: { picture: !isText && pictureLayout(dims), sound: !isText && input.datatype.startsWith("FP") ? soundLength(dims, kind) : null, bytes: isText },
-    mode: "values",
+    isOptional,
+    mode: isOptional ? "none" : sample && values.length <= MAX_SHOWN ? "values" : isText ? "values" : "random",
     text: textOf(values, isText),
     isPlain: isText && values.length === 1 && typeof values[0] === "string",
     shapeText: shape.join(", "),
@@ -39,15 +41,23 @@ export function startInput(input, model) {
   };
 }
 
+/** What an input most likely is, by its name: image, audio, or tensor. */
+export function kindOf({ name }) {
+  if (/image|picture|photo|img|jpe?g|png|pixel/i.test(name)) return "image";
+  if (/audio|sound|wav|speech|voice/i.test(name)) return "audio";
+  return "tensor";
+}
+
 function textOf(values, isText) {
   if (isText && values.length === 1 && typeof values[0] === "string") return values[0];
-  const text = JSON.stringify(values);
-  return text.length <= MAX_TEXT ? text : JSON.stringify(values.slice(0, 1000));
+  return values.length <= MAX_SHOWN ? JSON.stringify(values) : "";
 }
 
 /** The tensors of the form. Raises Error for an input that does not fit. */
 export function tensorsOf(inputs) {
-  return inputs.map((input) => {
+  const sent = inputs.filter((input) => input.mode !== "none");
+  return sent.map((input) => {
+    if (input.mode === "random") return randomTensor(input);
     if (input.mode === "file") {
       if (!input.content) throw new Error(`${input.name}: choose a file, or give values`);
       return { name: input.name, datatype: input.datatype, ...input.content };
@@ -88,17 +98,20 @@ export function InputCard({ input, onChange }) {
   };
   return html`<fieldset class="card input ${isOver ? "over" : ""}" ...${takesFile ? drop : {}}>
     <legend><b>${input.name}</b> <small>${input.datatype} [${input.declared.join(", ")}]</small></legend>
-    ${takesFile ? html`<${Choices} label="Content of ${input.name}" choices=${[["values", fits.bytes ? "Text" : "Values"], ["file", fileTitle(input)]]} current=${input.mode} onChoose=${(mode) => onChange({ mode, ...(mode === "values" ? { chunks: null } : { content: null, file: null, preview: null, note: "" }) })} />` : null}
+    ${choicesOf(input, takesFile).length > 1 ? html`<${Choices} label="Content of ${input.name}" choices=${choicesOf(input, takesFile)} current=${input.mode} onChoose=${(mode) => onChange({ mode, chunks: null, content: null, file: null, preview: null, note: "" })} />` : null}
     ${input.mode === "values"
       ? html`
           <textarea aria-label="Content of ${input.name}" spellcheck="false" rows=${input.text.length > 200 ? 6 : 3} value=${input.text} onInput=${(event) => onChange({ text: event.target.value })}></textarea>
           <div class="row">
             ${isVariable ? html`<${Field} label="Shape">${(id) => html`<input id=${id} class="short" value=${input.shapeText} onInput=${(event) => onChange({ shapeText: event.target.value })} />`}</${Field}>` : null}
             ${fits.bytes ? html`<label class="check"><input type="checkbox" checked=${!input.isPlain} onChange=${(event) => onChange({ isPlain: !event.target.checked, text: event.target.checked ? JSON.stringify([input.text]) : String(firstOf(input.text)) })} /> several elements, as JSON</label>` : null}
-            ${!fits.bytes && !isVariable ? html`<button type="button" class="small" title="Random numbers in the input's shape" onClick=${() => onChange({ text: randomText(input) })}>Random</button>` : null}
           </div>
         `
-      : html`
+      : null}
+    ${input.mode === "random" ? html`<div class="row"><${Field} label="Shape" note="Random numbers fill it">${(id) => html`<input id=${id} class="short" value=${input.shapeText} onInput=${(event) => onChange({ shapeText: event.target.value })} />`}</${Field}></div>` : null}
+    ${input.mode === "none" ? html`<p class="note">The input is optional, and the request leaves it out.</p>` : null}
+    ${input.mode === "file"
+      ? html`
           <div class="drop">
             ${input.preview ? html`<img src=${input.preview} alt="The picture as it is sent" />` : null}
             <p>${input.file ? html`<b>${input.file.name}</b> ${bytes(input.file.size)}` : "Drop a file here"}</p>
@@ -110,7 +123,8 @@ export function InputCard({ input, onChange }) {
             <input ref=${picker} type="file" hidden aria-label="File for ${input.name}" onChange=${(event) => take(event.target.files[0])} />
           </div>
           ${fits.picture && input.datatype !== "UINT8" ? html`<${Choices} label="Values of pixels" choices=${Object.keys(SCALES).map((scale) => [scale, scale])} current=${input.scale} onChoose=${changeScale} />` : null}
-        `}
+        `
+      : null}
   </fieldset>`;
 }
 
@@ -128,11 +142,29 @@ function firstOf(text) {
   }
 }
 
-function randomText(input) {
-  const size = Math.min(4096, input.shapeText.split(",").reduce((total, dim) => total * Number(dim), 1));
-  const isWhole = !input.datatype.startsWith("FP") && input.datatype !== "BF16";
-  const values = Array.from({ length: size }, () => (input.datatype === "BOOL" ? Math.random() < 0.5 : isWhole ? Math.floor(Math.random() * 100) : Number(Math.random().toFixed(3))));
-  return JSON.stringify(values);
+/** The ways in which an input can get its content. */
+function choicesOf({ fits, isOptional, kind, datatype }, takesFile) {
+  return [
+    ...(isOptional ? [["none", "Left out"]] : []),
+    ["values", fits.bytes ? "Text" : "Values"],
+    ...(fits.bytes || datatype === "BOOL" ? [] : [["random", "Random"]]),
+    ...(takesFile ? [["file", fileTitle({ fits, kind })]] : []),
+  ];
+}
+
+/** Fractions for floats, bytes for UINT8, and 0 or 1 for other integers, which are often indices. */
+function randomTensor({ name, datatype, shapeText }) {
+  const shape = readShape(name, shapeText);
+  const size = elements(shape);
+  if (size > MAX_RANDOM) throw new Error(`${name}: shape [${shape.join(", ")}] has ${grouped(size)} elements, and the page makes at most ${grouped(MAX_RANDOM)}`);
+  const isFraction = datatype.startsWith("FP") || datatype === "BF16";
+  const highest = datatype === "UINT8" ? 256 : 2;
+  let state = 1;
+  const data = Array.from({ length: size }, () => {
+    state = (state * 48271) % 0x7fffffff;
+    return isFraction ? Number((state / 0x7fffffff).toFixed(3)) : state % highest;
+  });
+  return { name, datatype, shape, data };
 }
 
 /** What changes in an input when a file was chosen. */

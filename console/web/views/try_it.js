@@ -18,7 +18,7 @@ const MAX_CHUNKS = 2000;
 export function TryIt({ route, status }) {
   const name = route.path[1] ?? "";
   const index = usePoll("/api/models", 5000);
-  const names = (index.data?.models ?? []).filter((model) => model.loaded).map((model) => model.name);
+  const names = (index.data?.models ?? []).filter((model) => model.loaded).map((model) => model.id);
   const [model, setModel] = useState(null);
   const [error, setError] = useState(null);
   useEffect(() => {
@@ -48,7 +48,8 @@ export function TryIt({ route, status }) {
     </header>
     ${!name ? html`<${Gallery} models=${index.data?.models} error=${index.error} />` : null}
     ${name && !model ? html`<${Waiting} error=${error} what="the model's metadata" />` : null}
-    ${name && model ? html`<${Form} key=${name} model=${model} version=${route.query.version ?? ""} place=${gatewayOf(status.data)} />` : null}
+    ${name && model && !model.metadata ? html`<p class="note">No worker serves the model. <a href=${link(["models", name])}>Load it</a> first.</p>` : null}
+    ${name && model?.metadata ? html`<${Form} key=${name} id=${name} model=${model} version=${route.query.version ?? ""} place=${gatewayOf(status.data)} />` : null}
   `;
 }
 
@@ -69,10 +70,10 @@ function Gallery({ models, error }) {
   const loaded = models.filter((model) => model.loaded);
   if (!loaded.length) return html`<p class="note">No model is loaded. <a href=${link(["models"])}>Load one</a>.</p>`;
   return html`<p class="note">Choose a model. You get a form for its inputs, filled with a sample.</p>
-    <ul class="names large">${loaded.slice(0, 60).map((model) => html`<li key=${model.name}><a href=${link(["try", model.name])}>${model.name}</a></li>`)}</ul>`;
+    <ul class="names large">${loaded.slice(0, 60).map((model) => html`<li key=${model.id}><a href=${link(["try", model.id])}>${model.name}</a></li>`)}</ul>`;
 }
 
-function Form({ model, version, place }) {
+function Form({ id, model, version, place }) {
   const { metadata, config } = model;
   const isSequence = Boolean(config?.sequence_batching);
   const labels = model.labels ?? {};
@@ -100,9 +101,9 @@ function Form({ model, version, place }) {
   const ask = useCallback(
     (tensors, changes = {}) => {
       const { body, headers } = asBody(tensors, { ...options, ...changes });
-      return act("POST", `/api/try/${segment(metadata.name)}${version ? `?version=${version}` : ""}`, body, headers);
+      return act("POST", `/api/try/${segment(id)}${version ? `?version=${version}` : ""}`, body, headers);
     },
-    [options, version],
+    [options, id, version],
   );
 
   async function run() {
@@ -142,7 +143,7 @@ function Form({ model, version, place }) {
       run();
     }
   }
-  const copies = useMemo(() => (built.tensors ? snippets({ model: metadata.name, version, tensors: built.tensors, options, place }) : null), [built, options, version, place]);
+  const copies = useMemo(() => (built.tensors ? snippets({ model: id, version, tensors: built.tensors, options, place }) : null), [built, options, version, place]);
   return html`<div class="try" onKeyDown=${onKeyDown}>
     <section aria-label="Request">
       ${inputs.map((input, place) => html`<${InputCard} key=${input.name} input=${input} hasBatch=${hasBatch(config)} onChange=${(changes) => change(place, changes)} />`)}

@@ -44,7 +44,7 @@ class LargeCluster:
         return {
             "release": "0.0",
             "allow_changes": allow_changes,
-            "cluster": {"url": "127.0.0.1:4222", "nats_version": "2.15.1"},
+            "cluster": {"url": "127.0.0.1:4222", "is_connected": True},
             "tick_ms": 1000,
             "now_ms": self._now_ms(),
         }
@@ -193,6 +193,7 @@ class LargeCluster:
             version = self._version(name, place, 1)
             rows.append(
                 {
+                    "id": name,
                     "name": name,
                     "namespace": "",
                     "state": version["state"],
@@ -248,6 +249,7 @@ class LargeCluster:
         outputs = [{"name": "OUT", "datatype": "FP32", "shape": [-1, 3]}]
         entry = {"count": "12", "ns": "48000000"}
         return {
+            "id": name,
             "name": name,
             "versions": [1],
             "metadata": {"name": name, "versions": ["1"], "platform": "", "inputs": tensors, "outputs": outputs},
@@ -264,11 +266,14 @@ class LargeCluster:
                     "batch_stats": [],
                 }
             ],
-            "history": [{"number": 3, "model": name, "kind": "load", "at_ms": self.started_ms, "by": HOSTILE}],
-            "traffic": None,
+            "history": {
+                "model": name,
+                "changes": [{"number": 3, "model": name, "kind": "load", "at_ms": self.started_ms, "by": HOSTILE}],
+            },
+            "traffic": {"model": name, "source": "none", "weights": {}, "sticky": "", "versions": []},
+            "inputs": [{**tensors[0], "batches": True}],
             "sample": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]},
             "labels": {"OUT": 3},
-            "kind": {"IN": "tensor"},
         }
 
     def batching(self, model: str, after: int) -> Json:
@@ -377,4 +382,11 @@ class LargeCluster:
     def letter(self, seq: int) -> Json:
         """GET /api/dead/SEQ."""
         row = next(row for row in self.dead()["letters"] if row["seq"] == seq)
-        return {**row, "history": [HOSTILE_REASON], "headers": {"Weir-Id": HOSTILE}, "preview": HOSTILE}
+        history = [{"ended_ms": self.started_ms, "reason": HOSTILE_REASON}]
+        return {
+            **row,
+            "history": history,
+            "headers": {"Weir-Id": HOSTILE},
+            "preview": {"text": HOSTILE},
+            "is_complete": True,
+        }
