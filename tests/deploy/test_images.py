@@ -47,10 +47,38 @@ def test_images_are_made_of_official_ones_and_have_what_built_them_no_more() -> 
     for target in ("cpu", "gpu"):
         base, text = reply[target]
         assert base == "runtime"
-        assert f"COPY --from=build-{target} /opt/weir /opt/weir" in text
+        copied = re.findall(r"^COPY --from=(\S+) (\S+) (\S+)$", text, re.MULTILINE)
+        # What changes rarely first: a change of the sources makes one small layer anew.
+        assert copied == [(f"dependencies-{target}", "/opt/weir", "/opt/weir"), ("weir", "/only-weir", "/opt/weir")]
     assert "USER 10001:10001" in reply["runtime"][1]
     assert 'ENTRYPOINT ["weir"]' in reply["runtime"][1]
     assert list(reply)[-1] == "cpu"  # what is built without a target
+
+
+def test_dependencies_do_not_depend_on_the_sources() -> None:
+    reply = stages()
+    for name in ("build", "dependencies-cpu", "dependencies-gpu", "web"):
+        base, text = reply[name]
+        assert base in ("build", "python:3.11-slim-bookworm")
+        copied = re.findall(r"^COPY (?:--\S+ )?(\S+)", text, re.MULTILINE)
+        assert copied
+        assert set(copied) <= {
+            "compose/images/build.lock",
+            "compose/images/install-locked",
+            f"compose/images/{name.removeprefix('dependencies-')}.lock",
+            "console/npm",
+        }, name
+
+
+def test_pip_installs_by_hashes_and_builds_with_locked_packages() -> None:
+    """Each command that may reach a registry; Node.js by its version, as for tests and `make install`."""
+    script = (IMAGES / "install-locked").read_text()
+    commands = re.findall(r"pip (?:--python \S+ )?(?:install|wheel) (?:[^&\n]|(?<=\\)\n)*", DOCKERFILE + script)
+    reaching = [command for command in commands if "--no-index" not in command]
+    assert len(commands) == 6
+    assert [command for command in reaching if "--require-hashes" not in command and "/node" not in command] == []
+    (locked,) = [command for command in reaching if "--no-build-isolation" in command]
+    assert "--only-binary :all: --no-binary nkeys" in locked
 
 
 @pytest.mark.parametrize("name", LOCKS)
