@@ -1,6 +1,6 @@
 """`weir serve`: runs nats-server and all roles under one supervisor.
 
-The module checks the options, counts the GPUs (`count_gpus`), builds the command lines of the roles, and prints the startup
+The module checks the options, counts the GPUs, builds the command lines of the roles, and prints the startup
 block (`render_startup_block`) once all roles are ready.
 """
 
@@ -29,6 +29,7 @@ from schemas.core.errors import WeirError
 from telemetry.log_settings import LogOptions, LogSettings
 from telemetry.logs import configure_logging
 from weir import NATS_URL_VARIABLE, __version__
+from weir.commands.gpu_count import count_gpus
 from weir.commands.preflight import (
     Listener,
     check_agent_directory,
@@ -279,41 +280,6 @@ def _report(  # noqa: PLR0913 - of one call
 
 def _format_address(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def _find_nvml() -> Any | None:
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    return pynvml
-
-
-def count_gpus(find_nvml: Callable[[], Any | None] = _find_nvml, environment: Mapping[str, str] = os.environ) -> int:
-    """The number of GPUs visible to child processes, counted by NVML without initialising CUDA; 0 without NVML.
-
-    `CUDA_VISIBLE_DEVICES` is interpreted as CUDA does: entries after an invalid one are ignored.
-    """
-    nvml = find_nvml()
-    if nvml is None:
-        return 0
-    try:
-        nvml.nvmlInit()
-        try:
-            count = int(nvml.nvmlDeviceGetCount())
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError:
-        return 0
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return count
-    named = 0
-    for name in map(str.strip, visible.split(",")):
-        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < count)):
-            break
-        named += 1
-    return named
 
 
 _NOT_ALLOWED = "off"
