@@ -245,7 +245,8 @@ def _devices() -> tuple[Option, ...]:
             value=Integer(0, metavar="BYTES"),
             default=256 << 20,
             help="Host memory that may be pinned for copies to and from GPUs; further copies use pageable memory.",
-            differs="It applies to one worker, which pins memory on demand instead of at startup.",
+            differs="It applies to one worker, and to each process of an isolated instance. Both pin memory on demand "
+            "instead of at startup.",
             panel="Devices",
             commands=_IN_WORKER,
         ),

@@ -4,6 +4,10 @@ The process is that of a Python model whose code is `isolated_model.py`, in whic
 crash it is therefore restarted, and its batch runs again, as with any Python model; large tensors lie in shared memory. The
 process receives the requests of a batch one by one, and assembles the batch itself.
 
+On a GPU such an instance has one batch at a time, so copies do not overlap the run of the batch before: the memory that it
+shares with its worker, and the messages between them, are for one call. Isolation is for models that crash, and not for
+throughput. Its process may pin as much host memory as the worker.
+
 A model is isolated if its configuration, or by default its backend, asks for it (`isolate_if_wanted`).
 """
 
@@ -44,6 +48,7 @@ from worker.backends.isolation.messages import (
     locate_backend,
 )
 from worker.backends.python.backend import PythonBackend
+from worker.cuda.pinned import PINNED
 from worker.devices.gpus import WorkerDevices
 
 _CODE = Path(__file__).with_name("isolated_model.py")
@@ -170,6 +175,7 @@ def _wrapped(model: ModelVersion, inner: Backend, device: InstanceDevice | None 
         "config": config_to_json(config),
         "settings": dict(model.settings),
         "device": None if device is None else _device_fields(device),
+        "pinned_bytes": PINNED.total_bytes,
     }
     states = [
         ModelOutput(name=STATE_PREFIX + state.output_name, data_type=state.data_type, dims=state.dims)

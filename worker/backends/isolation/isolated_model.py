@@ -40,6 +40,7 @@ from worker.backends.isolation.messages import (
     encode_error,
     import_backend,
 )
+from worker.cuda.pinned import PINNED
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -66,6 +67,7 @@ class TritonPythonModel:
             name: tuple(value) if isinstance(value, list) else value for name, value in source["device"].items()
         }
         device = InstanceDevice(**fields)
+        PINNED.total_bytes = source["pinned_bytes"]
         self._reader = PayloadReader()
         self._name = source["name"]
         self._is_decoupled = bool(pb_utils.using_decoupled_model_transaction_policy(outer))

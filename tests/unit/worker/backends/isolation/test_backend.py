@@ -31,6 +31,7 @@ from worker.backend_api.interface import (
 from worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
 from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 from worker.backends.python.backend import PythonBackend
+from worker.cuda.pinned import PINNED
 from worker.devices.gpus import WorkerDevices
 
 BACKEND = """
@@ -41,6 +42,7 @@ from schemas.core.errors import invalid, unavailable
 from schemas.core.tensors import Tensor
 from worker.backends.array import ArrayInstance
 from worker.backend_api.interface import DeviceLost
+from worker.cuda.pinned import PINNED
 from worker.execution.batch_tensors import NamedDatatype
 
 
@@ -59,6 +61,8 @@ class Runner:
             raise KeyError("x")
         if x.flat[0] == -4:
             raise DeviceLost("gone")
+        if x.flat[0] == -5:
+            self.runs = PINNED.total_bytes
         facts = np.array([[os.getpid(), self.runs]] * len(x), np.float64)
         return [x * 2, facts, inputs["s"] + 1] if "s" in inputs else [x * 2, facts]
 
@@ -154,6 +158,15 @@ def test_a_batch_is_assembled_and_split_in_the_process(backend: Backend, tmp_pat
             assert (large["y"] == 6).all()
             assert (small["y"] == 8).all()
     assert set(model_processes()) == before
+
+
+def test_the_process_may_pin_as_much_memory_as_the_worker(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PINNED, "total_bytes", 12345)
+    with instance(backend, model(tmp_path)) as made:
+        (result,) = run(made, request(x=x(-5)))
+        assert result["facts"][0, 1] == 12345
 
 
 def test_errors_are_as_in_the_worker_itself(backend: Backend, tmp_path: Path) -> None:
