@@ -258,8 +258,9 @@ class BatchRunner:
         }
         responses = self._encode(batch, started.results, traced)
         end_ns = time.monotonic_ns()
-        self._record(BatchRun(running, execution, positions, sizes, outcomes, end_ns))
-        completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, self._busy_us(execution, end_ns))
+        busy_us = self._busy_us(execution, end_ns)
+        self._record(BatchRun(running, execution, positions, sizes, outcomes, end_ns, busy_us * 1000))
+        completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, busy_us)
         return BatchUpdate(batch.scheduler, completion, responses, started.first)
 
     @contained(on_error="_delivery_failed", passes=(DeviceLost,))

@@ -171,12 +171,17 @@ class ModelStatistics:
         with self._lock:
             self.latency.add_all(queues_ns, busy_ns)
 
-    def record_execution(self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int) -> None:
-        """Adds a run of `executed_rows` rows, whatever the outcomes of its requests."""
+    def record_execution(
+        self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int, busy_ns: int | None = None
+    ) -> None:
+        """Adds a run of `executed_rows` rows, whatever the outcomes of its requests.
+
+        `busy_ns` is the part of its time in which no other run kept the instance busy; by default all of it.
+        """
         with self._lock:
             self.execution_count += 1
             self.last_inference_ms = now_ms
-            self.busy_ns += sum(phases_ns)
+            self.busy_ns += sum(phases_ns) if busy_ns is None else busy_ns
             row = self.batches.get(executed_rows)
             if row is None:
                 row = self.batches[executed_rows] = [0, 0, 0, 0]
@@ -264,7 +269,10 @@ def _response_row(row: dict[str, Durations]) -> dict[str, list[int]]:
 
 
 class BatchRun(NamedTuple):
-    """One run of a batch that ended at `end_ns`: the requests at these `positions`, their rows (`sizes`) and `outcomes`."""
+    """One run of a batch that ended at `end_ns`: the requests at these `positions`, their rows (`sizes`) and `outcomes`.
+
+    `busy_ns` is how long it kept its instance busy, if part of the time another batch did; else None.
+    """
 
     running: RunningBatch
     execution: Execution
@@ -272,6 +280,7 @@ class BatchRun(NamedTuple):
     sizes: Sequence[int]
     outcomes: Sequence[Result | None]
     end_ns: int
+    busy_ns: int | None = None
 
 
 def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
@@ -280,7 +289,7 @@ def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
     The run counts with all its rows, whatever their outcomes are. A request counts as succeeded, failed (BACKEND) or
     cancelled. As in Triton, an error response that the model made counts as a success.
     """
-    running, execution, positions, sizes, outcomes, end_ns = run
+    running, execution, positions, sizes, outcomes, end_ns, busy_ns = run
     if not positions:
         return
     entries, cancelled = running.message.entries, running.cancelled
@@ -304,7 +313,7 @@ def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
     succeeded = len(queues_ns)
     statistics.record_requests(succeeded, succeeded_rows, sum(queues_ns), phases_ns, waited_ns * succeeded)
     statistics.record_latency(queues_ns, end_ns - start_ns)
-    statistics.record_execution(executed_rows, phases_ns, time.time_ns() // 1_000_000)
+    statistics.record_execution(executed_rows, phases_ns, time.time_ns() // 1_000_000, busy_ns)
     if statistics.latencies is not None:
         statistics.latencies.observe(queues_ns, phases_ns)
 
@@ -317,7 +326,7 @@ def record_microbatch(
     `spans_ns` are the times of the runs (start, end) by index in `run.positions`; `input_ns` is how long the inputs of each
     request were prepared. The time after the last run is divided equally.
     """
-    running, execution, positions, sizes, outcomes, end_ns = run
+    running, execution, positions, sizes, outcomes, end_ns, _ = run
     if not positions:
         return
     entries, cancelled, received_ns = running.message.entries, running.cancelled, running.received_ns

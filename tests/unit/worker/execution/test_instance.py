@@ -172,6 +172,27 @@ def test_a_second_batch_starts_while_one_runs_but_no_third(model: Served, device
     assert (counted["success"][0], counted["execution_count"], counted["fail"][0]) == (4, 4, 0)
 
 
+def test_time_in_which_two_batches_overlap_counts_once(model: Served, device: Scripted) -> None:
+    begun_ns = time.monotonic_ns()
+    model.submit(1)
+    assert [device.next_event(), device.next_event()] == ["begin 1", "wait 1"]
+    model.submit(2)
+    model.submit(3)
+    time.sleep(0.02)  # the time that is counted
+    device.done[1].put(None)
+    assert [device.next_event() for _ in range(3)] == ["begin 2", "begin 3", "wait 2"]
+    time.sleep(0.02)
+    device.done[2].put(None)
+    device.done[3].put(None)
+    for _ in range(3):
+        model.left()
+    elapsed_ns = time.monotonic_ns() - begun_ns
+    assert 0.04e9 < model.statistics.busy_ns <= elapsed_ns
+    snapshot = model.statistics.snapshot()
+    phases_ns = sum(snapshot[phase][1] for phase in ("compute_input", "compute_infer", "compute_output"))
+    assert phases_ns > elapsed_ns, "batches 2 and 3 ran at the same time"
+
+
 def test_responses_are_sent_in_order_although_the_later_batch_ends_first(model: Served, device: Scripted) -> None:
     device.is_sync = {3}
     device.raises = {5: internal("broken"), 7: RuntimeError("odd"), 9: InstanceDied("dead")}
