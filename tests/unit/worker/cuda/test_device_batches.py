@@ -37,9 +37,9 @@ def cuda() -> Iterator[Any]:
         yield runtime
 
 
-@given(data=st.data(), seed=st.integers(0, 2**32), own_stream=st.booleans(), pins=st.booleans())
+@given(data=st.data(), seed=st.integers(0, 2**32), own_stream=st.booleans(), pins=st.booleans(), reuses=st.booleans())
 def test_two_batches_on_the_device_do_not_affect_each_other(
-    data: st.DataObject, seed: int, own_stream: bool, pins: bool
+    data: st.DataObject, seed: int, own_stream: bool, pins: bool, reuses: bool
 ) -> None:
     """Each request gets its own output, in whatever order the GPU executes independent work."""
     batches = data.draw(st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=4), min_size=1, max_size=12))
@@ -53,6 +53,7 @@ def test_two_batches_on_the_device_do_not_affect_each_other(
             },
         )
         runtime.DEVICE.hurry = random.Random(seed) if seed % 4 else None
+        runtime.DEVICE.reuses_memory = reuses
         under_way: list[tuple[Any, list[int]]] = []
 
         def collect() -> None:
