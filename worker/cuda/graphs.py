@@ -7,8 +7,8 @@ each of an instance's two sets of buffers has its own graphs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from worker.cuda.buffers import allocate_tensors, size_of
 from worker.cuda.runtime import check_cuda, cuda_runtime
 from worker.cuda.stream import CudaStream, InstanceStreams
 from worker.execution.batch_tensors import InputPieces
+from worker.execution.sequences import control_datatypes
 
 logger = logging.getLogger("weir.worker")
 
@@ -147,7 +148,7 @@ def _shapes_in(pieces: Sequence[InputPieces]) -> Shapes:
 
 
 def specified_shapes(config: ModelConfig, cuda: CudaOptimization) -> list[Shapes]:
-    """The shapes in `graph_spec`. Raises WeirError (INVALID_ARG) for an incomplete one."""
+    """The shapes of all inputs of the model, by `graph_spec`. Raises WeirError (INVALID_ARG) for an incomplete one."""
     return [_shapes_of(config, spec) for spec in cuda.graph_spec]
 
 
@@ -158,12 +159,40 @@ def _shapes_of(config: ModelConfig, spec: GraphSpec) -> Shapes:
             f"model '{config.name}': a graph_spec has batch size {spec.batch_size}, while max_batch_size is "
             f"{config.max_batch_size}"
         )
-    rows: Mapping[str, Any] = spec.input
+    given: Mapping[str, Any] = spec.input
+    rows = (spec.batch_size,) if batching else ()
     shapes: list[tuple[str, str, tuple[int, ...]]] = []
-    for tensor in config.input:
-        dims = rows[tensor.name].dim if tensor.name in rows else tensor.dims
+    for tensor in _model_inputs(config):
+        dims = given[tensor.name].dim if tensor.name in given else tensor.dims
         if any(dim < 0 for dim in dims):
             raise invalid(f"model '{config.name}': a graph_spec has no complete shape for input '{tensor.name}'")
-        shape = (spec.batch_size, *dims) if batching else tuple(dims)
-        shapes.append((tensor.name, BY_CONFIG_NAME[tensor.data_type].name, shape))
+        shapes.append((tensor.name, tensor.datatype, (*(rows if tensor.has_rows else ()), *dims)))
     return tuple(sorted(shapes))
+
+
+class _ModelInput(NamedTuple):
+    """A tensor that the model gets; `dims` are without the batch dimension, which it has if it `has_rows`."""
+
+    name: str
+    datatype: str
+    dims: Sequence[int]
+    has_rows: bool = True
+
+
+def _model_inputs(config: ModelConfig) -> Iterator[_ModelInput]:
+    """All inputs of the model: those of requests, as it sees them, batch inputs, controls and states."""
+    for tensor in config.input:
+        datatype = BY_CONFIG_NAME[tensor.data_type].name
+        if tensor.allow_ragged_batch:
+            # The elements of all requests in one dimension, however many there are.
+            yield _ModelInput(tensor.name, datatype, [-1], has_rows=False)
+        else:
+            yield _ModelInput(tensor.name, datatype, tensor.dims if tensor.reshape is None else tensor.reshape.shape)
+    for batch_input in config.batch_input:
+        # Their shapes depend on the number of requests.
+        for name in batch_input.target_name:
+            yield _ModelInput(name, BY_CONFIG_NAME[batch_input.data_type].name, [-1], has_rows=False)
+    for name, datatype in control_datatypes(config).items():
+        yield _ModelInput(name, datatype, [1])
+    for state in config.sequence_batching.state if config.sequence_batching is not None else ():
+        yield _ModelInput(state.input_name, BY_CONFIG_NAME[state.data_type].name, state.dims)

@@ -364,6 +364,18 @@ class SequenceControls:
             request.inputs += [value(request, is_ready) for value in self._controls]
 
 
+def control_datatypes(config: ModelConfig) -> dict[str, str]:
+    """The datatypes of a model's control inputs, each of which has one element in a row."""
+    controls = config.sequence_batching.control_input if config.sequence_batching is not None else ()
+    return {control.name: _control_datatype(kind) for control in controls for kind in control.control}
+
+
+def _control_datatype(control: SequenceControl) -> str:
+    if control.kind == "CONTROL_SEQUENCE_CORRID":
+        return BY_CONFIG_NAME[control.data_type].name
+    return "INT32" if control.int32_false_true else "FP32" if control.fp32_false_true else "BOOL"
+
+
 def _control(name: str, control: SequenceControl, shape: list[int]) -> _Value:
     if control.kind == "CONTROL_SEQUENCE_CORRID":
         return _correlation_id(name, control, shape)

@@ -11,6 +11,7 @@ import pytest
 
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import WeirError
+from schemas.core.tensors import Tensor
 from tests.support.fakes.cuda_device import (
     GPU,
     OUT,
@@ -19,12 +20,15 @@ from tests.support.fakes.cuda_device import (
     execution,
     fake_cuda_runtime,
     numbers,
+    request,
     run,
     values,
 )
 from worker.backend_api.interface import DeviceLost
 from worker.cuda.device_instance import DeviceInstance
-from worker.cuda.graphs import MAX_GRAPHS_WITH_RUNNERS
+from worker.cuda.graphs import MAX_GRAPHS_WITH_RUNNERS, specified_shapes
+from worker.execution.batch_tensors import Reshaper
+from worker.execution.sequences import SequenceControls
 
 GRAPHS = {"cuda": {"graphs": True, "output_copy_stream": True}}
 
@@ -73,9 +77,10 @@ def test_a_repeated_shape_is_captured_for_each_set_of_buffers(cuda: Any) -> None
     assert model.counts == (7, 4)
 
 
-def test_two_batches_on_the_device_use_different_memory(cuda: Any) -> None:
+@pytest.mark.parametrize("reuses", [False, True])
+def test_two_batches_on_the_device_use_different_memory(cuda: Any, reuses: bool) -> None:
     model = Model(cuda, config(optimization=GRAPHS))
-    cuda.DEVICE.hurry = random.Random(1)
+    cuda.DEVICE.hurry, cuda.DEVICE.reuses_memory = random.Random(1), reuses
     under_way: list[Any] = []
     for number in range(40):
         under_way.append((number, model.instance.execute([numbers([number] * 5)], execution())))
@@ -109,6 +114,64 @@ def test_only_specified_shapes_are_captured_at_load(cuda: Any) -> None:
 def test_invalid_graph_specs_are_rejected(cuda: Any, spec: dict[str, Any], message: str) -> None:
     with pytest.raises(WeirError, match=message):
         Model(cuda, config(optimization={"cuda": {"graphs": True, "graph_spec": [spec]}}))
+
+
+def test_a_graph_spec_has_the_shapes_that_the_model_gets(cuda: Any) -> None:
+    """Reshaped inputs, controls, states and batch inputs are part of what is captured, so the first batch is a launch."""
+    settings = config(
+        input=[{"name": "IN", "data_type": "TYPE_FP32", "dims": [4], "reshape": {"shape": [2, 2]}}],
+        batch_input=[
+            {
+                "kind": "BATCH_ELEMENT_COUNT",
+                "target_name": ["COUNTS"],
+                "data_type": "TYPE_INT32",
+                "source_input": ["IN"],
+            }
+        ],
+        sequence_batching={
+            "control_input": [
+                {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}]},
+                {"name": "ID", "control": [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64"}]},
+            ],
+            "state": [{"input_name": "S", "output_name": "S2", "data_type": "TYPE_FP16", "dims": [3]}],
+        },
+        optimization={"cuda": {"graphs": True, "graph_spec": [{"batch_size": 2, "input": {"COUNTS": {"dim": [2]}}}]}},
+    )
+    assert settings.optimization is not None
+    assert settings.optimization.cuda is not None
+    (shapes,) = specified_shapes(settings, settings.optimization.cuda)
+    assert shapes == (
+        ("COUNTS", "INT32", (2,)),
+        ("ID", "UINT64", (2, 1)),
+        ("IN", "FP32", (2, 2, 2)),
+        ("S", "FP16", (2, 3)),
+        ("START", "INT32", (2, 1)),
+    )
+    requests = [request(Tensor.from_numpy("IN", np.zeros((1, 4), np.float32), "FP32")) for _ in range(2)]
+    SequenceControls(settings).add_to(requests, [True, True])
+    for one in requests:
+        Reshaper(settings).to_model(one)
+        one.inputs.append(Tensor.from_numpy("S", np.zeros((1, 3), np.float16), "FP16"))
+    model = Model(cuda, settings)
+    before = model.counts
+    run(model.instance, *requests)
+    assert model.counts == (before[0], before[1] + 1)
+
+
+def test_a_graph_spec_without_the_shape_of_a_batch_input_is_rejected(cuda: Any) -> None:
+    row = {"kind": "BATCH_ELEMENT_COUNT", "target_name": ["COUNTS"], "data_type": "TYPE_INT32", "source_input": ["IN"]}
+    spec = [{"batch_size": 1, "input": {"IN": {"dim": [3]}}}]
+    with pytest.raises(WeirError, match="a graph_spec has no complete shape for input 'COUNTS'"):
+        Model(cuda, config(batch_input=[row], optimization={"cuda": {"graphs": True, "graph_spec": spec}}))
+
+
+def test_a_model_with_a_text_as_correlation_id_runs_without_graphs(cuda: Any, caplog: pytest.LogCaptureFixture) -> None:
+    control = {"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_STRING"}
+    Model(
+        cuda,
+        config(optimization=GRAPHS, sequence_batching={"control_input": [{"name": "ID", "control": [control]}]}),
+    )
+    assert "input 'ID' stays on the host" in caplog.text
 
 
 class Unfit(KernelRunner):
