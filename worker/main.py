@@ -43,6 +43,7 @@ from worker.backend_api.inference_client import ClientOptions, InferenceClient
 from worker.backends.python.calls import ProcessCallServer
 from worker.backends.registry import BackendRegistry
 from worker.batch_dispatch import BatchDispatcher
+from worker.cuda.ipc_memory import IpcAllocation, pinned_array
 from worker.cuda.pinned import PINNED
 from worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService, gpu_uuids
 from worker.devices.gpus import GpuMemory, WorkerDevices, find_gpus, gpu_limits
@@ -183,7 +184,8 @@ class _Worker:
             settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None
         )
         gpus = gpu_uuids() if settings.allow_client_shm else []
-        self.shared_memory = SharedMemoryAccess(settings.allow_client_shm, CudaRegions() if gpus else None)
+        regions = CudaRegions(IpcAllocation, context.devices.own_gpus, pinned_array) if gpus else None
+        self.shared_memory = SharedMemoryAccess(settings.allow_client_shm, regions)
         self.fetcher = PayloadFetcher(bus, worker_id)
         self.payload_server = PayloadServer(bus, worker_id, context.listener)
         direct = DirectDispatcher(bus, worker_id)

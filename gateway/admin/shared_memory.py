@@ -296,25 +296,27 @@ class CudaIpcProbe:
 
     async def open(self, opening: CudaOpening, workers: set[str]) -> None:
         """Returns when one of `workers` has opened the memory. Raises WeirError if none can, or none replies in time."""
-        waiting, reason = set(workers), ""
+        waiting, reasons, is_open = set(workers), dict[str, str](), False
 
         def is_complete(message: Message) -> bool:
-            nonlocal reason
+            nonlocal is_open
             try:
                 opened = CudaOpened.unpack(message.data)
             except MalformedMessage as error:
                 logger.warning("subject %s: %s", message.subject, error)
                 return False
             waiting.discard(opened.worker)
-            reason = opened.reason
-            # One worker that can open it is enough: others may not have that GPU.
-            return not reason or not waiting
+            reasons[opened.worker] = opened.reason
+            is_open = is_open or not opened.reason
+            # Only the workers of that GPU open it, and one of them is enough.
+            return is_open or not waiting
 
         subject = subjects.cuda_open(host())
         if not await self._replies.gather([subject], opening.pack(), is_complete, timeout_s=CUDA_PROBE_TIMEOUT_S):
             raise unavailable("no worker replied whether it can open the CUDA shared memory region")
-        if reason:
-            logger.warning("CUDA shared memory could not be opened: %s", reason)
+        if not is_open:
+            found = "; ".join(f"{worker}: {reason}" for worker, reason in reasons.items())
+            logger.warning("no worker could open the CUDA shared memory: %s", found)
             raise invalid("failed to register shared memory region: invalid args")
 
     def close(self, opening: CudaOpening) -> None:

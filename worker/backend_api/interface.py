@@ -26,6 +26,7 @@ from schemas.core.requests import InferRequest
 from schemas.core.tensors import Tensor
 from worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
 from worker.backend_api.version_health import VersionHealth
+from worker.devices.cuda_shared_memory import MappedRegion
 from worker.devices.gpus import WorkerDevices
 from worker.devices.host_policy import UNBOUND, HostPolicy
 
@@ -103,6 +104,9 @@ class InstanceDevice:
         return self.unique_name or self.name
 
 
+_NO_REGIONS: Mapping[tuple[int, str], MappedRegion] = {}
+
+
 class Execution:
     """One run of a batch: what the instance needs besides the requests, and when its phases ended.
 
@@ -111,10 +115,14 @@ class Execution:
     that has its final response is dropped. Positions are those of the requests given to `execute`.
     """
 
-    __slots__ = ("infer_end_ns", "input_end_ns", "reader", "start_ns")
+    __slots__ = ("infer_end_ns", "input_end_ns", "output_regions", "reader", "start_ns")
+
+    output_regions: Mapping[tuple[int, str], MappedRegion]
+    """Clients' memory on the instance's GPU that gets outputs, by position of the request and output."""
 
     def __init__(self, reader: PayloadReader) -> None:
         self.reader = reader
+        self.output_regions = _NO_REGIONS
         self.start_ns = time.monotonic_ns()
         self.input_end_ns = self.start_ns
         self.infer_end_ns = self.start_ns
@@ -259,7 +267,11 @@ class MicrobatchRun(Protocol):
 
 
 class Instance(Protocol):
-    """One instance of a loaded model. All calls come from the thread that created it."""
+    """One instance of a loaded model. All calls come from the thread that created it.
+
+    With an attribute `region_gpu`, the number of a GPU, the instance copies clients' memory on that GPU itself: inputs may
+    have a `MappedRegion` in place of their content, and `Execution.output_regions` has the places of outputs.
+    """
 
     def execute(
         self, requests: Sequence[InferRequest], execution: Execution

@@ -38,6 +38,7 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
+from worker.devices.cuda_shared_memory import MappedRegion
 from worker.devices.gpus import WorkerDevices
 
 logger = logging.getLogger("weir.worker")
@@ -246,6 +247,7 @@ class CheckedInstance:
     def __init__(self, backend: str, instance: Instance) -> None:
         self._backend = backend
         self._instance = instance
+        self.region_gpu: int = getattr(instance, "region_gpu", -1)
 
     def execute(
         self, requests: Sequence[InferRequest], execution: Execution
@@ -277,6 +279,7 @@ class _CheckedExecution(Execution):
 
     def __init__(self, backend: str, count: int, batch: Execution) -> None:
         super().__init__(batch.reader)
+        self.output_regions = batch.output_regions
         self._backend = backend
         self._count = count
         self._batch = batch
@@ -369,12 +372,14 @@ def _tensor_problem(tensor: Tensor) -> str:
 
 def _content_problem(tensor: Tensor, element_bytes: int) -> str:
     data = tensor.data
-    if not isinstance(data, (bytes, bytearray, memoryview, tuple)):
+    if not isinstance(data, (bytes, bytearray, memoryview, tuple, MappedRegion)):
         return f"the content of output '{tensor.name}' must be bytes, found type '{type(data).__name__}'"
     if isinstance(data, memoryview) and (data.ndim != 1 or data.itemsize != 1 or not data.c_contiguous):
         if not data.c_contiguous:
             return f"the content of output '{tensor.name}' is not contiguous"
         tensor.data = data = data.cast("B")
+    if isinstance(data, MappedRegion):
+        return ""
     elements = element_count(tensor.shape)
     if tensor.datatype == "BYTES":
         fills = isinstance(data, tuple) or _string_count(data) == elements

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,10 @@ from schemas.core.tensors import DATATYPES, element_count
 from worker.backend_api.interface import DeviceTensor
 from worker.cuda.pinned import HostBuffer, allocation_size
 from worker.cuda.stream import CudaEvent, CudaStream, DeviceBuffer, InstanceStreams
+from worker.devices.cuda_shared_memory import MappedRegion
 from worker.execution.batch_tensors import InputPieces
+
+_NONE: Mapping[int, Sequence[tuple[int, int, MappedRegion]]] = {}
 
 _ALIGNMENT = 256
 """The alignment of tensors in a buffer, as of CUDA's allocations."""
@@ -63,16 +66,36 @@ class BatchBuffers:
             tensors[piece.name] = tensor
             if piece.size_bytes:
                 piece.write_into(host.array[offset:])
-                streams.copy_in.copy_in(tensor.pointer, host.pointer + offset, piece.size_bytes)
+                if piece.in_regions:
+                    self._copy_contents(piece, tensor.pointer, host.pointer + offset)
+                else:
+                    streams.copy_in.copy_in(tensor.pointer, host.pointer + offset, piece.size_bytes)
         streams.copy_in.record(self.inputs_copied)
         streams.compute.wait(self.inputs_copied)
         streams.compute.record(self.run_started)
         return tensors
 
-    def copy_out(self, outputs: Sequence[DeviceTensor | np.ndarray]) -> list[np.ndarray]:
+    def _copy_contents(self, piece: InputPieces, to: int, host: int) -> None:
+        """Enqueues copies of the contents of an input one by one: regions within the GPU, others from the host."""
+        start = 0
+        for content in piece.contents:
+            if isinstance(content, MappedRegion):
+                self._streams.copy_in.copy_within(to + start, content.pointer, len(content))
+            elif len(content):
+                self._streams.copy_in.copy_in(to + start, host + start, len(content))
+            start += len(content)
+
+    def copy_out(
+        self,
+        outputs: Sequence[DeviceTensor | np.ndarray],
+        to_regions: Mapping[int, Sequence[tuple[int, int, MappedRegion]]] = _NONE,
+        only_in_regions: Collection[int] = (),
+    ) -> list[np.ndarray]:
         """Enqueues copies of outputs to the host, after the work on the instance's stream; returns the target arrays.
 
-        Outputs that are arrays already are returned unchanged.
+        Outputs that are arrays already are returned unchanged. `to_regions` has, by position of an output, (offset, size,
+        region) of the parts that are copied to regions on this GPU. Outputs at the positions in `only_in_regions` are not
+        copied to the host, and their arrays have no valid content.
         """
         compute, stream = self._streams.compute, self._streams.copy_out
         compute.record(self.run_ended)
@@ -84,7 +107,7 @@ class BatchBuffers:
         if size and (host is None or host.size_bytes < size):
             host = self._host_out = HostBuffer(size, self._pins_outputs)
         arrays: list[np.ndarray] = []
-        for output, offset, size in zip(outputs, offsets, sizes, strict=True):
+        for position, (output, offset, size) in enumerate(zip(outputs, offsets, sizes, strict=True)):
             if isinstance(output, np.ndarray):
                 arrays.append(output)
                 continue
@@ -93,7 +116,10 @@ class BatchBuffers:
                 arrays.append(np.empty(output.shape, numpy_type))
                 continue
             assert host is not None  # noqa: S101 - allocated above, because the size is not 0
-            stream.copy_out(host.pointer + offset, output.pointer, size)
+            for start, part_size, region in to_regions.get(position, ()):
+                stream.copy_within(region.pointer, output.pointer + start, part_size)
+            if position not in only_in_regions:
+                stream.copy_out(host.pointer + offset, output.pointer, size)
             arrays.append(host.array[offset : offset + size].view(numpy_type).reshape(output.shape))
         stream.record(self.outputs_copied)
         return arrays

@@ -33,6 +33,7 @@ from worker.backend_api.interface import (
 from worker.cuda.buffers import BatchBuffers
 from worker.cuda.graphs import RunGraphs, specified_shapes
 from worker.cuda.pinned import PINNED
+from worker.cuda.region_outputs import RegionOutputs, region_outputs
 from worker.cuda.stream import InstanceStreams
 from worker.execution.batch_tensors import (
     BatchAssembler,
@@ -42,6 +43,7 @@ from worker.execution.batch_tensors import (
     NamedDatatype,
     ragged_inputs,
 )
+from worker.execution.sequences import control_datatypes
 
 logger = logging.getLogger("weir.worker")
 
@@ -68,6 +70,8 @@ class DeviceInstance:
             for pinned in (optimization.input_pinned_memory, optimization.output_pinned_memory)
         )
         self._name = device.name
+        self.region_gpu = device.device_id
+        """Clients' memory on this GPU is copied within it."""
         self._outputs = BatchOutputs(config, outputs, states)
         self._batching = config.max_batch_size > 0
         self._assembler = BatchAssembler(ragged_inputs(config))
@@ -146,8 +150,9 @@ class DeviceInstance:
             self._check(outputs)
             if graphs is not None:
                 graphs.has_run(pieces)
-        on_host = buffers.copy_out(outputs)
-        return _DeviceRun(self, number, buffers, requests, execution, on_host, kept=(outputs, arrays))
+        in_regions = region_outputs(requests, execution.output_regions, self._outputs, outputs, self._batching)
+        on_host = buffers.copy_out(outputs, in_regions.parts, in_regions.only)
+        return _DeviceRun(self, number, buffers, requests, execution, on_host, in_regions, kept=(outputs, arrays))
 
     def _add_batch_inputs(
         self, values: Mapping[str, np.ndarray], pieces: list[InputPieces], arrays: dict[str, np.ndarray]
@@ -168,6 +173,7 @@ class DeviceInstance:
 
     def _prepare_graphs(self, config: ModelConfig, cuda: CudaOptimization) -> None:
         on_host = [tensor.name for tensor in config.input if tensor.data_type == "TYPE_STRING"]
+        on_host += [name for name, datatype in control_datatypes(config).items() if datatype == "BYTES"]
         on_host += self._runner.host_inputs
         if not self._runner.can_capture or on_host:
             reason = f"input '{on_host[0]}' stays on the host" if on_host else "its backend can't be captured"
@@ -194,6 +200,7 @@ class _DeviceRun(ExecutionHandle):
     requests: Sequence[InferRequest]
     execution: Execution
     arrays: Sequence[np.ndarray]
+    in_regions: RegionOutputs
     kept: object
 
     def results(self) -> list[Result]:
@@ -209,4 +216,6 @@ class _DeviceRun(ExecutionHandle):
         input_end_ns = infer_end_ns - buffers.run_started.ns_until(buffers.run_ended)
         execution.input_end_ns = max(execution.start_ns, input_end_ns)
         execution.infer_end_ns = max(execution.input_end_ns, infer_end_ns)
-        return self.instance.results_of(self.requests, self.arrays)
+        results = self.instance.results_of(self.requests, self.arrays)
+        self.in_regions.mark(results)
+        return results

@@ -6,6 +6,7 @@ use it. Beyond the limit, buffers are ordinary memory: copies are slower, and th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
@@ -14,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from worker.cuda.runtime import cuda_runtime, raise_cuda
+from schemas.core.errors import WeirError
+from worker.backend_api.interface import DeviceLost
+from worker.cuda.runtime import cuda_runtime, current_gpu, raise_cuda, selected_gpu
 
 logger = logging.getLogger("weir.worker")
 
@@ -89,12 +92,14 @@ def _pinned(size_bytes: int, pinned: PinnedMemory) -> Any:
         logger.warning("the host can't pin %d bytes of memory: slower copies use ordinary memory", size_bytes)
         return None
     memory = (ctypes.c_ubyte * size_bytes).from_address(int(address))
-    weakref.finalize(memory, _free, runtime, int(address), size_bytes, pinned).atexit = False
+    weakref.finalize(memory, _free, runtime, int(address), current_gpu(), size_bytes, pinned).atexit = False
     return memory
 
 
-def _free(runtime: Any, address: int, size_bytes: int, pinned: PinnedMemory) -> None:
-    runtime.cudaFreeHost(address)
+def _free(runtime: Any, address: int, gpu: int, size_bytes: int, pinned: PinnedMemory) -> None:
+    # In a thread that has selected no GPU, CUDA would create a context on the first one.
+    with contextlib.suppress(WeirError, DeviceLost), selected_gpu(gpu) if gpu >= 0 else contextlib.nullcontext():
+        runtime.cudaFreeHost(address)
     pinned.release(size_bytes)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from schemas.core.errors import internal, unavailable
@@ -60,3 +63,41 @@ def raise_cuda(status: Any, doing: str) -> None:
     if name in STICKY:
         raise DeviceLost(f"CUDA error {name} while {doing}: the GPU can't be used by this process any more")
     raise internal(f"CUDA error {name} while {doing}")
+
+
+class _Selection(threading.local):
+    """The GPU that this thread has selected by `select_gpu`, -1 for none."""
+
+    gpu = -1
+
+
+_selection = _Selection()
+
+
+def current_gpu() -> int:
+    """The GPU that this thread has selected; -1 for none."""
+    return _selection.gpu
+
+
+def select_gpu(device_id: int) -> None:
+    """Makes a GPU the current one of this thread, for good: new streams, events and kernels are that GPU's.
+
+    This creates the process's context on the GPU, which takes time and some hundred MB of its memory.
+    """
+    check_cuda(cuda_runtime().cudaSetDevice(device_id), f"selecting GPU {device_id}")
+    _selection.gpu = device_id
+
+
+@contextlib.contextmanager
+def selected_gpu(device_id: int) -> Iterator[None]:
+    """Selects a GPU within the context, and then again the one that the thread had selected, if it had one.
+
+    A thread without one keeps this GPU: selecting CUDA's default, GPU 0, would create a context on it.
+    """
+    before = _selection.gpu
+    select_gpu(device_id)
+    try:
+        yield
+    finally:
+        if before not in (-1, device_id):
+            select_gpu(before)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schemas.core.errors import unavailable
-from worker.cuda.runtime import check_cuda, cuda_runtime, raise_cuda
+from worker.cuda.runtime import check_cuda, cuda_runtime, raise_cuda, select_gpu
 
 _KEEP_EVERYTHING = 2**64 - 1
 
@@ -29,7 +29,7 @@ class CudaStream:
         self.device_id = device_id
         self.handle = 0
         self._runtime = runtime = cuda_runtime()
-        check_cuda(runtime.cudaSetDevice(device_id), f"selecting GPU {device_id}")
+        select_gpu(device_id)
         _MemoryPools.prepare(runtime, device_id)
         stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "creating a stream")
         self.handle = int(stream)
@@ -87,6 +87,13 @@ class CudaStream:
         status = self._runtime.cudaMemcpyAsync(to, source, size_bytes, kind, self.handle)[0]
         if status:
             raise_cuda(status, "copying inputs to the GPU")
+
+    def copy_within(self, to: int, source: int, size_bytes: int) -> None:
+        """Enqueues a copy of device memory to device memory of the same GPU."""
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        status = self._runtime.cudaMemcpyAsync(to, source, size_bytes, kind, self.handle)[0]
+        if status:
+            raise_cuda(status, "copying within the GPU")
 
     def copy_out(self, to: int, source: int, size_bytes: int) -> None:
         """Enqueues a copy of device memory to host memory."""

@@ -8,13 +8,14 @@ because CUDA itself does not prevent accesses beyond it.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -36,12 +37,12 @@ MAX_OPEN_ALLOCATIONS = 256
 """Allocations that a worker has open at a time; the least recently used one is closed for another."""
 
 _HANDLE_BYTES = 64
-_LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
 class CudaAllocation(Protocol):
-    """One opened allocation of `size` bytes. Methods raise RegionError if CUDA fails."""
+    """One opened allocation of `size` bytes at `pointer`. Methods raise RegionError if CUDA fails; for any thread."""
 
+    pointer: int
     size: int
 
     def read(self, offset: int, target: memoryview) -> None:
@@ -57,113 +58,171 @@ class CudaAllocation(Protocol):
 OpenAllocation = Callable[[bytes, int], CudaAllocation]
 """Opens the allocation of (cudaIpcMemHandle_t, GPU). Raises RegionError."""
 
+AllocateHost = Callable[[int, int], np.ndarray]
+"""Allocates an array of so many bytes of host memory, for copies from this GPU."""
+
+
+def _ordinary_memory(size_bytes: int, _device: int) -> np.ndarray:
+    return np.empty(size_bytes, np.uint8)
+
+
+class _OpenAllocation:
+    """One allocation of `CudaRegions`. Its `users` keep it open after it was removed (`is_removed`)."""
+
+    def __init__(self) -> None:
+        self.opening = threading.Lock()
+        self.allocation: CudaAllocation | None = None
+        self.users = 0
+        self.is_removed = False
+
 
 class CudaRegions:
-    """Clients' allocations, each opened once for all instances of a worker. Thread-safe."""
+    """Clients' allocations, each opened once for all instances of a worker. Thread-safe.
 
-    def __init__(self, open_allocation: OpenAllocation | None = None) -> None:
-        self._open_allocation = open_allocation or IpcAllocation
-        # Copies hold the lock as well: they share one bus, and an allocation must not be closed during a copy.
-        self._lock = threading.Lock()
-        self._open: dict[tuple[bytes, int], CudaAllocation] = {}
+    Registered regions are opened if they lie on one of `own_gpus` (None: on any GPU), where the worker has a context in any
+    case. A request that has a region on another GPU makes the worker open it there as well. No lock is held during a copy:
+    an allocation that is closed meanwhile stays open until its last copy has ended. Regions are read into memory of
+    `allocate_host`.
+    """
+
+    def __init__(
+        self,
+        open_allocation: OpenAllocation,
+        own_gpus: Collection[int] | None = None,
+        allocate_host: AllocateHost = _ordinary_memory,
+    ) -> None:
+        self._open_allocation = open_allocation
+        self._own_gpus = own_gpus
+        self.allocate_host = allocate_host
+        # Reentrant: the last reference to a `MappedRegion` may be dropped by the garbage collector at any time.
+        self._lock = threading.RLock()
+        self._open: dict[tuple[bytes, int], _OpenAllocation] = {}
 
     def check(self, handle: bytes, device: int, size: int) -> None:
-        """Opens an allocation. Raises RegionError unless it has at least `size` bytes."""
-        with self._lock:
-            allocation = self._get(handle, device)
+        """Opens an allocation on an own GPU. Raises RegionError unless it has at least `size` bytes."""
+        if self._own_gpus is not None and device not in self._own_gpus:
+            raise RegionError(f"no instance of this worker runs on GPU {device}")
+        with self._using(handle, device) as allocation:
             if not 0 < size <= allocation.size:
                 raise RegionError(f"the region has {size} bytes, but its allocation {allocation.size}")
 
     def read(self, ref: CudaRegionRef, target: memoryview) -> None:
         """Copies the region `ref` into `target`, which has its size. Raises RegionError."""
-        with self._lock:
-            self._allocation_of(ref, len(target)).read(ref.offset, target)
+        with self._using(ref.handle, ref.device) as allocation:
+            _check_place(ref, len(target), allocation)
+            allocation.read(ref.offset, target)
 
     def write(self, ref: CudaRegionRef, content: bytes | memoryview) -> None:
         """Copies `content`, at most `ref.size` bytes, to the start of the region `ref`. Raises RegionError."""
-        with self._lock:
-            self._allocation_of(ref, len(content)).write(ref.offset, content)
+        with self._using(ref.handle, ref.device) as allocation:
+            _check_place(ref, len(content), allocation)
+            allocation.write(ref.offset, content)
+
+    def map(self, ref: CudaRegionRef) -> MappedRegion:
+        """The region's place in this process, for work of the GPU on which it lies. Raises RegionError."""
+        opened = self._acquire(ref.handle, ref.device)
+        assert opened.allocation is not None  # noqa: S101 - opened by `_acquire`
+        try:
+            _check_place(ref, ref.size, opened.allocation)
+        except RegionError:
+            self._release(opened)
+            raise
+        return MappedRegion(opened.allocation, ref.offset, ref.size, partial(self._release, opened))
 
     def close(self, handle: bytes, device: int) -> None:
-        """Closes an allocation that its client has unregistered."""
+        """Closes an allocation that its client has unregistered, as soon as nothing uses it."""
         with self._lock:
-            allocation = self._open.pop((handle, device), None)
-            if allocation is not None:
-                allocation.close()
+            opened = self._open.pop((handle, device), None)
+            is_unused = opened is not None and self._remove(opened)
+        if opened is not None and is_unused:
+            _close(opened)
 
-    def _allocation_of(self, ref: CudaRegionRef, size: int) -> CudaAllocation:
-        allocation = self._get(ref.handle, ref.device)
-        if ref.offset < 0 or not 0 <= size <= ref.size or ref.offset + ref.size > allocation.size:
-            raise RegionError("the region is outside of the CUDA allocation")
-        return allocation
+    @contextmanager
+    def _using(self, handle: bytes, device: int) -> Iterator[CudaAllocation]:
+        opened = self._acquire(handle, device)
+        try:
+            assert opened.allocation is not None  # noqa: S101 - opened by `_acquire`
+            yield opened.allocation
+        finally:
+            self._release(opened)
 
-    def _get(self, handle: bytes, device: int) -> CudaAllocation:
-        key = (handle, device)
-        allocation = self._open.pop(key, None)
-        if allocation is None:
-            if len(handle) != _HANDLE_BYTES or device < 0:
-                raise RegionError("not a handle of CUDA memory")
-            allocation = self._open_allocation(handle, device)
+    def _acquire(self, handle: bytes, device: int) -> _OpenAllocation:
+        """The opened allocation with one user more. Raises RegionError."""
+        if len(handle) != _HANDLE_BYTES or device < 0:
+            raise RegionError("not a handle of CUDA memory")
+        key, unused = (handle, device), None
+        with self._lock:
+            opened = self._open.pop(key, None) or _OpenAllocation()
+            opened.users += 1
             if len(self._open) >= MAX_OPEN_ALLOCATIONS:
-                self._open.pop(next(iter(self._open))).close()
-        self._open[key] = allocation  # at the end: most recently used
-        return allocation
-
-
-class IpcAllocation:
-    """A `CudaAllocation` of another process, opened with CUDA's runtime."""
-
-    def __init__(self, handle: bytes, device: int) -> None:
+                oldest = self._open.pop(next(iter(self._open)))
+                unused = oldest if self._remove(oldest) else None
+            self._open[key] = opened  # at the end: most recently used
+        if unused is not None:
+            _close(unused)
         try:
-            from cuda.bindings import driver, runtime
-        except ImportError as error:
-            raise RegionError(f"cuda-bindings can't be used: {error}") from error
-        self._runtime = runtime
-        self._device = device
-        self._check(runtime.cudaSetDevice(device))
-        ipc_handle = runtime.cudaIpcMemHandle_t()
-        # Not every release of the package has an attribute for the bytes.
-        ctypes.memmove(ipc_handle.getPtr(), handle, _HANDLE_BYTES)
-        (pointer,) = self._check(runtime.cudaIpcOpenMemHandle(ipc_handle, _LAZY_PEER_ACCESS))
-        self._pointer = int(pointer)
-        try:
-            # The mapping may start before the allocation; the end of the allocation is the limit.
-            base, size = self._check(driver.cuMemGetAddressRange(self._pointer))
-            self.size = int(base) + int(size) - self._pointer
-        except RegionError:
-            self.close()
+            with opened.opening:
+                if opened.allocation is None:
+                    opened.allocation = self._open_allocation(handle, device)
+        except BaseException:
+            with self._lock:
+                if self._open.get(key) is opened:
+                    del self._open[key]
+                opened.is_removed = True
+            self._release(opened)
             raise
+        return opened
 
-    def read(self, offset: int, target: memoryview) -> None:
-        """Copies from `offset` into host memory."""
-        if len(target):
-            kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
-            self._copy(_host_address(target), self._pointer + offset, len(target), kind)
+    def _release(self, opened: _OpenAllocation) -> None:
+        with self._lock:
+            opened.users -= 1
+            is_unused = opened.is_removed and not opened.users
+        if is_unused:
+            _close(opened)
 
-    def write(self, offset: int, content: bytes | memoryview) -> None:
-        """Copies host memory to `offset`."""
-        if len(content):
-            kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
-            self._copy(self._pointer + offset, _host_address(content), len(content), kind)
-            # A copy from pageable memory may return before it has ended.
-            self._check(self._runtime.cudaStreamSynchronize(0))
+    @staticmethod
+    def _remove(opened: _OpenAllocation) -> bool:
+        """Marks an allocation as removed; returns whether it can be closed at once."""
+        opened.is_removed = True
+        return not opened.users
 
-    def close(self) -> None:
-        """Closes the allocation; logs a failure."""
-        status, *_ = self._runtime.cudaIpcCloseMemHandle(self._pointer)
-        if int(status):
-            logger.warning("closing CUDA shared memory: %s", status)
 
-    def _copy(self, to: int, source: int, size: int, kind: Any) -> None:
-        # The calling thread may have selected another GPU, or none.
-        self._check(self._runtime.cudaSetDevice(self._device))
-        self._check(self._runtime.cudaMemcpy(to, source, size, kind))
+def _close(opened: _OpenAllocation) -> None:
+    if opened.allocation is not None:
+        opened.allocation.close()
 
-    def _check(self, outcome: tuple[Any, ...]) -> tuple[Any, ...]:
-        status, *values = outcome
-        if int(status):
-            raise RegionError(f"CUDA: {getattr(status, 'name', status)}")
-        return tuple(values)
+
+def _check_place(ref: CudaRegionRef, size: int, allocation: CudaAllocation) -> None:
+    if ref.offset < 0 or not 0 <= size <= ref.size or ref.offset + ref.size > allocation.size:
+        raise RegionError("the region is outside of the CUDA allocation")
+
+
+class MappedRegion:
+    """A client's region on the GPU of the instance that uses it: `size` bytes at `pointer`, open while this exists.
+
+    It stands in place of the content of an input that is to be copied by the GPU, and of an output that has been.
+    """
+
+    __slots__ = ("_allocation", "_offset", "_release", "pointer", "size")
+
+    def __init__(self, allocation: CudaAllocation, offset: int, size: int, release: Callable[[], None]) -> None:
+        self.pointer = allocation.pointer + offset
+        self.size = size
+        self._allocation = allocation
+        self._offset = offset
+        self._release = release
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self) -> bytes:
+        """A copy of the content on the host. Raises RegionError."""
+        content = bytearray(self.size)
+        self._allocation.read(self._offset, memoryview(content))
+        return bytes(content)
+
+    def __del__(self) -> None:
+        self._release()
 
 
 def gpu_uuids() -> list[str]:
@@ -173,10 +232,6 @@ def gpu_uuids() -> list[str]:
         logger.warning("CUDA shared memory is not available: the package cuda-bindings is not installed")
         return []
     return [gpu.uuid for gpu in gpus]
-
-
-def _host_address(data: bytes | memoryview) -> int:
-    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
 
 MAX_WAITING_PROBES = 256

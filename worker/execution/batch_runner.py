@@ -135,6 +135,11 @@ class BatchRunner:
         if requests:
             sizes = batch_sizes(requests, self._batching)
             execution.begin(positions, sizes, requests, padding)
+            if self._shared_memory.gpu >= 0:
+                is_delivered = [
+                    position not in padding and batch.entries[position].gateway != NO_REPLY for position in positions
+                ]
+                execution.output_regions = self._shared_memory.map_outputs(requests, is_delivered)
             try:
                 outcomes = self._invoker.start(instance, requests, execution)
             except DeviceLost:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bus.payloads.arena import PayloadReader, StalePayload
+from bus.payloads.client_regions import RegionError
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import internal, invalid, unavailable
 from schemas.core.requests import InferRequest
@@ -40,6 +41,7 @@ from schemas.core.tensors import (
     element_count,
 )
 from worker.backend_api.interface import Result
+from worker.devices.cuda_shared_memory import MappedRegion
 from worker.execution.shared_memory import contiguous_view
 
 _REUSE_FROM_BYTES = 256 * 1024
@@ -56,21 +58,26 @@ def ragged_inputs(config: ModelConfig) -> frozenset[str]:
 
 
 class InputPieces(NamedTuple):
-    """An input of a batch before it is joined: `contents` in order, `size_bytes` in all."""
+    """An input of a batch before it is joined: `contents` in order, `size_bytes` in all.
+
+    With `in_regions` some contents are clients' regions on the instance's GPU.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    contents: Sequence[bytes | memoryview]
+    contents: Sequence[bytes | memoryview | MappedRegion]
     size_bytes: int
+    in_regions: bool = False
 
     def write_into(self, target: np.ndarray) -> None:
-        """Joins the contents at the start of `target`, an array of bytes, in one copy."""
+        """Joins the contents at the start of `target`, an array of bytes, in one copy; leaves the places of regions out."""
         start = 0
         for content in self.contents:
             end = start + len(content)
-            # NumPy releases the interpreter's lock while it copies.
-            target[start:end] = np.frombuffer(content, np.uint8)
+            if not isinstance(content, MappedRegion):
+                # NumPy releases the interpreter's lock while it copies.
+                target[start:end] = np.frombuffer(content, np.uint8)
             start = end
 
 
@@ -118,7 +125,8 @@ class BatchAssembler:
                 array = strings[0] if len(strings) == 1 else np.concatenate(strings, axis=None if ragged else 0)
                 arrays[name] = array.reshape(-1) if ragged else array
                 continue
-            contents = [_content(row, reader) for row in rows]
+            contents: list[bytes | memoryview | MappedRegion] = [_content(row, reader) for row in rows]
+            in_regions = any(isinstance(content, MappedRegion) for content in contents)
             size = sum(map(len, contents))
             shape = tuple(rows[0].shape)
             if ragged:
@@ -128,9 +136,10 @@ class BatchAssembler:
             if element_count(shape) * DATATYPES[datatype].size_bytes != size:
                 raise internal(f"the content of input '{name}' does not fill its shape")
             if name in on_host:
-                arrays[name] = np.frombuffer(b"".join(contents), DATATYPES[datatype].numpy).reshape(shape)
+                joined = b"".join([_on_host(content, name) for content in contents])
+                arrays[name] = np.frombuffer(joined, DATATYPES[datatype].numpy).reshape(shape)
             else:
-                pieces.append(InputPieces(name, datatype, shape, contents, size))
+                pieces.append(InputPieces(name, datatype, shape, contents, size, in_regions))
         return pieces, arrays
 
     def _join(self, name: str, rows: list[Tensor], reader: PayloadReader) -> np.ndarray:
@@ -260,6 +269,15 @@ def _content(tensor: Tensor, reader: PayloadReader) -> bytes | memoryview:
         except (StalePayload, ValueError) as error:
             raise unavailable(f"the content of input '{tensor.name}' was released") from error
     return data
+
+
+def _on_host(content: bytes | memoryview | MappedRegion, name: str) -> bytes | memoryview:
+    if not isinstance(content, MappedRegion):
+        return content
+    try:
+        return content.read()
+    except RegionError as error:
+        raise invalid(f"failed to read input '{name}': {error}") from error
 
 
 def _array(tensor: Tensor, reader: PayloadReader) -> np.ndarray:
@@ -425,6 +443,10 @@ class BatchOutputs:
         self._states = states
         self._batching = config.max_batch_size > 0
         self._splits = batch_output_splits(config)
+
+    def has_rows(self, name: str) -> bool:
+        """Whether an output has a row for each row of the batch."""
+        return name not in self._splits
 
     def results(self, requests: Sequence[InferRequest], arrays: Sequence[np.ndarray]) -> list[Result]:
         """The result of each request, with views of its rows of `arrays`, which are in the order of `names`.

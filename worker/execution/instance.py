@@ -361,6 +361,7 @@ class ModelInstance:
         try:
             self._device.host_policy.bind()
             instance = self._loaded.create_instance(self._device)
+            self._context.shared_memory.gpu = getattr(instance, "region_gpu", -1)
             try:
                 self._warm_up(instance)
             except BaseException:

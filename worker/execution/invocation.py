@@ -243,6 +243,9 @@ class _SingleExecution(Execution):
         super().__init__(batch.reader)
         self._batch = batch
         self._position = position
+        self.output_regions = {
+            (0, name): region for (at, name), region in batch.output_regions.items() if at == position
+        }
 
     def respond(self, position: int, result: Result | None, is_final: bool) -> None:
         """Sends a response to the request."""

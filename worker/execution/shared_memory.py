@@ -3,11 +3,16 @@
 Inputs are copied once, before the batch is joined: later changes by the client have no effect, and a region that can't be
 read fails only its own request. The tensors of one input are placed next to each other, so that joining the batch needs no
 second copy.
+
+Regions on the GPU of an instance that moves tensors there itself (`Instance.region_gpu`) are only mapped: the instance
+copies them within the GPU. Regions of other GPUs are copied through pinned memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +31,14 @@ from schemas.core.tensors import (
     element_count,
 )
 from worker.backend_api.interface import Result
-from worker.devices.cuda_shared_memory import CudaRegions
+from worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
 
 MAX_REGION_TENSOR_BYTES = 2**31 - 1
 """The size limit of an input in a client's memory: the same as that of a gRPC message."""
 
 _MAX_REUSED_BYTES = 64 << 20
+
+_NONE_MAPPED: Mapping[tuple[int, str], MappedRegion] = {}
 
 
 class SharedMemoryAccess(NamedTuple):
@@ -41,6 +48,10 @@ class SharedMemoryAccess(NamedTuple):
     cuda: CudaRegions | None = None
 
 
+def _ordinary_memory(size_bytes: int) -> np.ndarray:
+    return np.empty(size_bytes, np.uint8)
+
+
 class InputBuffers:
     """The content of clients' memory that one batch has read, in one buffer for each input."""
 
@@ -48,13 +59,13 @@ class InputBuffers:
         self._buffers: dict[str, np.ndarray] = {}
         self._ends: dict[str, int] = {}  # the bytes in use of each buffer
 
-    def target(self, name: str, size: int) -> memoryview:
-        """Memory for `size` bytes of input `name`, behind what is in use. Raises MemoryError."""
+    def target(self, name: str, size: int, allocate: Callable[[int], np.ndarray] = _ordinary_memory) -> memoryview:
+        """Memory for `size` bytes of input `name`, behind what is in use; `allocate` makes new one. Raises MemoryError."""
         start = self._ends.get(name, 0)
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < start + size:
             # The old buffer keeps what was read into it; the new one is large enough for the next batch of this size.
-            buffer = self._buffers[name] = np.empty(2 * start + size, np.uint8)
+            buffer = self._buffers[name] = allocate(2 * start + size)
             start = 0
         self._ends[name] = start + size
         return buffer.data[start : start + size]
@@ -72,6 +83,8 @@ class SharedMemoryIO:
         self._access = access
         self._free: list[InputBuffers] = []
         self._current: InputBuffers | None = None
+        self.gpu = -1
+        """The GPU on which the instance copies regions itself; -1 for none."""
 
     def begin(self) -> None:
         """Begins a new batch."""
@@ -99,6 +112,25 @@ class SharedMemoryIO:
         if request.outputs:
             self.check_outputs(request, gateway)
 
+    def map_outputs(
+        self, requests: Sequence[InferRequest], is_delivered: Sequence[bool]
+    ) -> Mapping[tuple[int, str], MappedRegion]:
+        """The regions on the instance's GPU that get outputs of these requests, by request and output.
+
+        Requests that are not delivered (padding, repeated ones) have none. What can't be mapped is left out: `deliver`
+        then reports why.
+        """
+        if self.gpu < 0 or self._access.cuda is None:
+            return _NONE_MAPPED
+        mapped: dict[tuple[int, str], MappedRegion] = {}
+        for position, (request, delivers) in enumerate(zip(requests, is_delivered, strict=True)):
+            for output in request.outputs if delivers else ():
+                region = output.region
+                if isinstance(region, CudaRegionRef) and region.device == self.gpu and not output.class_count:
+                    with suppress(RegionError):
+                        mapped[position, output.name] = self._access.cuda.map(region)
+        return mapped
+
     def check_outputs(self, request: InferRequest, gateway: str) -> None:
         """Raises WeirError for outputs that this worker must not write to a client's memory; `gateway` as in `fetch`."""
         for output in request.outputs:
@@ -123,6 +155,9 @@ class SharedMemoryIO:
                     f"should be at least {tensor.size_bytes} bytes to hold the results"
                 )
         for tensor, region in outputs:
+            if isinstance(tensor.data, MappedRegion):  # the GPU has copied it there
+                tensor.data = b""
+                continue
             try:
                 self._write(region, tensor.data)  # type: ignore[arg-type]  # a model's output is never a reference
             except RegionError as error:
@@ -134,10 +169,19 @@ class SharedMemoryIO:
         name, size = tensor.name, ref.size
         if size > MAX_REGION_TENSOR_BYTES:
             raise invalid(f"input '{name}' of {size} bytes is larger than the {MAX_REGION_TENSOR_BYTES} that are read")
+        if isinstance(ref, CudaRegionRef) and ref.device == self.gpu and tensor.datatype != "BYTES":
+            try:
+                tensor.data = self._cuda.map(ref)  # type: ignore[assignment]  # for the instance, which copies it
+            except RegionError as error:
+                raise invalid(f"failed to read input '{name}': {error}") from error
+            return
         if self._current is None:
             self._current = self._free.pop() if self._free else InputBuffers()
         try:
-            target = self._current.target(name, size)
+            if isinstance(ref, CudaRegionRef):
+                target = self._current.target(name, size, partial(self._allocate_for_copies, ref.device))
+            else:
+                target = self._current.target(name, size)
         except MemoryError as error:
             raise unavailable(f"can't allocate the {size} bytes of input '{name}'") from error
         try:
@@ -165,6 +209,11 @@ class SharedMemoryIO:
             write_region(ref, content)
         else:
             self._cuda.write(ref, content)
+
+    def _allocate_for_copies(self, gpu: int, size_bytes: int) -> np.ndarray:
+        cuda = self._access.cuda
+        # Without a GPU the read fails, as it has to.
+        return _ordinary_memory(size_bytes) if cuda is None else cuda.allocate_host(size_bytes, gpu)
 
     @property
     def _cuda(self) -> CudaRegions:

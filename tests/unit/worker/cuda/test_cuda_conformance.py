@@ -48,6 +48,8 @@ calls = {
     "cudaMallocAsync": (256, 4096),
     "cudaFreeAsync": (1 << 40, 4096),
     "cudaMemsetAsync": (1 << 40, 0, 256, 4096),
+    "cudaIpcOpenMemHandle": (runtime.cudaIpcMemHandle_t(), 1),
+    "cudaIpcCloseMemHandle": (1 << 40,),
     "cudaHostAlloc": (256, runtime.cudaHostAllocPortable),
     "cudaFreeHost": (1 << 40,),
     "cudaMemcpyAsync": (1 << 40, 1 << 41, 256, kinds.cudaMemcpyHostToDevice, 4096),
@@ -63,7 +65,9 @@ for name, arguments in calls.items():
     outcome = getattr(runtime, name)(*arguments)
     assert isinstance(outcome, tuple) and isinstance(outcome[0], runtime.cudaError_t), name
     answers[name] = len(outcome)
-runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost, runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+assert runtime.cudaIpcMemHandle_t().getPtr()
+assert "(dptr)" in driver.cuMemGetAddressRange.__doc__.splitlines()[0] and runtime.cudaIpcMemLazyEnablePeerAccess == 1
 try:
     from cuda.core._utils.runtime_cuda_error_explanations_frozen import _FALLBACK_EXPLANATIONS as explained
 except ImportError:
@@ -114,10 +118,12 @@ def test_nvidia_s_package_has_what_is_used() -> None:
     assert probe.returncode == 0, probe.stderr
     told = json.loads(probe.stdout)
     calls = {name for name in used if name in told["answers"]}
-    inside = {"cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost", "cudaMemPoolAttrReleaseThreshold"}
+    inside = {"cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost", "cudaMemcpyDeviceToDevice"}
+    inside |= {"cudaMemPoolAttrReleaseThreshold"}
     inside |= {"cudaStreamCaptureModeRelaxed"} | set(told["errors"])
     assert used - set(told["has"]) - inside == set()
     assert {name for name in used if name in told["has"]} - calls <= {
+        "cudaIpcMemHandle_t",
         "cudaMemcpyKind",
         "cudaMemPoolAttr",
         "cudaStreamCaptureMode",
@@ -129,6 +135,7 @@ def test_nvidia_s_package_has_what_is_used() -> None:
     }, "every function is called by the probe"
     two = {"cudaStreamCreateWithFlags", "cudaEventCreateWithFlags", "cudaEventElapsedTime", "cudaMallocAsync"}
     two |= {"cudaDeviceGetDefaultMemPool", "cudaHostAlloc", "cudaStreamEndCapture", "cudaGraphInstantiate"}
+    two |= {"cudaIpcOpenMemHandle"}
     assert told["answers"] == {
         name: 3 if name == "cudaMemGetInfo" else 2 if name in two else 1 for name in told["answers"]
     }

@@ -100,11 +100,11 @@ def test_a_batch_is_copied_while_the_one_before_it_runs() -> None:
     assert (second.results()[0].outputs[0].to_numpy() == 5).all()  # type: ignore[union-attr,index]
     before, after = instance._sets
     copied_before_the_end_ns = after.inputs_copied.ns_until(before.run_ended)
-    ran_ns = before.run_begun.ns_until(before.run_ended)
+    ran_ns = before.run_started.ns_until(before.run_ended)
     print(f"copied {copied_before_the_end_ns / 1e6:.1f} ms before the end of the run, which took {ran_ns / 1e6:.1f} ms")
     assert 0 < copied_before_the_end_ns < ran_ns
     # And what came of the first was on the host while the second one ran.
-    assert after.run_begun.ns_until(before.outputs_copied) >= 0
+    assert after.run_started.ns_until(before.outputs_copied) >= 0
     assert before.outputs_copied.ns_until(after.run_ended) > 0
     instance.close()
 

@@ -12,7 +12,8 @@ from schemas.core.errors import WeirError
 from schemas.core.requests import InferRequest, RequestedOutput
 from schemas.core.tensors import CudaRegionRef, Tensor
 from worker.backend_api.interface import Result
-from worker.devices.cuda_shared_memory import MAX_OPEN_ALLOCATIONS, CudaRegions, IpcAllocation, gpu_uuids
+from worker.cuda.ipc_memory import IpcAllocation
+from worker.devices.cuda_shared_memory import MAX_OPEN_ALLOCATIONS, CudaRegions, gpu_uuids
 from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 
 SIZE = 256

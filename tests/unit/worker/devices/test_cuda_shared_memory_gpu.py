@@ -11,6 +11,7 @@ import pytest
 
 from bus.payloads.client_regions import RegionError
 from schemas.core.tensors import CudaRegionRef
+from worker.cuda.ipc_memory import IpcAllocation, pinned_array
 from worker.devices.cuda_shared_memory import CudaRegions, gpu_uuids
 
 pytestmark = pytest.mark.gpu
@@ -86,7 +87,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def regions(client: Client) -> Iterator[CudaRegions]:
-    opened = CudaRegions()
+    opened = CudaRegions(IpcAllocation, (0,), pinned_array)
     yield opened
     # Before the client frees its memory, which its end does.
     for handle in (client.handle, client.small):
