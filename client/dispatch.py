@@ -266,11 +266,7 @@ class RequestDispatcher:
         slots = self._hold_slots(model, request, body_slot)
         try:
             body = pack_body(request)
-            if len(body) > self._bus.max_payload_bytes - _MESSAGE_OVERHEAD_BYTES:
-                raise invalid(
-                    f"the request of {len(body)} bytes is larger than the {self._bus.max_payload_bytes} bytes that can "
-                    "be sent to a worker"
-                )
+            self._check_size(model, request, len(body))
         except Exception:
             free_all(slot for slot in slots if slot is not body_slot)
             raise
@@ -280,6 +276,18 @@ class RequestDispatcher:
         attachments = _Attachments(slots, trace, lookup, payload_host)
         accept = self._accept if model.split is None else self._accept_split
         return accept(model, request, body, on_response, request.deadline_ms, attachments)
+
+    def _check_size(self, model: ServedModel, request: InferRequest, size_bytes: int) -> None:
+        """Raises WeirError for a body that no message takes: UNAVAILABLE where only shared memory is short for it now."""
+        limit_bytes = self._bus.max_payload_bytes - _MESSAGE_OVERHEAD_BYTES
+        if size_bytes <= limit_bytes:
+            return
+        if size_bytes - self._payloads.bytes_without_room(model.name, request.inputs) <= limit_bytes:
+            raise overloaded("the shared memory for large tensors is full; try again later")
+        raise invalid(
+            f"the request of {size_bytes} bytes is larger than the {self._bus.max_payload_bytes} bytes that can "
+            "be sent to a worker"
+        )
 
     def _hold_slots(self, model: ServedModel, request: InferRequest, body_slot: Slot | None) -> list[Freeable]:
         """Places large tensors in payload slots and holds clients' regions. Returns what to free when the request ends."""

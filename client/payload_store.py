@@ -78,7 +78,7 @@ class PayloadStore:
         """
         slots: list[Slot] = []
         is_shared = self._is_shared(model)
-        limit_bytes = INLINE_LIMIT_BYTES if is_shared else REMOTE_INLINE_LIMIT_BYTES
+        limit_bytes = self._inline_limit_bytes(model)
         least_bytes = _REFERRED_FROM_BYTES if is_shared and body_slot is not None else limit_bytes
         start = 0 if body_slot is None else _address(body_slot.view)
         for tensor in tensors:
@@ -96,6 +96,19 @@ class PayloadStore:
                 tensor.data = slot.ref()
                 slots.append(slot)
         return slots
+
+    def bytes_without_room(self, model: str, tensors: Iterable[Tensor]) -> int:
+        """The bytes of the tensors that `place` has left in the message because memory is short now.
+
+        0 if they would not fit even while no other request holds memory.
+        """
+        limit_bytes = self._inline_limit_bytes(model)
+        left = [tensor.size_bytes for tensor in tensors if not isinstance(tensor.data, PayloadRef)]
+        large = [size for size in left if size > limit_bytes]
+        return sum(large) if self._arena.could_hold(large) else 0
+
+    def _inline_limit_bytes(self, model: str) -> int:
+        return INLINE_LIMIT_BYTES if self._is_shared(model) else REMOTE_INLINE_LIMIT_BYTES
 
     def place_bodies(self, model: str, bodies: Sequence[bytes]) -> tuple[list[bytes], SharedSlot] | None:
         """Copies the packed bodies of a frame into one slot; returns the references that replace them, and the slot.

@@ -96,7 +96,7 @@ class _Segment:
         self._budget = budget
         self._held_bytes = 0
         self.slot_bytes = slot_bytes
-        self.stride = -(-(slot_bytes + _HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+        self.stride = _stride(slot_bytes)
         self.slots = slots
         self._free: deque[tuple[int, float]] = deque()  # with the time it was freed, in that order
         self._emptied: list[int] = []  # free slots without memory, except the page of the generation
@@ -169,6 +169,16 @@ class _Segment:
         os.close(self._fd)
 
 
+def _slot_class(size: int) -> int:
+    """The size of the slots that hold `size` bytes."""
+    return max(_SMALLEST_CLASS_BYTES, 1 << (size - 1).bit_length())
+
+
+def _stride(slot_bytes: int) -> int:
+    """The memory of a slot with its header, in whole pages."""
+    return -(-(slot_bytes + _HEADER_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+
+
 class PayloadArena:
     """The slots of one owner process. Not thread-safe: each thread that allocates has its own arena.
 
@@ -189,7 +199,7 @@ class PayloadArena:
 
     def allocate(self, size: int) -> Slot | None:
         """A slot of at least `size` bytes, or None when the arena, the budget or `/dev/shm` is full."""
-        slot_bytes = max(_SMALLEST_CLASS_BYTES, 1 << (size - 1).bit_length())
+        slot_bytes = _slot_class(size)
         segment = self._segments.get(slot_bytes)
         if segment is None:
             slots = self._capacity_bytes // (slot_bytes + _PAGE_BYTES)
@@ -201,6 +211,18 @@ class PayloadArena:
         if slot is None and not segment.is_full and self._reclaim(segment):
             slot = segment.allocate(size)
         return slot
+
+    def could_hold(self, sizes: Collection[int]) -> bool:
+        """Whether `allocate` would return slots of all these sizes if no others were in use."""
+        strides = [_stride(_slot_class(size)) for size in sizes]
+        try:
+            status = os.statvfs(SHARED_MEMORY_DIRECTORY)
+        except OSError:
+            return False
+        total_bytes = self._budget.total_bytes
+        if status.f_blocks:  # none: a tmpfs without a limit of its own
+            total_bytes = min(total_bytes, status.f_blocks * status.f_frsize)
+        return sum(strides) <= total_bytes and max(strides, default=0) <= self._capacity_bytes
 
     def _reclaim(self, wanting: _Segment) -> bool:
         """Releases memory of free slots of other sizes, as much as a slot of this size needs."""

@@ -11,8 +11,11 @@ from bus.naming.live_queues import LiveQueue
 from bus.nats.connection import Message
 from bus.payloads.fetch_plan import Outcome
 from client import dispatch as inference_module
+from client.catalog import ServedModel
 from client.responses.outputs import RemoteOutputFetcher
 from runtime.containment import SITES
+from schemas.config.model_config import ModelConfig
+from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import PayloadRef, Tensor
 from schemas.wire.messages import WIRE_VERSION, ResponseEnvelope, encode, pack_end, pack_response
@@ -264,4 +267,21 @@ async def test_a_fetched_response_that_cannot_be_completed_ends_only_its_request
     monkeypatch.setattr(bench.inference._outputs, "outcome", raising())
     fetcher.end(b"c")
     assert bench.told[3:] == [("3", "error")]
+    assert bench.inference.in_flight == 0
+
+
+@pytest.mark.parametrize(("without_room", "code"), [(2 << 20, ErrorCode.UNAVAILABLE), (1 << 20, ErrorCode.INVALID_ARG)])
+async def test_what_no_message_takes_is_tried_again_once_there_is_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, without_room: int, code: ErrorCode
+) -> None:
+    monkeypatch.setattr(bench, "place", lambda *_: [], raising=False)
+    monkeypatch.setattr(bench, "bytes_without_room", lambda *_: without_room, raising=False)
+    inputs = [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [-1]}]
+    config = ModelConfig.model_validate({"name": "wide", "input": inputs})
+    bench.models["wide"] = ServedModel("wide", config, [1], {}, {1: "load"})
+    request = InferRequest("wide", inputs=[Tensor("IN", "UINT8", [2 << 20], bytes(2 << 20))])
+    with pytest.raises(WeirError) as caught:
+        bench.inference.submit(request, lambda response: None)
+    assert caught.value.code is code
+    assert bool(caught.value.retry_after_s) == (code is ErrorCode.UNAVAILABLE)
     assert bench.inference.in_flight == 0

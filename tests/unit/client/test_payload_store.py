@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena
+from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, PayloadBudget
 from client.payload_store import FRAME_INLINE_BYTES, SLOT_FROM_BYTES, PayloadStore, free_all, is_large
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import PayloadRef, Tensor
@@ -100,3 +100,23 @@ def test_a_failing_resource_does_not_keep_the_others(arena: PayloadArena) -> Non
     assert slot is not None
     free_all([Failing(), slot])
     assert arena.slots_in_use == 0
+
+
+def test_bytes_that_have_no_room_now_are_those_that_would_fit_into_empty_memory() -> None:
+    budget = PayloadBudget(1 << 20)
+    arena = PayloadArena("short", budget=budget)
+    store = PayloadStore(arena, lambda model: True)
+    try:
+        first, second = tensor("first", b"x" * 300_000), tensor("second", b"x" * 300_000)
+        slots = store.place("m", [first], None) + store.place("m", [second], None)
+        assert isinstance(first.data, PayloadRef)
+        assert not isinstance(second.data, PayloadRef)  # two slots of 512 KiB, with their headers, are over 1 MiB
+        small = tensor("small", b"y")
+        assert store.bytes_without_room("m", [first, second, small]) == 300_000
+        assert store.bytes_without_room("m", [tensor("never", b"x" * (2 << 20)), small]) == 0
+        assert store.bytes_without_room("m", [second, tensor("beside it", b"x" * 300_000)]) == 0
+        elsewhere = PayloadStore(arena, lambda model: False)
+        assert elsewhere.bytes_without_room("m", [tensor("in the message", b"x" * 100_000)]) == 0
+    finally:
+        free_all(slots)
+        arena.close()
