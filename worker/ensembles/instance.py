@@ -38,7 +38,7 @@ from worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimit
 from worker.execution.batch_execution import BatchUpdate
 from worker.execution.decoding import read_content
 from worker.execution.instance import ModelEnvironment
-from worker.execution.response_writer import ResponseWriter, pack_rows, packing_failed
+from worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
 from worker.execution.running_batch import RunningBatch
 from worker.execution.shared_memory import SharedMemoryIO
 from worker.execution.statistics import ModelStatistics
@@ -133,7 +133,7 @@ class EnsembleInstance:
         if not updates:
             return
         first, *others = updates
-        responses = [(gateway, pack_rows(self.model.version, of)) for gateway, of in rows.items()]
+        responses = pack_by_gateway(self.model.version, rows)
         self.publish(first._replace(responses=responses, others=others))
 
     def _publishing_failed(self, _error: Exception, due: Iterable[_OpenBatch]) -> None:
@@ -193,7 +193,7 @@ class _OpenBatch:
         self._close()
         completion = BatchCompletion(self.running.message.batch_id, BatchOutcome.UNANSWERED, 0)
         version, rows = self.instance.model.version, self._rows
-        responses = [(gateway, pack_rows(version, of)) for gateway, of in rows.items()]
+        responses = pack_by_gateway(version, rows)
         self.instance.publish(BatchUpdate(self.running.message.scheduler, completion, responses))
 
     def lose(self) -> None:

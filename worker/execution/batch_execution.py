@@ -31,7 +31,7 @@ from schemas.wire.messages import (
 )
 from worker.backend_api.interface import RESCHEDULED, Execution, MicrobatchRun, Result, not_iterative
 from worker.execution.batch_tensors import Reshaper
-from worker.execution.response_writer import ResponseWriter, pack_rows, packing_failed
+from worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
 from worker.execution.running_batch import RunningBatch, trace_timestamps
 from worker.execution.sequences import ImplicitStates
 from worker.execution.shared_memory import SharedMemoryIO
@@ -342,7 +342,7 @@ class BatchExecution(Execution):
             entry = self._batch.message.entries[index]
             row = self._batches.writer.write(entry, result, True, timestamps, run)
             by_gateway.setdefault(entry.gateway, []).append(row)
-        return [(gateway, pack_rows(self._batches.version, rows)) for gateway, rows in by_gateway.items()]
+        return pack_by_gateway(self._batches.version, by_gateway)
 
     def _publish(
         self, responses: list[tuple[str, bytes]], busy_us: int | None = None, first: Sequence[Outgoing] = ()

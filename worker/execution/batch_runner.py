@@ -42,7 +42,7 @@ from worker.execution.batch_execution import (
 from worker.execution.batch_tensors import batch_sizes
 from worker.execution.decoding import decode_batch
 from worker.execution.invocation import ModelInvoker
-from worker.execution.response_writer import pack_rows, packing_failed
+from worker.execution.response_writer import pack_by_gateway, packing_failed
 from worker.execution.running_batch import RunningBatch, trace_timestamps
 from worker.execution.sequences import SequenceControls, is_padding, pad_rows, restorable
 from worker.execution.shared_memory import InputBuffers
@@ -321,4 +321,4 @@ class BatchRunner:
                 rows.append(pack_error(entry.key, internal("the request was not run")))
             else:
                 rows.append(self._writer.write(entry, result, True, traced.get(index)))
-        return [(gateway, pack_rows(self._version, rows)) for gateway, rows in by_gateway.items()]
+        return pack_by_gateway(self._version, by_gateway)

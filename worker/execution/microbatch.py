@@ -21,6 +21,7 @@ from runtime.containment import contained
 from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
 from worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
 from worker.execution.instance import ModelInstance
+from worker.execution.response_writer import MAX_INLINE_RESPONSE_BYTES
 from worker.execution.running_batch import RunningBatch
 
 
@@ -157,7 +158,9 @@ class Microbatch:
 
     @contained(on_error="_joining_failed")
     def _joined(self, messages: list[bytes]) -> list[bytes]:
-        return messages if len(messages) == 1 else [join_responses(self.message.version, messages)]
+        if len(messages) == 1 or sum(map(len, messages)) > MAX_INLINE_RESPONSE_BYTES:
+            return messages
+        return [join_responses(self.message.version, messages)]
 
     def _joining_failed(self, _error: Exception, messages: list[bytes]) -> list[bytes]:
         return messages  # each is sent by itself

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bus.naming.identity import shares_memory
@@ -15,10 +15,24 @@ from schemas.wire.messages import BatchEntry, ResponseRun, Timestamps, pack_erro
 from worker.backend_api.interface import Result
 
 MAX_INLINE_RESPONSE_BYTES = 4 << 20
-"""Outputs of one response that may travel inside a message if there is no room in shared memory."""
+"""Outputs of one response that may travel inside a message if there is no room in shared memory. A message with several
+responses is no larger: the broker closes the connection of who sends it more than its `max_payload`."""
 
 READERS_TIMEOUT_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
+
+
+def pack_by_gateway(version: int, rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> list[tuple[str, bytes]]:
+    """The messages with the rows of each gateway: one, or several where one would be larger than the broker takes."""
+    return [(gateway, message) for gateway, of in rows.items() for message in _messages(version, of)]
+
+
+def _messages(version: int, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
+    message = pack_rows(version, rows)
+    if len(message) <= MAX_INLINE_RESPONSE_BYTES or len(rows) == 1:
+        return [message]
+    middle = len(rows) // 2
+    return _messages(version, rows[:middle]) + _messages(version, rows[middle:])
 
 
 def pack_rows(version: int, rows: Sequence[tuple[Any, ...]]) -> bytes:

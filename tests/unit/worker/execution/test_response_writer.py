@@ -14,7 +14,7 @@ from schemas.core.tensors import PayloadRef, Tensor
 from schemas.wire.messages import BatchEntry, unpack_responses
 from worker.backend_api.interface import Result
 from worker.execution import response_writer
-from worker.execution.response_writer import ResponseWriter, pack_rows
+from worker.execution.response_writer import ResponseWriter, pack_by_gateway, pack_rows
 
 HERE, ELSEWHERE = own_id("gateway", None), "gateway-01234567-1_1"
 LARGE = bytes(INLINE_LIMIT_BYTES + 1)
@@ -97,3 +97,15 @@ def test_closing_waits_for_readers_and_invalidates_slots(
         PayloadReader().view(ref)
     assert writer.place(HERE, [Tensor("OUT", "UINT8", [len(LARGE)], LARGE)]) is None
     assert writer.slots_held == 0, "later outputs travel in messages"
+
+
+def test_rows_that_are_together_too_large_for_a_message_travel_in_several(
+    writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response_writer, "MAX_INLINE_RESPONSE_BYTES", 3000)
+    rows = [writer.write(entry(key=key), result(bytes(1000))) for key in range(5)]
+    messages = pack_by_gateway(1, {"near.1": rows, "near.2": rows[:1]})
+    assert [gateway for gateway, _ in messages] == ["near.1"] * (len(messages) - 1) + ["near.2"]
+    assert max(len(message) for _, message in messages) <= 3000
+    keys = [row.key for gateway, message in messages for row in unpack_responses(message)[1] if gateway == "near.1"]
+    assert keys == list(range(5))
