@@ -20,7 +20,7 @@ from bus.links.tcp import TcpListener
 from bus.naming.identity import own_id
 from bus.nats.connection import Bus
 from bus.nats.remote_links import listen_for_links
-from bus.payloads.arena import PayloadArena, limit_payloads, remove_dead_segments
+from bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
 from bus.payloads.fetcher import PayloadFetcher
 from bus.payloads.server import PayloadServer
 from bus.streams.history import ModelHistory
@@ -40,8 +40,9 @@ from durable.consumer.context import ConsumerServices
 from durable.ramps import RampHost
 from durable.settings import DurableSettings
 from jobs.records.store import JobStore
+from runtime.limits.budgets import memory_for_requests_bytes
+from runtime.limits.process_limits import find_limits, log_limits, show_bytes
 from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
-from runtime.process_memory import available_memory_bytes
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from runtime.ticks import next_tick
@@ -143,6 +144,12 @@ class _Process:
 
     async def start_inference(self, log: RoleLog, background: asyncio.TaskGroup, stops: AsyncExitStack) -> None:
         """Starts what submits requests to models."""
+        log_limits(
+            logger,
+            find_limits(),
+            requests=show_bytes(self._services.ledger.limit_bytes),
+            payloads=show_bytes(process_budget().total_bytes),
+        )
         stops.callback(self._payloads.close)
         await self._payload_server.start()
         stops.callback(self._payload_server.close)
@@ -225,7 +232,7 @@ async def _expire(registry: RegistryView, bus: Bus) -> None:
 
 def _ledger(settings: DurableSettings) -> MemoryLedger:
     """The ledger of messages and objects. By default half of what a gateway takes: bodies wait in the stream, not here."""
-    default_bytes = max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, available_memory_bytes() // 4) // 2)
+    default_bytes = max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, memory_for_requests_bytes() // 4) // 2)
     return MemoryLedger(settings.gateway_memory_byte_size or default_bytes, settings.http_max_input_size)
 
 

@@ -70,6 +70,7 @@ from gateway.stall_detection import MonitoredConnection, end_stalled_connections
 from jobs.api.service import JobService
 from jobs.records.folders import BatchRoots
 from jobs.records.store import JobStore
+from runtime.limits.process_limits import find_limits, log_limits, show_bytes
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from runtime.ticks import next_tick
@@ -275,6 +276,12 @@ class _Gateway:
 
     async def start_services(self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack) -> None:
         """Starts what frontends need, and the metrics port. Raises _StartError."""
+        log_limits(
+            logger,
+            find_limits(),
+            requests=show_bytes(self._context.ledger.limit_bytes),
+            payloads=show_bytes(process_budget().total_bytes),
+        )
         stops.callback(self._payloads.close)
         await self._payload_server.start()
         stops.callback(self._payload_server.close)

@@ -16,8 +16,8 @@ from gateway.grpc.options import GrpcOptions
 from gateway.platforms.sagemaker import SageMakerOptions
 from gateway.platforms.vertex_ai import read_routes
 from gateway.settings import GatewaySettings
+from runtime.limits.budgets import memory_for_requests_bytes
 from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
-from runtime.process_memory import available_memory_bytes
 from telemetry.metrics_config import MetricsConfig, parse_metrics_config
 from telemetry.tracing.settings import TraceConfig
 
@@ -59,15 +59,15 @@ MIN_LEDGER_BYTES = 16 * 1024 * 1024
 
 def default_ledger_bytes(gateways: int = 1) -> int:
     """The default limit of the ledger of each of the gateways that share the memory of this machine, in bytes."""
-    return max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, available_memory_bytes() // 4 // gateways))
+    return max(MIN_LEDGER_BYTES, min(DEFAULT_LIMIT_BYTES, memory_for_requests_bytes() // 4 // gateways))
 
 
 def request_ledger(settings: GatewaySettings) -> MemoryLedger:
     """The ledger of what clients have sent and of responses that they have not read yet.
 
-    One request may be as large as `--http-max-input-size`, or over gRPC as half of the available memory.
+    One request may be as large as `--http-max-input-size`, or over gRPC as half of the memory for requests.
     """
-    largest_bytes = max(settings.http_max_input_size, min(MAX_MESSAGE_BYTES, available_memory_bytes() // 2))
+    largest_bytes = max(settings.http_max_input_size, min(MAX_MESSAGE_BYTES, memory_for_requests_bytes() // 2))
     return MemoryLedger(settings.gateway_memory_byte_size or default_ledger_bytes(), largest_bytes)
 
 

@@ -22,9 +22,13 @@ from runtime.control_groups import CGROUPS, OWN_CGROUPS, limits_of
 
 def available_memory_bytes(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int:
     """The least of the machine's physical memory and the memory limits of this process's cgroup and its ancestors."""
-    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = limits_of("memory", ("memory.max",), ("memory.limit_in_bytes",), cgroups, own_cgroups)
-    return min([machine_bytes, *(int(text) for (text,) in limits if text.isdigit())])  # "max" is no limit
+    return min([machine_memory_bytes(), *(int(text) for (text,) in limits if text.isdigit())])  # "max" is no limit
+
+
+def machine_memory_bytes() -> int:
+    """The physical memory of the machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

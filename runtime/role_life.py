@@ -12,6 +12,7 @@ from typing import Any
 import uvloop
 
 from runtime import loop_lag
+from runtime.limits.open_files import raise_open_files
 from runtime.process_memory import keep_freed_memory
 from runtime.processors import finish_before_woken
 
@@ -24,10 +25,12 @@ def run_role(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any, A
     """Runs `role` until it returns its exit status; returns that once no task of it runs any more.
 
     `role` receives an event that SIGTERM or SIGINT sets, and a task group for its background tasks. A background task
-    that fails ends the role, because a restart is better than half a role. Where native code crashes the process, as a
+    that fails ends the role, because a restart is better than half a role. The process may open as many files as its hard
+    limit allows. Where native code crashes the process, as a
     model's library may, the stacks of all threads are written to stderr.
     """
     faulthandler.enable()
+    raise_open_files()
     keep_freed_memory()
     finish_before_woken()
     return uvloop.run(_run(role))

@@ -12,6 +12,7 @@ from pathlib import Path
 from bus.kv.settings import follow_log
 from bus.naming.identity import new_id
 from bus.nats.connection import Bus
+from runtime.limits.process_limits import find_limits, log_limits
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from scheduler.ownership.controller import OwnershipController
@@ -36,6 +37,7 @@ async def _schedule(
     settings: SchedulerSettings, log: RoleLog, stop: asyncio.Event, background: asyncio.TaskGroup
 ) -> int:
     scheduler_id = settings.scheduler_id or new_id("scheduler")
+    log_limits(logger, find_limits())
     try:
         event_log = EventLog(Path(settings.event_log), scheduler_id) if settings.event_log else None
         bus = await Bus.connect(

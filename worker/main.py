@@ -22,12 +22,13 @@ from bus.naming.identity import own_id
 from bus.nats.connection import Bus
 from bus.nats.remote_links import listen_for_links
 from bus.nats.thread_publisher import ThreadPublisher
-from bus.payloads.arena import limit_payloads, remove_dead_segments
+from bus.payloads.arena import limit_payloads, process_budget, remove_dead_segments
 from bus.payloads.fetcher import PayloadFetcher
 from bus.payloads.server import PayloadServer
 from client.cache.config import CacheConfig
 from client.model_control import ModelControl
 from repository.layout import ModelRepository
+from runtime.limits.process_limits import computing_threads, find_limits, log_limits, show_bytes
 from runtime.locked_folder import remove_abandoned_folders
 from runtime.process_state import own_identity
 from runtime.readiness import announce_failure, announce_ready, watch_parent
@@ -90,8 +91,19 @@ def run(settings: WorkerSettings) -> int:
     PINNED.total_bytes = settings.pinned_memory_pool_byte_size
     # ONNX Runtime's packages send usage data to their maker unless this is set. Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    _limit_threads_of_libraries()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     return run_role(functools.partial(_work, settings, log, _find_devices(settings)))
+
+
+def _limit_threads_of_libraries() -> None:
+    """Keeps libraries of linear algebra, in this process and in those of Python models, within the container's limits.
+
+    They know the affinity mask, but neither a CPU quota nor a limit of threads. A value of the user's stays.
+    """
+    threads = computing_threads()
+    if threads < len(os.sched_getaffinity(0)):
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 def _find_devices(settings: WorkerSettings) -> WorkerDevices:
@@ -106,6 +118,12 @@ async def _work(
 ) -> int:
     remove_dead_segments()
     limit_payloads(settings.payload_memory_byte_size)
+    log_limits(
+        logger,
+        find_limits(),
+        threads_of_a_pool=str(computing_threads()),
+        payloads=show_bytes(process_budget().total_bytes),
+    )
     for prefix in (override_folder.PREFIX, mirror_folder.PREFIX, agents.PREFIX):
         remove_abandoned_folders(prefix)
     worker_id = own_id("worker", settings.worker_id)

@@ -2,7 +2,9 @@
 
 It listens on loopback only and accepts only clients with its password. Its data folder belongs to one server at a time. A
 message that it has acknowledged in a file stream is on disk (`sync_interval: always`). It keeps its port over restarts and
-never outlives the process that started it. The methods block and need no event loop.
+never outlives the process that started it. It heeds the container: JetStream stores what the volume has room for
+(`store_bytes`), threads are a quarter of the processors, and where memory is limited Go's collector keeps it below half of
+the limit. The methods block and need no event loop.
 
 The password is generated once for each data folder and stored there in file `nats-url` (mode 0600), as the URL that clients
 connect to: `nats://weir:PASSWORD@127.0.0.1:PORT`. Without it every user of the machine could publish requests, forge
@@ -11,7 +13,9 @@ results and delete streams.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
@@ -29,6 +33,7 @@ from typing import Any
 
 from bus.nats.access import BrokerServer
 from runtime.child_processes import dies_with_parent
+from runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from runtime.processors import finish_before_woken, processor_count
 
 MINIMUM_VERSION = (2, 12, 6)
@@ -42,9 +47,25 @@ SYNCED_SERVER_VARIABLE = "WEIR_SYNCED_NATS_SERVER"
 URL_FILE = "nats-url"
 """File in the data folder with the URL of the embedded server, and the password in it."""
 
+STORE_SHARE = 0.9
+"""JetStream may use this share of what its volume has free, what it has stored already included. The rest is for logs."""
+
+LEAST_STORE_BYTES = 32 << 20
+
+STORE_OF_EARLIER_RELEASES_BYTES = 20 << 30
+"""What a store is taken to be at least whose server was started by a release that wrote no size: its streams may reserve 17
+GiB, and JetStream rejects changes of streams that reserve more than it may store."""
+
+LEAST_MEMORY_STORE_BYTES = 2 << 30
+"""What JetStream may keep in memory at least: 512 MiB each for live requests and states of sequences, and the caches."""
+
+MEMORY_SHARE = 2
+"""Where memory is limited, one part in so many is for nats-server."""
+
 _HOST = "127.0.0.1"
 _USER = "weir"
 _PASSWORD_BYTES = 24
+_CONFIG_FILE = "nats-server.conf"
 _MAX_URL_BYTES = 1024
 _AUTHENTICATION_S = 10  # a client that is short of processor time may need longer than nats-server's 2 s
 _POLL_S = 0.01
@@ -77,6 +98,36 @@ class EmbeddedNats:
         self._server_name = f"weir-{uuid.uuid4().hex}"
         self.process: subprocess.Popen[bytes] | None = None
 
+    @functools.cached_property
+    def store_bytes(self) -> int:
+        """How much JetStream may store: `STORE_SHARE` of what the volume has free, or what it was allowed before if that is
+        more, because the streams have reserved it. Raises OSError for a folder that can't be looked at.
+        """
+        folder = self.data_dir.absolute()
+        status = os.statvfs(next(place for place in (folder, *folder.parents) if place.is_dir()))
+        room_bytes = status.f_bavail * status.f_frsize + _stored_bytes(folder / "jetstream")
+        return max(LEAST_STORE_BYTES, int(room_bytes * STORE_SHARE), self._former_store_bytes())
+
+    def _former_store_bytes(self) -> int:
+        try:
+            config = json.loads((self.data_dir / _CONFIG_FILE).read_text())
+            written: int | None = config["jetstream"].get("max_file_store")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 0
+        if isinstance(written, int):
+            return written
+        has_streams = any((self.data_dir / "jetstream").glob("*/streams/QUEUE"))
+        return STORE_OF_EARLIER_RELEASES_BYTES if has_streams else 0
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that run Go code at a time.
+
+        Go's scheduler polls every processor that it may use: with a quarter of them a message costs 15 to 30 % less CPU
+        (measured).
+        """
+        return max(1, self._processors // 4)
+
     @property
     def url(self) -> str:
         """Where clients connect, with user and password. Raises RuntimeError before the first start."""
@@ -96,7 +147,7 @@ class EmbeddedNats:
         The file is read again, because it may have been changed between two starts.
         """
         try:
-            config = json.loads((self.data_dir / "nats-server.conf").read_text())
+            config = json.loads((self.data_dir / _CONFIG_FILE).read_text())
             holds = config["server_name"] == self._server_name and config["jetstream"]["sync_interval"] == "always"
         except (OSError, ValueError, KeyError, TypeError):
             return ""
@@ -189,6 +240,7 @@ class EmbeddedNats:
         self._lock_fd = fd
 
     def _write_config(self) -> Path:
+        memory_bytes = available_memory_bytes()
         # nats-server's configuration format includes JSON, which needs none of its quoting rules.
         config = {
             "server_name": self._server_name,
@@ -196,13 +248,18 @@ class EmbeddedNats:
             "authorization": {"user": _USER, "password": self._password, "timeout": _AUTHENTICATION_S},
             "max_payload": MAX_PAYLOAD,
             "max_pending": MAX_PENDING,
-            "jetstream": {"store_dir": str(self.data_dir.absolute()), "sync_interval": "always"},
+            "jetstream": {
+                "store_dir": str(self.data_dir.absolute()),
+                "sync_interval": "always",
+                "max_file_store": self.store_bytes,
+                "max_memory_store": max(LEAST_MEMORY_STORE_BYTES, memory_bytes // MEMORY_SHARE),
+            },
             "ports_file_dir": str(self.data_dir.absolute()),
             "log_file": str(self._log_file.absolute()),
             "logfile_size_limit": 64 * 1024 * 1024,
             "logfile_max_num": 3,
         }
-        path = self.data_dir / "nats-server.conf"
+        path = self.data_dir / _CONFIG_FILE
         _write_private(path, json.dumps(config, ensure_ascii=False, indent=2))
         return path
 
@@ -220,16 +277,17 @@ class EmbeddedNats:
 
         with self._log_file.open("ab") as log:
             self._log_start = log.tell()
-            # Go's scheduler polls every processor that it may use: with a quarter of them a message costs 15 to 30 % less
-            # CPU (measured).
-            processors = str(max(1, self._processors // 4))
+            limits = {"GOMAXPROCS": str(self.threads)}
+            memory_bytes = available_memory_bytes()
+            if memory_bytes < machine_memory_bytes():
+                limits["GOMEMLIMIT"] = str(memory_bytes // MEMORY_SHARE)
             # The server holds the lock too, so that the folder is free only once both it and its parent are gone.
             self.process = subprocess.Popen(
                 [binary, "--config", config],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={"GOMAXPROCS": processors} | os.environ,
+                env=limits | os.environ,
                 pass_fds=(self._lock_fd,),
                 start_new_session=True,
                 preexec_fn=prepare,
@@ -300,6 +358,16 @@ def _packaged_binary() -> Path | None:
         return None
     paths = (Path(str(file.locate())).resolve() for file in files if file.name.startswith("nats-server"))
     return next((path for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
+
+
+def _stored_bytes(folder: Path) -> int:
+    """The bytes on disk of the files below `folder`, without those that are deleted meanwhile."""
+    stored_bytes = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                stored_bytes += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return stored_bytes
 
 
 def url_of_folder(data_dir: Path) -> str:

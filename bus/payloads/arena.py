@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from bus.naming.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY, lies_elsewhere
-from runtime.process_memory import available_memory_bytes
+from runtime.limits.budgets import memory_for_requests_bytes
 from schemas.core.tensors import PayloadRef
 
 INLINE_LIMIT_BYTES = 16 * 1024
@@ -365,8 +365,8 @@ def remove_dead_segments(directory: Path = SHARED_MEMORY_DIRECTORY) -> int:
 
 
 DEFAULT_BUDGET_BYTES = 4 << 30
-"""The most that a process may hold by default. Less if half of the free space of `/dev/shm`, or a quarter of the memory of
-the container or machine, is less: the kernel counts shared memory as the container's too."""
+"""The most that a process may hold by default. Less if half of the free space of `/dev/shm`, or a quarter of the memory for
+requests in the container or machine, is less: the kernel counts shared memory as the container's too."""
 
 _MIN_DEFAULT_BYTES = 64 << 20
 
@@ -406,7 +406,7 @@ def process_budget() -> PayloadBudget:
         free_bytes = status.f_bavail * status.f_frsize
     except OSError:
         free_bytes = 0
-    share_bytes = min(free_bytes // 2, available_memory_bytes() // 4)
+    share_bytes = min(free_bytes // 2, memory_for_requests_bytes() // 4)
     return PayloadBudget(min(DEFAULT_BUDGET_BYTES, max(share_bytes, _MIN_DEFAULT_BYTES)))
 
 

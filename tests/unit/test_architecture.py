@@ -128,7 +128,7 @@ ROOMS = {
         "child_processes control_groups locked_folder log_limiter offload_process process_state process_usage readiness"
         " ticks",
         "containment process_memory processors",
-        "loop_lag memory_ledger offload",
+        "limits loop_lag memory_ledger offload",
         "role_life",
     ),
     "schemas": (

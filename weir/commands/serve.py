@@ -23,6 +23,8 @@ import typer
 from bus.nats.access import without_user
 from bus.nats.embedded_server import EmbeddedNats
 from repository.stores.addresses import is_cloud_address
+from runtime.limits.open_files import raise_open_files
+from runtime.limits.process_limits import find_limits, log_limits, show_bytes
 from runtime.processors import processor_count, processors_by_core
 from runtime.readiness import announce_ready
 from schemas.core.errors import WeirError
@@ -39,7 +41,15 @@ from weir.commands.preflight import (
     check_repositories,
 )
 from weir.commands.roles import check_gateway_options
-from weir.commands.serve_roles import console_role, gateway_roles, role_command, role_names, worker_roles
+from weir.commands.serve_roles import (
+    console_role,
+    gateway_roles,
+    role_command,
+    role_names,
+    share_memory,
+    sizes_of_streams,
+    worker_roles,
+)
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
 from weir.options.broker import ACCESS_OPTIONS
@@ -49,7 +59,7 @@ from weir.options.platforms import platform_repositories
 from weir.running_server import data_home, write_addresses
 from weir.server_process import parent_fd
 from weir.supervisor.forked_role import import_roles, importing
-from weir.supervisor.processes import count_processes, divide_processors
+from weir.supervisor.processes import ProcessCounts, count_processes, divide_processors
 from weir.supervisor.role import RoleSpec
 from weir.supervisor.supervisor import Supervisor
 from weir.terminal import one_line
@@ -107,6 +117,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
+    raise_open_files()  # roles and nats-server inherit it
     with contextlib.ExitStack() as stack:
         _serve(main, values, listeners, console, stack)
 
@@ -128,13 +139,18 @@ def _serve(
     if folder is not None and needs_cache:
         # A worker that is started again finds what the one before it has downloaded, even while the store is unreachable.
         values["model_cache_dir"] = str((folder / "models").absolute())
+    embedded = _embedded_nats(values, folder) if nats_url is None else None
     gpus, processors = count_gpus(), processor_count()
     counts = count_processes(values, processors, gpus)
     shares = divide_processors(values["worker_processors"], processors_by_core(), processors, counts)
     durable_id = secrets.token_hex(4)
     with importing():
         check_gateway_options(values)
-        gateways = gateway_roles(values, counts.gateways, durable_id)
+        memory = share_memory(values, counts)
+        values = {**values, **memory.payloads}
+        if embedded is not None:
+            values |= sizes_of_streams(values, _store_bytes(embedded))
+        gateways = gateway_roles({**values, **memory.gateways}, counts.gateways, durable_id)
     roles = [
         # The worker first: it has the most to do until it is ready.
         *worker_roles(values, gpus, counts.workers, shares),
@@ -142,19 +158,16 @@ def _serve(
             RoleSpec(name=name, argv=role_command("scheduler", values), drain_rank=1)
             for name in role_names("scheduler", counts.schedulers)
         ),
-        RoleSpec(name="durable", argv=(*role_command("durable", values), f"--durable-id={durable_id}"), drain_rank=0),
+        RoleSpec(
+            name="durable",
+            argv=(*role_command("durable", {**values, **memory.durable}), f"--durable-id={durable_id}"),
+            drain_rank=0,
+        ),
         *gateways,
         *([console_role(values, console)] if console is not None else []),
     ]
     roles = [role if gpus and role.name.startswith("worker") else _forked(role, main) for role in roles]
-    for option in ACCESS_OPTIONS:
-        if nats_url is None and values[option.key]:
-            raise UsageError(f"{option.name} requires --nats: the embedded nats-server listens on loopback only")
-    embedded = None
-    if nats_url is None:
-        assert folder is not None  # noqa: S101 - as above
-        server = values["nats_server"]
-        embedded = EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
+    _log_limits(counts, embedded)
     if shares is not None:
         # What this process starts inherits it; workers get their own.
         os.sched_setaffinity(0, shares.others)
@@ -169,6 +182,30 @@ def _serve(
         parent_fd=parent,
     )
     raise typer.Exit(supervisor.run())
+
+
+def _embedded_nats(values: Mapping[str, Any], folder: Path | None) -> EmbeddedNats:
+    """The nats-server to start with this data folder. Raises UsageError for options of another one, and StartError."""
+    for option in ACCESS_OPTIONS:
+        if values[option.key]:
+            raise UsageError(f"{option.name} requires --nats: the embedded nats-server listens on loopback only")
+    assert folder is not None  # noqa: S101 - there is one without --nats
+    server = values["nats_server"]
+    return EmbeddedNats(folder, Path(server) if server else None, values["nats_port"])
+
+
+def _store_bytes(embedded: EmbeddedNats) -> int:
+    try:
+        return embedded.store_bytes
+    except OSError as error:
+        raise StartError(f"data folder {embedded.data_dir} can't be used: {error.strerror or error}") from error
+
+
+def _log_limits(counts: ProcessCounts, embedded: EmbeddedNats | None) -> None:
+    used = {name: str(count) for name, count in counts._asdict().items()}
+    if embedded is not None:
+        used |= {"threads_of_nats_server": str(embedded.threads), "its_storage": show_bytes(embedded.store_bytes)}
+    log_limits(logger, find_limits(), **used)
 
 
 def _forked(role: RoleSpec, main: Callable[[Sequence[str]], None]) -> RoleSpec:

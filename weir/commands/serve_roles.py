@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from runtime.limits.budgets import memory_for_requests_bytes
+from runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from weir.commands.preflight import Listener
 from weir.options import SERVE, options_of
-from weir.supervisor.processes import ProcessorShares
+from weir.supervisor.processes import ProcessCounts, ProcessorShares
 from weir.supervisor.role import RoleSpec
 
 # -P: modules in the current folder must not replace Weir's packages.
@@ -33,6 +35,49 @@ def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
         if key in ours and key != "nats" and values[key] != option.default:
             arguments += option.written(values[key])
     return tuple(arguments)
+
+
+def sizes_of_streams(values: Mapping[str, Any], store_bytes: int) -> dict[str, int]:
+    """The sizes of the durable streams that are not given, for a nats-server that may store `store_bytes`: by option."""
+    from bus.streams import declarations  # late: options are checked before it is imported
+
+    keys = ("queue_max_bytes", "result_max_bytes", "dead_max_bytes")
+    sizes = zip(keys, declarations.sizes_of_streams(store_bytes), strict=True)
+    return {key: size for key, size in sizes if values[key] is None}
+
+
+class MemoryShares(NamedTuple):
+    """The options of memory, with their values, of gateways, of the process of durable requests, and of all that own
+    payloads.
+    """
+
+    gateways: dict[str, int]
+    durable: dict[str, int]
+    payloads: dict[str, int]
+
+
+def share_memory(values: Mapping[str, Any], counts: ProcessCounts) -> MemoryShares:
+    """The memory for requests of each process where the container has a limit, which all of them share.
+
+    A request may be held twice while it is packed, and pages of shared memory count as the container's, whichever process
+    has written them. So gateways keep a sixth of what is left beside the processes themselves, the durable process half of
+    that, and all payloads together are a quarter of it. What is given holds, and without a limit the roles' defaults do.
+    """
+    if available_memory_bytes() >= machine_memory_bytes():
+        return MemoryShares({}, {}, {})
+    from bus.payloads.arena import process_budget  # late: as above
+    from gateway.parsed_settings import MIN_LEDGER_BYTES, default_ledger_bytes
+
+    processes = sum(counts) + 3  # the durable process, nats-server, and the supervisor
+    left_bytes = memory_for_requests_bytes(processes)
+    ledger_bytes = max(MIN_LEDGER_BYTES, min(default_ledger_bytes(), left_bytes // 6))
+    payload_bytes = left_bytes // 4 // (counts.gateways + counts.workers + 1)
+    is_ledger_given, are_payloads_given = values["gateway_memory_byte_size"], values["payload_memory_byte_size"]
+    return MemoryShares(
+        {} if is_ledger_given else {"gateway_memory_byte_size": ledger_bytes},
+        {} if is_ledger_given else {"gateway_memory_byte_size": max(MIN_LEDGER_BYTES, ledger_bytes // 2)},
+        {} if are_payloads_given else {"payload_memory_byte_size": min(process_budget().total_bytes, payload_bytes)},
+    )
 
 
 def role_names(role: str, count: int) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from runtime.limits.process_limits import computing_threads
 from schemas.core.errors import WeirError
 from schemas.wire.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
 from worker.backend_api.interface import LoadedModel, ModelVersion, VersionLoader
@@ -23,7 +23,7 @@ from worker.execution.statistics import ModelStatistics, observer_for
 from worker.execution.warmup import WarmUpSample, warm_up_samples
 from worker.lifecycle.instance_plan import PlannedInstance, planned_instances, used_gpus
 
-MAX_STARTING = max(4, os.cpu_count() or 1)
+MAX_STARTING = max(4, computing_threads())
 """Instances of a version that are created at a time, if its backend supports that."""
 
 AnyInstance = ModelInstance | EnsembleInstance

@@ -12,10 +12,11 @@ from pathlib import Path
 import psutil
 
 from tests.faults.loads.http_caller import Answer, HttpCaller
-from tests.faults.memory_group import MemoryGroup, memory_group
+from tests.faults.memory_group import memory_group
 from tests.faults.models import DIGEST, FRAIL, bytes_request, produce, write_models
 from tests.faults.report import FaultReport, Skipped
 from tests.faults.scene import Scene, Task, scene
+from tests.support.control_group import ControlGroup
 
 _MATES = 32
 _HUNG_MS = 1500
@@ -111,7 +112,7 @@ async def out_of_memory(task: Task) -> FaultReport:
     return line
 
 
-async def _out_of_container(task: Task, line: FaultReport, container: MemoryGroup) -> None:
+async def _out_of_container(task: Task, line: FaultReport, container: ControlGroup) -> None:
     task.folder.mkdir()
     async with _with_frail(task, line) as on:
         for member in on.cluster.of("worker"):

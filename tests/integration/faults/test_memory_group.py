@@ -10,14 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.child_processes import dies_with_parent
-from tests.faults.memory_group import MemoryGroup, memory_group
+from tests.faults.memory_group import memory_group
 from tests.faults.report import Skipped
+from tests.support.control_group import ControlGroup
 
 _EATS = "input(); x = bytearray(160 << 20); print(len(x), flush=True); input()"
 
 
 @pytest.fixture
-def group() -> Iterator[MemoryGroup]:
+def group() -> Iterator[ControlGroup]:
     try:
         with memory_group(64 << 20) as made:
             yield made
@@ -25,7 +26,7 @@ def group() -> Iterator[MemoryGroup]:
         pytest.skip(str(reason))
 
 
-def test_the_kernel_ends_who_eats(group: MemoryGroup) -> None:
+def test_the_kernel_ends_who_eats(group: ControlGroup) -> None:
     eats, waits = (
         subprocess.Popen(
             [sys.executable, "-I", "-c", _EATS],

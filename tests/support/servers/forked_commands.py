@@ -138,15 +138,21 @@ _prepared: list[PreparedWeir] = []
 
 
 def run_weir(
-    words: Sequence[str], environment: Mapping[str, str], out: int, errors: int, reply: int = -1
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    out: int,
+    errors: int,
+    reply: int = -1,
+    before: Sequence[str] = (),
 ) -> WeirProcess | subprocess.Popen[bytes]:
     """Runs `weir` and these words, as `PreparedWeir.run` does; that one is there from the first call on.
 
-    Where a `PYTHONPATH` of its own makes it import something else than others, it is run as users do.
+    Where a `PYTHONPATH` of its own makes it import something else than others, it is run as users do, and also where the
+    words of a command stand `before` it, which becomes it.
     """
-    if environment.get("PYTHONPATH") != _module_path:
+    if before or environment.get("PYTHONPATH") != _module_path:
         return subprocess.Popen(
-            [*COMMAND, *words],
+            [*before, *COMMAND, *words],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=errors,

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -45,7 +45,10 @@ def clean_environment(folder: Path) -> dict[str, str]:
 
 
 class Server(Endpoints):
-    """A running `weir serve` on free ports. `folder` is its own: log, data and temporary files lie there."""
+    """A running `weir serve` on free ports. `folder` is its own: log, data and temporary files lie there.
+
+    `before` are the words of a command that becomes the server, as `unshare` does.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Server(Endpoints):
         *options: str,
         start_timeout_s: float = 40.0,
         environment: dict[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self._log = folder / "stderr"
@@ -65,6 +69,7 @@ class Server(Endpoints):
                 {**clean_environment(folder), **(environment or {})},
                 out.fileno(),
                 errors.fileno(),
+                before=before,
             )
         try:
             wait_until(lambda: "\n\n" in self.printed().strip() or self.process.poll() is not None, start_timeout_s)

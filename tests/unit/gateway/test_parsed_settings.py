@@ -15,7 +15,7 @@ MIB = 1 << 20
 def test_the_ledger_takes_a_quarter_of_the_memory(
     monkeypatch: pytest.MonkeyPatch, available: int, limit: int, largest: int
 ) -> None:
-    monkeypatch.setattr(memory_limits, "available_memory_bytes", lambda: available)
+    monkeypatch.setattr(memory_limits, "memory_for_requests_bytes", lambda: available)
     ledger = memory_limits.request_ledger(GatewaySettings(nats_url=""))
     assert (ledger.limit_bytes, ledger.largest_request_bytes) == (limit, largest)
     chosen = memory_limits.request_ledger(GatewaySettings(nats_url="", gateway_memory_byte_size=5 * MIB))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from repository.paths import path_inside
+from runtime.limits.process_limits import computing_threads
 from schemas.config.model_config import Accelerator, ExecutionAccelerators, ModelConfig
 from schemas.core.errors import internal, invalid, unavailable
 from worker.backend_api.interface import ModelVersion
@@ -196,13 +197,14 @@ def _global_threads(settings: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _usable(threads: int) -> int:
-    """The number of threads to ask for: for 0, one for each processor that this thread may use if it may not use all.
+    """The number of threads to ask for: for 0, one for each processor that this process may use if it may not use all.
 
-    With 0 ONNX Runtime binds a thread to each core of the machine, also to those that the affinity mask leaves to others.
+    With 0 ONNX Runtime binds a thread to each core of the machine, also to those that the affinity mask leaves to others,
+    and beyond the CPU quota of the container, which would then be used up in the first part of each period.
     """
     if threads:
         return threads
-    usable = len(os.sched_getaffinity(0))
+    usable = computing_threads()
     return 0 if usable == os.cpu_count() else usable
 
 

@@ -1,5 +1,6 @@
 """The embedded nats-server, each time a real one."""
 
+import json
 import os
 import socket
 import stat
@@ -12,7 +13,16 @@ import nats
 import psutil
 import pytest
 
-from bus.nats.embedded_server import MAX_PAYLOAD, EmbeddedNats, NatsStartError, find_binary, url_of_folder
+from bus.nats import embedded_server
+from bus.nats.embedded_server import (
+    MAX_PAYLOAD,
+    STORE_OF_EARLIER_RELEASES_BYTES,
+    STORE_SHARE,
+    EmbeddedNats,
+    NatsStartError,
+    find_binary,
+    url_of_folder,
+)
 from tests.support.waiting import wait_until
 
 
@@ -240,3 +250,41 @@ def test_a_password_that_others_may_know_is_replaced(server: EmbeddedNats, tmp_p
         assert stat.S_IMODE(file.lstat().st_mode) == 0o600
     finally:
         again.stop()
+
+
+def test_jetstream_may_store_what_the_volume_has_room_for_and_never_less_than_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Volume:
+        f_bavail, f_frsize = 10 << 10, 1 << 20
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Volume)
+    assert EmbeddedNats(tmp_path / "not" / "there").store_bytes == 9 << 30
+    config = tmp_path / "nats-server.conf"
+    config.write_text(json.dumps({"jetstream": {"max_file_store": 1 << 60}}))
+    assert EmbeddedNats(tmp_path).store_bytes == 1 << 60  # its streams may have reserved it
+    config.write_text(json.dumps({"jetstream": {}}))
+    assert EmbeddedNats(tmp_path).store_bytes == 9 << 30
+    (tmp_path / "jetstream" / "$G" / "streams" / "QUEUE").mkdir(parents=True)
+    assert EmbeddedNats(tmp_path).store_bytes == STORE_OF_EARLIER_RELEASES_BYTES
+
+
+def test_stored_messages_are_not_room_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jetstream").mkdir()
+    (tmp_path / "jetstream" / "1.blk").write_bytes(os.urandom(8 << 20))
+    status = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda _: status)  # others write to this disk, too
+    with_messages = EmbeddedNats(tmp_path).store_bytes
+    (tmp_path / "jetstream" / "1.blk").unlink()
+    assert with_messages - EmbeddedNats(tmp_path).store_bytes == pytest.approx((8 << 20) * STORE_SHARE, rel=0.01)
+
+
+def test_a_limit_of_memory_is_passed_on_to_go(server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOMEMLIMIT", raising=False)
+    monkeypatch.setattr(embedded_server, "available_memory_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(embedded_server, "machine_memory_bytes", lambda: 64 << 30)
+    server.start()
+    assert psutil.Process(server.pid).environ()["GOMEMLIMIT"] == str(3 << 29)
+    config = json.loads((server.data_dir / "nats-server.conf").read_text())
+    assert config["jetstream"]["max_memory_store"] == 2 << 30
+    assert config["jetstream"]["max_file_store"] == server.store_bytes

@@ -16,6 +16,6 @@ def test_the_default_is_at_most_a_quarter_of_the_memory(
     class Shared:
         f_bavail, f_frsize = 1 << 20, 1 << 20
 
-    monkeypatch.setattr(payload_budget, "available_memory_bytes", lambda: available)
+    monkeypatch.setattr(payload_budget, "memory_for_requests_bytes", lambda: available)
     monkeypatch.setattr(payload_budget.os, "statvfs", lambda _path: Shared)
     assert payload_budget.process_budget.__wrapped__().total_bytes == budget

@@ -8,9 +8,12 @@ import pytest
 
 from bus.payloads.arena import process_budget
 from gateway.parsed_settings import default_ledger_bytes
-from weir.commands.serve_roles import gateway_roles, role_names, worker_roles
+from runtime.limits import budgets
+from runtime.limits.budgets import PROCESS_BYTES
+from weir.commands import serve_roles
+from weir.commands.serve_roles import gateway_roles, role_names, share_memory, sizes_of_streams, worker_roles
 from weir.options import SERVE, options_of
-from weir.supervisor.processes import ProcessorShares
+from weir.supervisor.processes import ProcessCounts, ProcessorShares
 from weir.supervisor.role import RoleSpec
 
 VALUES = {key: () if option.repeatable else option.default for key, option in options_of(SERVE).items()}
@@ -97,3 +100,42 @@ def test_a_given_limit_of_payloads_is_each_processs_own() -> None:
     assert memory({"payload_memory_byte_size": 1 << 30}, 2)[1] == 2 << 30
     roles = worker_roles({**VALUES, "payload_memory_byte_size": 1 << 30}, 0, 2)
     assert [option(role, "--payload-memory-byte-size") for role in roles] == [str(1 << 30)] * 2
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with 2 GiB on a machine with 64."""
+    for module in (budgets, serve_roles):
+        monkeypatch.setattr(module, "available_memory_bytes", lambda: 2 << 30)
+        monkeypatch.setattr(module, "machine_memory_bytes", lambda: 64 << 30)
+
+
+def test_without_a_limit_of_memory_the_roles_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_roles, "available_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(serve_roles, "machine_memory_bytes", lambda: 64 << 30)
+    assert share_memory(VALUES, ProcessCounts(1, 1, 1)) == ({}, {}, {})
+
+
+def test_all_processes_of_a_container_share_its_memory(container: None) -> None:
+    left_bytes = (2 << 30) - 6 * PROCESS_BYTES
+    shares = share_memory(VALUES, ProcessCounts(1, 1, 1))
+    assert shares.gateways == {"gateway_memory_byte_size": left_bytes // 6}
+    assert shares.durable == {"gateway_memory_byte_size": left_bytes // 12}
+    assert 3 * shares.payloads["payload_memory_byte_size"] <= left_bytes // 4
+    gateways = gateway_roles({**VALUES, **shares.gateways}, 2, "x")
+    assert [option(role, "--gateway-memory-byte-size") for role in gateways] == [str(left_bytes // 12)] * 2
+
+
+def test_what_is_given_is_not_shared(container: None) -> None:
+    values = {**VALUES, "gateway_memory_byte_size": 5 << 20, "payload_memory_byte_size": 6 << 20}
+    assert share_memory(values, ProcessCounts(1, 1, 1)) == ({}, {}, {})
+
+
+def test_streams_have_the_sizes_that_are_given_or_those_of_the_volume() -> None:
+    sizes = sizes_of_streams({**VALUES, "result_max_bytes": 7}, 1 << 30)
+    assert sizes == {"queue_max_bytes": (1 << 30) * 2 // 5, "dead_max_bytes": (1 << 30) // 20}
+    assert sizes_of_streams(VALUES, 1 << 40) == {
+        "queue_max_bytes": 8 << 30,
+        "result_max_bytes": 8 << 30,
+        "dead_max_bytes": 1 << 30,
+    }

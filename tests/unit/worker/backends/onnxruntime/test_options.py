@@ -22,6 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 from schemas.core.errors import ErrorCode, WeirError
 from tests.support.models.onnx_files import CPU, graph, output_of, parameters, version
 from worker.backend_api.interface import ModelVersion
+from worker.backends.onnxruntime import options as options_module
 from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 from worker.backends.onnxruntime.options import OnnxOptions, cpu_providers
 from worker.backends.onnxruntime.session import open_session
@@ -289,6 +290,7 @@ import numpy as np
 import onnxruntime
 from tests.support.models.onnx_files import output_of, parameters, version
 from schemas.core.errors import WeirError
+from worker.backends.onnxruntime import options as options_module
 from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 from worker.backends.onnxruntime.options import OnnxOptions
 from worker.backends.onnxruntime.session import open_session
@@ -341,3 +343,9 @@ def test_availability_without_a_gpu() -> None:
     on_gpu_host = OnnxRuntimeBackend().availability(WorkerDevices((0,), (0,)))
     if on_gpu_host.runs_on == ("KIND_CPU",):
         assert "install weir-serve[gpu]" in on_gpu_host.problems[0]
+
+
+def test_threads_for_all_processors_are_those_of_the_cpu_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options_module, "computing_threads", lambda: 3)
+    model = version(tmp_path, parameters(intra_op_thread_count="0"))
+    assert session_of(model).get_session_options().intra_op_num_threads == 3
