@@ -204,15 +204,18 @@ DUPLICATE_WINDOW_S = 120.0
 """How long QUEUE remembers a `Nats-Msg-Id`."""
 
 DEAD_TTL_S = 7 * 86400.0
+QUEUE_MAX_BYTES = RESULT_MAX_BYTES = 8 << 30
+"""The default sizes of QUEUE and RESULT."""
+
 DEAD_MAX_BYTES = 1 << 30
-"""The size of DEAD; the oldest letters are dropped beyond it."""
+"""The default size of DEAD; the oldest letters are dropped beyond it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """The limits of QUEUE (messages of a subject, bytes of all, age) and of RESULT (age, bytes).
+    """The limits of QUEUE (messages of a subject, bytes of all, age), of RESULT (age, bytes) and of DEAD (bytes).
 
-    `queue_max_age_s` is how long a request may wait.
+    `queue_max_age_s` is how long a request may wait. JetStream reserves these bytes when it creates the streams.
     """
 
     max_messages: int
@@ -220,6 +223,16 @@ class QueueLimits:
     result_ttl_s: float
     result_max_bytes: int
     queue_max_age_s: float = 7 * 86400.0
+    dead_max_bytes: int = DEAD_MAX_BYTES
+
+
+def sizes_of_streams(store_bytes: int) -> tuple[int, int, int]:
+    """The sizes of QUEUE, RESULT and DEAD for a JetStream that may store `store_bytes`: the defaults if they fit.
+
+    A seventh and more is left for the bodies of large requests, the states of jobs, and models that are pushed.
+    """
+    most_bytes = store_bytes * 2 // 5
+    return min(QUEUE_MAX_BYTES, most_bytes), min(RESULT_MAX_BYTES, most_bytes), min(DEAD_MAX_BYTES, store_bytes // 20)
 
 
 def durable_streams(limits: QueueLimits, replicas: int = 1) -> tuple[StreamConfig, ...]:
@@ -260,7 +273,7 @@ def durable_streams(limits: QueueLimits, replicas: int = 1) -> tuple[StreamConfi
         retention=RetentionPolicy.LIMITS,
         discard=DiscardPolicy.OLD,
         max_age=DEAD_TTL_S,
-        max_bytes=DEAD_MAX_BYTES,
+        max_bytes=limits.dead_max_bytes,
         duplicate_window=DUPLICATE_WINDOW_S,
         allow_direct=True,
         num_replicas=replicas,

@@ -16,7 +16,7 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
-from nats.js.errors import APIError
+from nats.js.errors import APIError, ServerError
 
 from bus.naming import durable_subjects as subjects
 from bus.nats.connection import Bus, Message
@@ -46,8 +46,10 @@ _ALSO_REQUIRED = {
 _LIMITS = {
     subjects.QUEUE_STREAM: ("max_msgs_per_subject", "max_bytes"),
     subjects.RESULT_STREAM: ("max_age", "max_bytes"),
+    subjects.DEAD_STREAM: ("max_bytes",),
 }
 _RETRY_S = 1.0
+_NO_ROOM = 10047  # JSStorageResourcesExceededErr
 
 
 class StreamGuard:
@@ -75,13 +77,14 @@ class StreamGuard:
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Creates missing streams, applies the limits of the options, and watches the streams from now on.
 
-        Raises WeirError (UNAVAILABLE) for an existing stream whose configuration Weir can't work with.
+        Raises WeirError (UNAVAILABLE) for an existing stream whose configuration Weir can't work with, and where the broker
+        has no room for the streams.
         """
         self._background = background
         # The last one is looked up first: it is created last, so the others must have existed.
         names = list(self._wanted)
         existing = [name for name in reversed(names) if await self._config_of(name) is not None]
-        for name in await ensure_durable_streams(self._bus, self._limits):
+        for name in await self._ensure():
             if existing and names.index(name) < names.index(existing[0]):
                 why = f"stream {name} does not exist although {existing[0]} does"
                 logger.error("%s: its content is lost, and it is created again", why)
@@ -95,6 +98,22 @@ class StreamGuard:
             for name in self._wanted:
                 await self._bus.subscribe(f"$JS.EVENT.ADVISORY.STREAM.{action}.{name}", listener)
         self._bus.on_reconnect(self._restore)
+
+    async def _ensure(self) -> list[str]:
+        try:
+            return await ensure_durable_streams(self._bus, self._limits)
+        except ServerError as error:
+            if error.err_code != _NO_ROOM:
+                raise
+            problem = f"JetStream has no room for the durable streams: {error.description}"
+            raise unavailable(f"{problem}. {self._sizes()}") from error
+
+    def _sizes(self) -> str:
+        limits = self._limits
+        return (
+            f"They reserve {limits.max_bytes} bytes (--queue-max-bytes), {limits.result_max_bytes} (--result-max-bytes) "
+            f"and {limits.dead_max_bytes} (--dead-max-bytes): make these smaller, or `max_file_store` of nats-server larger"
+        )
 
     def stop(self) -> None:
         """Recreates no stream from now on."""
@@ -113,7 +132,7 @@ class StreamGuard:
             )
         problem = await self._change(name, found, {field: limits[field] for field in followed})
         if problem:
-            raise unavailable(f"limits of stream {name} can't be changed {problem}")
+            raise unavailable(f"limits of stream {name} can't be changed {problem}. {self._sizes()}")
         if name == subjects.QUEUE_STREAM:
             # Streams of earlier versions have no limit of consumers. Servers before 2.15 reject the change and need none.
             problem = await self._change(

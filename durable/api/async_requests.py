@@ -7,7 +7,6 @@ from durable.api.callback_rules import CallbackRules
 from durable.api.lookup import AsyncRequestLookup
 from durable.api.store import DurableStore
 from durable.settings import QueueSettings
-from schemas.config.parameters import QueueBounds
 
 
 class AsyncRequests:
@@ -18,9 +17,8 @@ class AsyncRequests:
         self.bus = durable.bus
         self.secret = durable.secret
         self.rules = CallbackRules(settings.callback_allow)
-        bounds = QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs)
         ids = AsyncRequestIds(lambda: durable.secret.value)
-        self.acceptance = Acceptance(durable, durable.messages, depths, bounds, ids)
+        self.acceptance = Acceptance(durable, durable.messages, depths, settings.queue_bounds, ids)
         self.jobs = AsyncRequestLookup(durable.bus, durable.publisher, durable.messages, depths, ids)
 
     def stop(self) -> None:

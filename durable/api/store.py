@@ -9,7 +9,6 @@ from bus.kv.cluster_secret import ClusterSecret
 from bus.kv.leases import Leases
 from bus.nats.connection import Bus
 from bus.streams.acked_publisher import AckedPublisher
-from bus.streams.declarations import QueueLimits
 from bus.streams.durability import DurabilityCheck
 from bus.streams.guard import StreamGuard
 from durable.api.metrics import Backlog, DurableCounters
@@ -23,14 +22,7 @@ class DurableStore:
         self, bus: Bus, process_id: str, settings: QueueSettings, is_known: Callable[[str], bool] | None = None
     ) -> None:
         self.bus = bus
-        limits = QueueLimits(
-            max_messages=settings.queue_max_messages,
-            max_bytes=settings.queue_max_bytes,
-            result_ttl_s=settings.result_ttl_secs,
-            result_max_bytes=settings.result_max_bytes,
-            queue_max_age_s=settings.queue_max_age_secs,
-        )
-        self.streams = StreamGuard(bus, limits)
+        self.streams = StreamGuard(bus, settings.queue_limits)
         self.durability = DurabilityCheck(bus, settings.nats_monitor)
         self.counters = DurableCounters(is_known)
         self.backlog = Backlog(bus, self.counters)

@@ -47,7 +47,6 @@ from durable.requests.retry_policy import UNKNOWN_MODEL_TIMEOUT_MS, DurableRetry
 from durable.settings import QueueSettings
 from runtime.containment import contained
 from runtime.ticks import next_tick
-from schemas.config.parameters import QueueBounds
 
 logger = logging.getLogger("weir.gateway")
 
@@ -107,7 +106,7 @@ class DurableConsumer:
             counters=store.counters,
             account=services.ledger.account(PRINCIPAL),
             policy=DurableRetryPolicy(settings.durable_attempts),
-            bounds=QueueBounds(settings.queue_max_messages, settings.queue_max_bytes, settings.queue_max_age_secs),
+            bounds=settings.queue_bounds,
             weights=tenant_weights(settings.tenant_weight),
             tenant_limits=tenant_limits(settings.tenant_limit),
             offload=services.offload,

@@ -9,6 +9,8 @@ from weir.options.values import Checked, Integer, Number, Text, callback_prefix,
 
 _OURS: dict[str, Any] = {"panel": "Durable requests and jobs", "commands": (SERVE, GATEWAY, DURABLE), "ours": True}
 
+_OF_VOLUME = "{}, or {} of the volume of the embedded nats-server if that is less"
+
 DURABLE_OPTIONS: tuple[Option, ...] = (
     switch(
         "--durable-consumer",
@@ -28,8 +30,9 @@ DURABLE_OPTIONS: tuple[Option, ...] = (
     Option(
         names=("--queue-max-bytes",),
         value=Integer(1, metavar="BYTES"),
-        default=8 << 30,
-        help="Maximum size of all waiting durable requests; further ones are rejected when published.",
+        shown_default=_OF_VOLUME.format("8 GiB", "two fifths"),
+        help="Maximum size of all waiting durable requests; further ones are rejected when published. The broker reserves "
+        "it.",
         **_OURS,
     ),
     Option(
@@ -49,8 +52,15 @@ DURABLE_OPTIONS: tuple[Option, ...] = (
     Option(
         names=("--result-max-bytes",),
         value=Integer(1, metavar="BYTES"),
-        default=8 << 30,
-        help="Maximum size of all stored results; beyond it the oldest are deleted.",
+        shown_default=_OF_VOLUME.format("8 GiB", "two fifths"),
+        help="Maximum size of all stored results; beyond it the oldest are deleted. The broker reserves it.",
+        **_OURS,
+    ),
+    Option(
+        names=("--dead-max-bytes",),
+        value=Integer(1, metavar="BYTES"),
+        shown_default=_OF_VOLUME.format("1 GiB", "a twentieth"),
+        help="Maximum size of all dead letters; beyond it the oldest are deleted. The broker reserves it.",
         **_OURS,
     ),
     Option(

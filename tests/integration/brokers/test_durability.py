@@ -23,7 +23,7 @@ from bus.streams.declarations import MAX_QUEUES_OF_STREAM, QueueLimits, ensure_d
 from bus.streams.durability import NO, YES, Durability, DurabilityCheck
 from bus.streams.guard import StreamGuard
 from durable.api.metrics import Backlog, DurableCounters
-from schemas.core.errors import WeirError
+from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.requests import Lane
 from tests.support.servers.nats import GivenNats
 from tests.support.servers.roles import RoleProcess
@@ -206,6 +206,20 @@ async def test_limits_follow_the_options(embedded: EmbeddedNats) -> None:
         assert (result.max_age, result.max_bytes, result.max_msgs_per_subject) == (60.0, 1 << 21, 1)
         await StreamGuard(bus, LIMITS).start(background)
         assert (await bus.jetstream.stream_info("RESULT")).config.max_age == 300.0
+
+
+async def test_a_broker_without_room_for_the_streams_names_their_options(folder: Path) -> None:
+    small = GivenNats(folder / "small", jetstream={"store_dir": str(folder / "small"), "max_file_store": 1 << 20})
+    try:
+        async with connected(small.url) as (bus, background):
+            with pytest.raises(WeirError) as caught:
+                await StreamGuard(bus, LIMITS).start(background)
+    finally:
+        small.stop()
+    assert caught.value.code is ErrorCode.UNAVAILABLE
+    assert "has no room for the durable streams: insufficient storage resources available" in caught.value.message
+    for option in ("--queue-max-bytes", "--result-max-bytes", "--dead-max-bytes", "max_file_store"):
+        assert option in caught.value.message
 
 
 async def test_a_queue_of_an_earlier_version_takes_as_many_consumers(embedded: EmbeddedNats) -> None:
