@@ -92,16 +92,20 @@ class PushedFile(NamedTuple):
 
 
 class PushedModel(Message, frozen=True):
-    """The folder of a model that was pushed into a repository that lies in NATS."""
+    """The folder of a model that was pushed into a repository that lies in NATS.
+
+    `folders` are those without files, relative to it: a version of an ensemble is an empty folder.
+    """
 
     name: str
     files: Annotated[tuple[PushedFile, ...], Meta(max_length=MAX_PUSHED_FILES)]
+    folders: Annotated[tuple[str, ...], Meta(max_length=MAX_PUSHED_FILES)] = ()
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:
         """The model in `data`. Raises MalformedMessage, also for a path that leads out of the model's folder."""
         model = super().unpack(data)
-        if not all(is_inside(file.path) for file in model.files):
+        if not all(map(is_inside, (*(file.path for file in model.files), *model.folders))):
             raise MalformedMessage("not a PushedModel: a path leads out of the model's folder")
         if len({file.path for file in model.files}) != len(model.files):
             raise MalformedMessage("not a PushedModel: two files have the same path")

@@ -135,25 +135,50 @@ def describe(folder: Path) -> PushedModel:
         raise StartError(f"{folder} is not a folder")
     name = folder.resolve().name
     check_model_name(name)
+    _check_is_model(folder)
     files: list[PushedFile] = []
+    folders: list[str] = []
     for path in sorted(_paths(folder, "")):
-        if not is_inside(path):
+        if not is_inside(path.rstrip("/")):
             raise StartError(f"file {path!r} of model '{name}' has a name that can't be pushed")
+        if path.endswith("/"):
+            folders.append(path.rstrip("/"))
+            continue
         with path_inside(folder, path).open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
             files.append(PushedFile(path, os.fstat(content.fileno()).st_size, digest))
     if not files:
         raise StartError(f"folder {folder} has no files")
-    if len(files) > MAX_PUSHED_FILES:
+    if max(len(files), len(folders)) > MAX_PUSHED_FILES:
         raise StartError(f"model '{name}' has more than {MAX_PUSHED_FILES} files")
-    return PushedModel(name, tuple(files))
+    return PushedModel(name, tuple(files), tuple(folders))
+
+
+def _check_is_model(folder: Path) -> None:
+    """Raises StartError for a folder that holds no model, and says what to push where it holds folders of models."""
+    if _looks_like_model(folder):
+        return
+    problem = f"{folder} is no model: it has neither a config.pbtxt nor a folder of a version"
+    if any(_looks_like_model(inner) for inner in folder.iterdir() if inner.is_dir()):
+        problem += f". It is a folder of models: push each of them, as with {folder}/*"
+    raise StartError(problem)
+
+
+def _looks_like_model(folder: Path) -> bool:
+    names = {entry.name for entry in os.scandir(folder)}
+    return bool({"config.pbtxt", "configs"} & names) or any(name.isdecimal() for name in names)
 
 
 def _paths(folder: Path, prefix: str) -> Iterator[str]:
-    """The paths of the model's files, without hidden files and Python caches. Raises OSError for a link to a folder."""
-    for entry in os.scandir(folder):
-        if entry.name.startswith(".") or entry.name in _IGNORED_FOLDERS:
-            continue
+    """The paths of the model's files, and with a final `/` those of its empty folders.
+
+    Hidden files and Python caches are left out. Raises OSError for a link to a folder.
+    """
+    with os.scandir(folder) as scanned:
+        entries = [entry for entry in scanned if not entry.name.startswith(".") and entry.name not in _IGNORED_FOLDERS]
+    if prefix and not entries:
+        yield prefix
+    for entry in entries:
         if entry.is_dir(follow_symlinks=False):
             yield from _paths(Path(entry.path), f"{prefix}{entry.name}/")
         elif entry.is_dir():

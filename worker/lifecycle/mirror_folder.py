@@ -141,9 +141,8 @@ class MirrorFolder:
     def install(self, model: PushedModel) -> None:
         """Replaces the model's folder. Raises WeirError for a name or path that leads outside."""
         check_model_name(model.name)
-        for file in model.files:
-            if not is_inside(file.path):
-                raise unavailable(f"model '{model.name}' has a file with a path outside of its folder")
+        if not all(map(is_inside, (*(file.path for file in model.files), *model.folders))):
+            raise unavailable(f"model '{model.name}' has a file with a path outside of its folder")
         tree = self._trees / secrets.token_hex(
             8
         )  # not the model's name, which may have the maximum length of a file name
@@ -153,6 +152,8 @@ class MirrorFolder:
                 path = tree / file.path
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _link(self._contents / file.digest, path)
+            for empty in model.folders:
+                (tree / empty).mkdir(parents=True, exist_ok=True)
             link = self._trees / f"{tree.name}.link"
             link.symlink_to(tree)
             former = self._tree_of(model.name)

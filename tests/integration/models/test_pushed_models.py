@@ -20,7 +20,8 @@ from schemas.wire.model_control import PushedFile, PushedModel
 from tests.integration.models.test_model_placement import EXPLICIT, opened
 from tests.integration.models.test_reload import write_plus
 from tests.support.clients.stock import http_inputs
-from tests.support.models.zoo import write_identity, write_model, write_python_model
+from tests.support.models.ensembles import write_ensemble
+from tests.support.models.zoo import Tensors, write_identity, write_model, write_python_model
 from tests.support.servers.roles import Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
@@ -101,15 +102,18 @@ def test_a_worker_that_polls_follows_what_is_pushed_and_writes_nowhere_else(
         "worker", "--model-repository=nats://shop-1", "--model-control-mode=poll", "--repository-poll-secs=600"
     )
     write_identity(root, "m", "FP32")
-    push(root / "m", repository="shop-1")
-    wait_until(lambda: served.is_ready("m"))
+    tensors: tuple[Tensors, Tensors] = {"X": ("FP32", [-1])}, {"Y": ("FP32", [-1])}
+    # Its version is an empty folder.
+    write_ensemble(root, "chain", *tensors, [("m", {"IN": "X"}, {"OUT": "Y"})], 8)
+    push(root / "m", root / "chain", repository="shop-1")
+    wait_until(lambda: served.is_ready("m") and served.is_ready("chain"))
 
     asyncio.run(write_evil(start.nats.url, tmp_path))
     wait_until(lambda: all(f"'{name}' can't be fetched" in worker.log() for name in ("evil", "../../escaped", "lost")))
     assert not (tmp_path / "escaped").exists()
     assert not list((tmp_path / "logs" / "tmp").rglob("escaped"))
     assert "evil: the manifest of model 'evil' can't be read" in push(repository="shop-1", lists=True)
-    assert push(delete=["m"], repository="shop-1") == "m: deleted\n"
+    assert push(delete=["chain", "m"], repository="shop-1") == "chain: deleted\nm: deleted\n"
     wait_until(lambda: not served.is_ready("m"))
     assert worker.end() == 0
     assert not list((tmp_path / "logs" / "tmp").glob("weir-mirror-*"))
@@ -134,6 +138,11 @@ def test_what_can_t_be_pushed_is_told(start: Start, push: Push, tmp_path: Path) 
     os.symlink("/etc/hostname", folder / "1" / "model.onnx")
     with pytest.raises(StartError, match=r"file '1/model.onnx' must stay within the model's folder"):
         push(folder)
+    with pytest.raises(StartError, match=rf"It is a folder of models: push each of them, as with {tmp_path}/models/\*"):
+        push(tmp_path / "models")
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(StartError, match=r"is no model: it has neither a config.pbtxt nor a folder of a version$"):
+        push(tmp_path / "nothing")
     with pytest.raises(UsageError, match="'a/b' is not a repository name"):
         push(folder, repository="a/b")
     command = [sys.executable, "-P", "-m", "weir", "push", f"--nats={start.nats.url}", "--list"]

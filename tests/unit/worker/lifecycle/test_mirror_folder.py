@@ -151,3 +151,13 @@ def test_a_conflict_of_file_and_folder_leaves_the_old_model(tmp_path: Path) -> N
 def test_malformed_manifests_are_rejected(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         PushedModel.unpack(data)
+
+
+def test_folders_without_files_are_there() -> None:
+    """The version of an ensemble is one."""
+    folder = MirrorFolder()
+    folder.install(PushedModel("chain", (), ("1", "2/inner")))
+    assert (folder.models / "chain" / "1").is_dir()
+    assert (folder.models / "chain" / "2" / "inner").is_dir()
+    with pytest.raises(WeirError, match="a path outside of its folder"):
+        folder.install(PushedModel("chain", (), ("../escaped",)))
