@@ -17,8 +17,11 @@ _TABLE = """
 # Gateway
 gateway.grpc.offload:LONG_BYTES | a gRPC message parsed in the event loop | in a helper process
 gateway.grpc.codec:MAX_FIELDS | fields of a gRPC infer request | 400
+schemas.kserve.sample_inputs:MAX_SAMPLE_BYTES | inputs that are made for a request | refused
+schemas.kserve.sample_inputs:MAX_JSON_ELEMENTS | elements of such inputs as JSON | the request has binary tensors
 gateway.http.openapi.models:MAX_DIMENSIONS | tensors of a model in `/openapi.json`, and their dimensions | the model has no paths of its own
 gateway.http.openapi.description:MAX_MODEL_BYTES | part of one model in `/openapi.json` | the model has no paths of its own
+gateway.http.openapi.models:MAX_EXAMPLE_BYTES | inputs of the example of a model in `/openapi.json` | the model has no example
 gateway.http.openapi.description:MAX_MODELS_BYTES | parts of all models in `/openapi.json` | further models have no paths of their own
 gateway.http.routing:MAX_SHORT_BODY_BYTES | body of a request that changes settings | 400
 gateway.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed

@@ -41,7 +41,7 @@ _CATEGORY_OF_PATH = [
     (re.compile(pattern, re.DOTALL), category)
     for pattern, category in [
         (r"/v2", "metadata"),
-        (r"/openapi\.json", "metadata"),
+        (r"/openapi\.json|/docs(?:/.*)?", "metadata"),
         (r"/v2/health/.*", "health"),
         (r"/v2/logging", "logging"),
         (r"/v2/trace/.*", "trace"),

@@ -30,7 +30,8 @@ class GatewayContext:
     """What a frontend needs: models, dispatch, memory, limits, counters, durable requests, jobs and access rules.
 
     `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
-    the payload slots in which bodies are still arriving. With `describes_api`, HTTP frontends serve `/openapi.json`.
+    the payload slots in which bodies are still arriving. With `describes_api`, HTTP frontends serve `/openapi.json` and
+    `/docs`.
     """
 
     catalog: Catalog

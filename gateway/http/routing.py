@@ -1,8 +1,8 @@
-"""Helpers that all HTTP routes share: route constructors, bounded request bodies, JSON and error responses."""
+"""Helpers that all HTTP routes share: route constructors, bounded request bodies, JSON, error and conditional responses."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -99,3 +99,17 @@ def weir_error_response(error: WeirError) -> Response:
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response
+
+
+def conditional_response(
+    request: Request, content: bytes, etag: str, content_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """200 with `content` and its entity tag, which is quoted; 304 without content if the client has it already.
+
+    Clients keep the content, and ask each time whether it has changed. Source: RFC 9110, 13.1.2: tags are compared weakly.
+    """
+    all_headers = {"ETag": etag, "Cache-Control": "no-cache", **(headers or {})}
+    tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if etag in tags or "*" in tags:
+        return Response(status_code=304, headers=all_headers)
+    return Response(content, headers={**all_headers, "Content-Type": content_type})

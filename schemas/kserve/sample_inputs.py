@@ -25,7 +25,7 @@ from schemas.kserve.request import build_infer_request
 DEFAULT_VARIABLE_SIZE = 8
 
 MAX_SAMPLE_BYTES = 64 << 20
-"""The largest sample of all inputs of a request together. Strings count as 8 bytes each."""
+"""The largest sample of all inputs of a request together, by default. Strings count as 8 bytes each."""
 
 MAX_JSON_ELEMENTS = 1 << 18
 """A sample with more elements is written as binary tensors: as JSON it would be several MiB of digits."""
@@ -76,17 +76,18 @@ def inputs_of_metadata(metadata: Mapping[str, Any]) -> list[SampleInput]:
     return [SampleInput(*row, batches) for row in rows]
 
 
-def sample_tensors(
+def sample_tensors(  # noqa: PLR0913 - what a caller may choose, all of it with defaults
     inputs: Sequence[SampleInput],
     batch_size: int = 1,
     shapes: Mapping[str, Sequence[int]] | None = None,
     variable_size: int = DEFAULT_VARIABLE_SIZE,
     seed: int = 0,
+    max_bytes: int = MAX_SAMPLE_BYTES,
 ) -> list[Tensor]:
     """A tensor for each input. Other seeds give other values.
 
     `shapes` are the sizes of inputs by name, without the batch. Other open sizes are `variable_size`. Raises WeirError
-    (INVALID_ARG) for shapes that don't fit the inputs, and for tensors of more than `MAX_SAMPLE_BYTES` together.
+    (INVALID_ARG) for shapes that don't fit the inputs, and for tensors of more than `max_bytes` together.
     """
     given = dict(shapes or {})
     filled = [(row, _filled_shape(row, batch_size, given.pop(row.name, None), variable_size)) for row in inputs]
@@ -94,9 +95,9 @@ def sample_tensors(
         names = ", ".join(row.name for row in inputs)
         raise invalid(f"the model has no input '{next(iter(given))}', its inputs are: {names}")
     size = sum(element_count(shape) * (DATATYPES[row.datatype].size_bytes or 8) for row, shape in filled)
-    if size > MAX_SAMPLE_BYTES:
+    if size > max_bytes:
         shown = ", ".join(f"{row.name} {list(shape)}" for row, shape in filled)
-        raise invalid(f"a sample of {shown} has {size} bytes, at most {MAX_SAMPLE_BYTES} are made: name smaller shapes")
+        raise invalid(f"a sample of {shown} has {size} bytes, at most {max_bytes} are made: name smaller shapes")
     generator = np.random.default_rng(seed)
     return [Tensor.from_numpy(row.name, _values(row.datatype, shape, generator), row.datatype) for row, shape in filled]
 

@@ -79,7 +79,7 @@ def _http() -> tuple[Option, ...]:
         switch(
             "--allow-openapi",
             True,
-            "Describe the HTTP API, and the inputs and outputs of each model, at /openapi.json.",
+            "Describe the HTTP API, and the inputs and outputs of each model, at /openapi.json and on the page /docs.",
             ours=True,
             **panel,
         ),

@@ -9,13 +9,17 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+import orjson
+
 from client.catalog import ServedModel
 from gateway.http.openapi.document import BINARY_TENSORS, HEADERS, content, error_statuses, references
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.openapi.schemas import ANY_OBJECT, TEXT, array_of, object_of
 from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
+from schemas.core.errors import WeirError
 from schemas.core.names import namespace_of
 from schemas.core.tensors import BY_CONFIG_NAME
+from schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
 
 MAX_DIMENSIONS = 1024
 """Tensors of one model, and their dimensions, that the document describes; for a larger model it has no paths."""
@@ -24,6 +28,9 @@ MAX_LABELS = 20
 """Labels of one output that the document lists."""
 
 _MAX_LABEL_LENGTH = 100
+
+MAX_EXAMPLE_BYTES = 4096
+"""The inputs of a request in the document. A model with larger ones has no example."""
 
 _INTEGER_BITS = {"INT8": 8, "INT16": 16, "INT32": 32, "INT64": 64}
 _UNSIGNED_BITS = {"UINT8": 8, "UINT16": 16, "UINT32": 32, "UINT64": 64}
@@ -69,6 +76,9 @@ class _Model:
         """POST …/infer."""
         made = self._operation("infer", f"Run {self._name}", self._infer_request(), self._infer_response())
         made["parameters"] = HEADERS
+        example = self._example()
+        if example is not None:
+            made["requestBody"]["content"]["application/json"]["example"] = example
         made["requestBody"]["content"] |= BINARY_TENSORS
         made["responses"]["200"]["content"] |= BINARY_TENSORS
         return made
@@ -76,14 +86,32 @@ class _Model:
     def generate(self) -> dict[str, Any]:
         """POST …/generate."""
         summary = f"Run {self._name} with plain JSON"
-        return self._operation("generate", summary, self._generate_request(), self._generate_response())
+        made = self._operation("generate", summary, self._generate_request(), self._generate_response())
+        return self._with_plain_example(made)
 
     def generate_stream(self) -> dict[str, Any]:
         """POST …/generate_stream."""
         summary = f"Run {self._name} and stream its responses as server-sent events"
         made = self._operation("generate_stream", summary, self._generate_request(), {})
         made["responses"]["200"]["content"] = {"text/event-stream": {"schema": TEXT}}
-        return made
+        return self._with_plain_example(made)
+
+    def _example(self) -> dict[str, Any] | None:
+        """A request that the model takes; None where it would be long, or can't be written as JSON."""
+        try:
+            tensors = sample_tensors(declared_inputs(self._config), max_bytes=MAX_EXAMPLE_BYTES)
+        except WeirError:
+            return None
+        body, header_length = sample_body(tensors, self._config.sequence_batching is not None)
+        return dict(orjson.loads(body)) if header_length is None else None
+
+    def _with_plain_example(self, operation: dict[str, Any]) -> dict[str, Any]:
+        """The operation with the same request in the form of `generate`, which has no sequences."""
+        example = self._example()
+        if example is not None and self._config.sequence_batching is None:
+            plain = {row["name"]: row["data"] if len(row["data"]) != 1 else row["data"][0] for row in example["inputs"]}
+            operation["requestBody"]["content"]["application/json"]["example"] = plain
+        return operation
 
     def _operation(self, verb: str, summary: str, request: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
         general = OPERATIONS["POST", f"{{model}}/{verb}"]

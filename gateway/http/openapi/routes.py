@@ -1,7 +1,6 @@
-"""`/openapi.json`: the OpenAPI document over HTTP.
+"""`/openapi.json`: the OpenAPI document over HTTP, and the page `/docs` that shows it.
 
-Triton has no such URL, and models lie below `/v2/models/`, so no model's name can hide it.
-Source: RFC 9110 for entity tags.
+Triton has no such URLs, and models lie below `/v2/models/`, so no model's name can hide them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from starlette.routing import Route
 
 from gateway.context import GatewayContext
 from gateway.http.openapi.description import ApiDescription
-from gateway.http.routing import get
+from gateway.http.openapi.docs_page import docs_routes
+from gateway.http.routing import conditional_response, get
 
 DOCUMENT_PATH = "/openapi.json"
 
@@ -29,15 +29,6 @@ def openapi_routes(context: GatewayContext) -> list[Route]:
             shows_config = "model-config" not in context.access.http
             description = ApiDescription(request.app.routes, context.catalog.served, shows_config)
         found = await description.current()
-        headers = {"ETag": found.etag, "Cache-Control": "no-cache"}
-        if _matches(request.headers.get("if-none-match", ""), found.etag):
-            return Response(status_code=304, headers=headers)
-        return Response(found.body, headers=headers, media_type="application/json")
+        return conditional_response(request, found.body, found.etag, "application/json")
 
-    return [get(DOCUMENT_PATH, openapi)]
-
-
-def _matches(condition: str, etag: str) -> bool:
-    """Whether `If-None-Match` names the entity tag. Weak and strong tags are compared as equal."""
-    tags = [tag.strip().removeprefix("W/") for tag in condition.split(",")]
-    return etag in tags or "*" in tags
+    return [get(DOCUMENT_PATH, openapi), *docs_routes()]

@@ -141,6 +141,20 @@ def test_generate_is_as_described(http: httpx.Client, document: dict[str, Any], 
         jsonschema.validate(answer.json(), response, jsonschema.Draft202012Validator)
 
 
+def test_each_example_is_as_described_and_runs(http: httpx.Client, document: dict[str, Any]) -> None:
+    """The small models of this server have examples for each of their operations."""
+    tried = set()
+    for path, operations in document["paths"].items():
+        content = operations.get("post", {}).get("requestBody", {}).get("content", {}).get("application/json", {})
+        if "example" in content and "/streamer/" not in path:  # that model reads a program from its input
+            jsonschema.validate(content["example"], content["schema"], jsonschema.Draft202012Validator)
+            answer = http.post(path, json=content["example"])
+            assert answer.status_code == 200, (path, answer.text)
+            tried.add(path)
+    own = [path for path in document["paths"] if path.startswith("/v2/models/") and "{" not in path]
+    assert tried == {path for path in own if path != "/v2/models/stats" and "/streamer/" not in path}
+
+
 def test_labels_and_decoupled_models_are_described(document: dict[str, Any]) -> None:
     response = described(document, "/v2/models/classes/infer")[1]
     assert f"{len(zoo.LABELS)} labels: {zoo.LABELS[0]}" in response["properties"]["outputs"]["items"]["description"]
@@ -198,9 +212,12 @@ def test_it_keeps_restrictions(guarded: httpx.Client) -> None:
     admitted = guarded.get("/openapi.json", headers={"key": "secret"})
     assert "/v2/models/classes/infer" in admitted.json()["paths"]
     assert f"labels: {zoo.LABELS[0]}" not in admitted.text
+    for path in ("/docs", "/docs/start.js"):
+        assert guarded.get(path).status_code == 403
+        assert guarded.get(path, headers={"key": "secret"}).status_code in (200, 404)  # 404 where it is not built
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     with serving(tmp_path, lambda root: None, options=("--allow-openapi=false",)) as started:
-        answer = httpx.get(f"http://{started.http_place}/openapi.json")
-    assert (answer.status_code, answer.json()) == (404, {"error": "Not Found"})
+        answers = [httpx.get(f"http://{started.http_place}{path}") for path in ("/openapi.json", "/docs")]
+    assert [(answer.status_code, answer.json()) for answer in answers] == [(404, {"error": "Not Found"})] * 2

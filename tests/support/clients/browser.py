@@ -9,6 +9,7 @@ these fixtures has no `async` tests.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ WIDTH, HEIGHT = 1280, 800
 """Pixels of the window, and of a screenshot of it."""
 
 TIMEOUT_MS = 20_000
+
+PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 
 _ARGUMENTS = (
     "--disable-gpu",
@@ -103,3 +106,13 @@ def watch(page: Page, problems: list[str]) -> None:
 def save_screenshot(page: Page, path: Path) -> None:
     """Writes the window as a PNG of `WIDTH` times `HEIGHT` pixels, without animations and the text cursor."""
     page.screenshot(path=path, animations="disabled", caret="hide", scale="css")
+
+
+def save_picture(page: Page, name: str, folder: Path) -> Path:
+    """Writes a picture of the documentation, `docs/pictures/<name>`, if WEIR_SAVE_PICTURES is set.
+
+    Otherwise it goes into `folder`: a test run changes no file of the source tree, and other fonts give other pixels.
+    """
+    path = (PICTURES if os.environ.get("WEIR_SAVE_PICTURES") else folder) / name
+    save_screenshot(page, path)
+    return path

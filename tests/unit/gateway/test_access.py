@@ -17,7 +17,7 @@ def refused_paths(category: str, paths: list[str]) -> set[str]:
 
 PATHS = {
     "health": ["/v2/health/live", "/v2/health/ready", "/v2/models/m/ready", "/v2/models/m/versions/1/ready"],
-    "metadata": ["/v2", "/openapi.json", "/v2/models/m", "/v2/models/m/versions/1"],
+    "metadata": ["/v2", "/openapi.json", "/docs", "/docs/start.js", "/v2/models/m", "/v2/models/m/versions/1"],
     "inference": [
         f"/v2/models/m{version}/{name}"
         for version in ("", "/versions/1")
