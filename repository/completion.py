@@ -42,22 +42,28 @@ _IDENTITY = frozenset({"name"})
 
 
 class DescribedTensor(NamedTuple):
-    """An input or output as the model's file has it: `data_type` as in `config.pbtxt`, `dims` whole, -1 any size."""
+    """An input or output as the model's file has it: `data_type` as in `config.pbtxt`, `dims` whole, -1 any size.
+
+    `first_symbol` is the name that the file gives to the first dimension where that is variable ("batch"), "" without one.
+    """
 
     name: str
     data_type: str
     dims: Sequence[int]
+    first_symbol: str = ""
 
 
 class DescribedModel(NamedTuple):
     """A backend's own description of a model.
 
     `defaulted` are inputs for which the model itself has a value: they may be declared, and are then `optional`.
+    `largest_batch` is the largest first dimension that the model takes, None without a limit.
     """
 
     inputs: Sequence[DescribedTensor]
     outputs: Sequence[DescribedTensor]
     defaulted: Sequence[DescribedTensor] = ()
+    largest_batch: int | None = None
 
     @property
     def can_batch(self) -> bool:
@@ -77,7 +83,7 @@ def complete(
         return config
     changes: dict[str, Any] = {}
     if config.max_batch_size == 0 and described.can_batch and _leaves_out_batch(config, described):
-        changes["max_batch_size"] = default_max_batch_size
+        changes["max_batch_size"] = min(default_max_batch_size, described.largest_batch or default_max_batch_size)
     config = config.replace(**changes)
     if config.max_batch_size > 0:
         _check_can_batch(config, described)

@@ -103,7 +103,7 @@ def config_to_message(config: ModelConfig) -> Any:
 
 def config_to_text(config: ModelConfig) -> str:
     """`config` in protobuf's text format."""
-    return str(text_format.MessageToString(config_to_message(config)))
+    return str(text_format.MessageToString(config_to_message(config), use_short_repeated_primitives=True))
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:

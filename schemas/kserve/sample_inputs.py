@@ -124,23 +124,32 @@ def _values(datatype: str, shape: Sequence[int], generator: np.random.Generator)
     return generator.integers(0, 256 if datatype == "UINT8" else 2, shape).astype(dtype)
 
 
-def sample_body(tensors: Sequence[Tensor], is_sequence: bool = False) -> tuple[bytes, int | None]:
+def needs_binary_outputs(config: ModelConfig) -> bool:
+    """Whether the model has outputs that JSON does not carry, so that a response in JSON would be an error."""
+    return any(BY_CONFIG_NAME[tensor.data_type].name in _WITHOUT_JSON for tensor in config.output)
+
+
+def sample_body(
+    tensors: Sequence[Tensor], is_sequence: bool = False, wants_binary: bool = False
+) -> tuple[bytes, int | None]:
     """The body of an infer request with these tensors, and the bytes of its JSON that precede binary tensors.
 
     That length, which goes into the header `Inference-Header-Content-Length`, is None where the whole body is JSON: other
     than with FP16 and BF16, which JSON does not carry, and beyond `MAX_JSON_ELEMENTS`. `is_sequence` makes the request the
-    only one of a sequence.
+    only one of a sequence. `wants_binary` requests all outputs as binary tensors.
     """
     elements = sum(element_count(tensor.shape) for tensor in tensors)
     if elements > MAX_JSON_ELEMENTS or any(tensor.datatype in _WITHOUT_JSON for tensor in tensors):
         request = InferRequest("", inputs=list(tensors))
         if is_sequence:
             request.correlation_id, request.sequence_flags = 1, SEQUENCE_START | SEQUENCE_END
+        request.binary_default = wants_binary
         chunks, length = build_infer_request(request)
         return b"".join(chunks), length
-    document: dict[str, Any] = {}
+    parameters: dict[str, Any] = {"binary_data_output": True} if wants_binary else {}
     if is_sequence:
-        document["parameters"] = {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+        parameters |= {"sequence_id": 1, "sequence_start": True, "sequence_end": True}
+    document: dict[str, Any] = {"parameters": parameters} if parameters else {}
     document["inputs"] = [
         {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "data": _json_values(tensor)}
         for tensor in tensors

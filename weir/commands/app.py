@@ -28,6 +28,7 @@ from weir.commands.option_commands import command, with_implied_values
 from weir.commands.roles import hide_secrets
 from weir.commands.traffic import history, rollback, traffic
 from weir.errors import StartError
+from weir.init.command import init
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.options.platforms import platform_arguments
 from weir.running_server import BrokerTarget, with_broker_options
@@ -199,6 +200,7 @@ for _role in ROLES:
     app.command(cls=SectionedCommand, rich_help_panel="One role alone")(
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
     )
+app.command(cls=SectionedCommand)(init)
 app.command(cls=SectionedCommand)(push)
 app.command(cls=SectionedCommand)(status)
 app.command(cls=SectionedCommand)(nats_permissions)

@@ -19,7 +19,7 @@ from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
 from schemas.core.errors import WeirError
 from schemas.core.names import namespace_of
 from schemas.core.tensors import BY_CONFIG_NAME
-from schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
+from schemas.kserve.sample_inputs import declared_inputs, needs_binary_outputs, sample_body, sample_tensors
 
 MAX_DIMENSIONS = 1024
 """Tensors of one model, and their dimensions, that the document describes; for a larger model it has no paths."""
@@ -102,7 +102,8 @@ class _Model:
             tensors = sample_tensors(declared_inputs(self._config), max_bytes=MAX_EXAMPLE_BYTES)
         except WeirError:
             return None
-        body, header_length = sample_body(tensors, self._config.sequence_batching is not None)
+        is_sequence = self._config.sequence_batching is not None
+        body, header_length = sample_body(tensors, is_sequence, needs_binary_outputs(self._config))
         return dict(orjson.loads(body)) if header_length is None else None
 
     def _with_plain_example(self, operation: dict[str, Any]) -> dict[str, Any]:

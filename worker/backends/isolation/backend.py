@@ -74,9 +74,12 @@ class IsolatedBackend:
         description = json.loads(completed.parameter(DESCRIPTION_PARAMETER, "null"))
         if description is None:
             return None
+        if "error" in description:
+            raise decode_error(description["error"]) or internal(description["error"])
         if "config" in description:
             return config_from_dict(description["config"])
-        return DescribedModel(*([DescribedTensor(*row) for row in rows] for rows in description["tensors"]))
+        inputs, outputs, defaulted = ([DescribedTensor(*row) for row in rows] for rows in description["tensors"])
+        return DescribedModel(inputs, outputs, defaulted, description["largest_batch"])
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Instances share nothing: each process loads the model."""

@@ -50,12 +50,13 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Returns the description of the model in a parameter of the configuration."""
+        """Returns the description of the model, or the error of the backend, in a parameter of the configuration."""
         fields = config.as_dict()
         try:
             description = _describe(json.loads(fields["parameters"][MODEL_PARAMETER]["string_value"]))
         except WeirError as error:
-            raise pb_utils.TritonModelException(encode_error(error)) from error
+            # As data: an error that is raised is logged with its traceback, and is one of the user's code.
+            description = {"error": encode_error(error)}
         fields["parameters"][DESCRIPTION_PARAMETER] = {"string_value": json.dumps(description)}
         return config
 
@@ -190,7 +191,9 @@ def _describe(source: dict[str, Any]) -> dict[str, Any] | None:
         return None
     described = backend.describe(_model(source, None))
     if isinstance(described, DescribedModel):
-        return {"tensors": [[list(row) for row in rows] for rows in described]}
+        rows = described.inputs, described.outputs, described.defaulted
+        tensors = [[list(tensor) for tensor in tensors] for tensors in rows]
+        return {"tensors": tensors, "largest_batch": described.largest_batch}
     return {"config": config_to_json(described)} if isinstance(described, ModelConfig) else None
 
 

@@ -59,7 +59,8 @@ def dims(tensor: Any) -> list[int]:
 
 def described(tensor: Any) -> DescribedTensor:
     """Name, type and shape of an input or output of a session."""
-    return DescribedTensor(tensor.name, config_type(tensor.type), dims(tensor))
+    symbol = next((dim for dim in tensor.shape[:1] if isinstance(dim, str)), "")
+    return DescribedTensor(tensor.name, config_type(tensor.type), dims(tensor), symbol)
 
 
 def decoded(name: str, array: np.ndarray) -> np.ndarray:

@@ -84,7 +84,7 @@ class PyTorchBackend:
         if artifact.format is not Format.EXPORTED:
             return None
         torch = torch_library()
-        program = _open(torch, artifact, None, TorchOptions(), model)
+        program = open_program(torch, artifact, None, TorchOptions(), model)
         if not isinstance(program, ExportedProgram):
             raise TypeError("a program of torch.export was expected")
         return _described(model.config, program, TensorConverter(torch, False))
@@ -140,14 +140,17 @@ class _TorchModel:
             program = self._shared.get(place)
             if program is not None:
                 return program
-            program = _open(self._torch, self._artifact, place, self._options, self._model)
+            program = open_program(self._torch, self._artifact, place, self._options, self._model)
             shares = self._options.shares_weights
             if not program.keeps_state if shares is None else shares:
                 self._shared[place] = program
             return program
 
 
-def _open(torch: Any, artifact: Artifact, place: str | None, options: TorchOptions, model: ModelVersion) -> Program:
+def open_program(
+    torch: Any, artifact: Artifact, place: str | None, options: TorchOptions, model: ModelVersion
+) -> Program:
+    """The model's program on this device (torch's name, None where the model places itself). Raises WeirError."""
     try:
         with pytorch_library.lock, pytorch_library.without_deprecations_of_jit():
             if artifact.format is Format.TORCHSCRIPT:
@@ -213,6 +216,7 @@ def _described(config: ModelConfig, program: ExportedProgram, converter: TensorC
     return DescribedModel(
         describe_tensors(program.inputs, inputs, converter.config_type),
         describe_tensors(program.outputs, names, converter.config_type),
+        largest_batch=program.batch_range.most if program.batch_range is not None else None,
     )
 
 

@@ -246,6 +246,15 @@ class BatchRange(NamedTuple):
     most: int | None
 
 
+class ProgramTensor(NamedTuple):
+    """An input or output: its name, torch's type, its shape, and the symbol of the first dimension if that is variable."""
+
+    name: str
+    dtype: Any
+    dims: list[int]
+    first_symbol: str
+
+
 class ExportedProgram:
     """A program of `torch.export` (`.pt2`), as a `Program`. `inputs` and `outputs` are those that the file describes."""
 
@@ -263,7 +272,7 @@ class ExportedProgram:
         names = argument_names(self._tree, self._in_spec)
         self._fixed: dict[int, Any] = {}
         arguments: list[Argument] = []
-        self.inputs: list[tuple[str, Any, list[int]]] = []
+        self.inputs: list[ProgramTensor] = []
         self.batch_range: BatchRange | None = None
         for spec in (row for row in signature.input_specs if row.kind.name == "USER_INPUT"):
             place = len(arguments)
@@ -275,18 +284,18 @@ class ExportedProgram:
                 raise invalid(f"argument '{name}' of the model is not a tensor, so no input can be passed to it")
             else:
                 value = values[spec.arg.name]
-                self.inputs.append((name, value.dtype, _dims(value)))
+                self.inputs.append(_program_tensor(name, value))
                 if self.batch_range is None:
                     self.batch_range = _batch_range(program, value)
             arguments.append(Argument(name, is_optional=is_constant))
-        self.outputs: list[tuple[str, Any, list[int]]] = []
+        self.outputs: list[ProgramTensor] = []
         out_names = _output_names(self._tree, program.call_spec.out_spec)
         for name, spec in zip(
             out_names, (row for row in signature.output_specs if row.kind.name == "USER_OUTPUT"), strict=True
         ):
             value = values.get(getattr(spec.arg, "name", ""))
             if isinstance(value, torch.Tensor):
-                self.outputs.append((name, value.dtype, _dims(value)))
+                self.outputs.append(_program_tensor(name, value))
         self.signature = Signature(tuple(arguments))
         written = _written(program.graph.nodes) | set(signature.user_inputs_to_mutate.values())
         self.writes_inputs = bool(written.intersection(map(str, signature.user_inputs)))
@@ -314,13 +323,11 @@ def argument_names(tree: Any, in_spec: Any) -> list[str]:
     return [_last_key(path) for path, _ in leaves]
 
 
-def describe_tensors(
-    rows: Sequence[tuple[str, Any, list[int]]], names: Sequence[str], types: Any
-) -> list[DescribedTensor]:
+def describe_tensors(rows: Sequence[ProgramTensor], names: Sequence[str], types: Any) -> list[DescribedTensor]:
     """The tensors `rows` under other names, without those of a type that Triton does not have."""
     return [
-        DescribedTensor(name, types(dtype), dims)
-        for name, (_, dtype, dims) in zip(names, rows, strict=True)
+        DescribedTensor(name, types(dtype), dims, symbol)
+        for name, (_, dtype, dims, symbol) in zip(names, rows, strict=True)
         if types(dtype) is not None
     ]
 
@@ -375,8 +382,10 @@ class _UnknownAlias(NamedTuple):
 _UNKNOWN_ALIAS = _UnknownAlias()
 
 
-def _dims(value: Any) -> list[int]:
-    return [dim if isinstance(dim, int) else -1 for dim in value.shape]
+def _program_tensor(name: str, value: Any) -> ProgramTensor:
+    symbols = [str(dim) for dim in value.shape[:1] if not isinstance(dim, int)]
+    dims = [dim if isinstance(dim, int) else -1 for dim in value.shape]
+    return ProgramTensor(name, value.dtype, dims, symbols[0] if symbols else "")
 
 
 def _batch_range(program: Any, value: Any) -> BatchRange | None:

@@ -68,8 +68,12 @@ class TorchCall:
 
     def run(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The model's values for the outputs, in order and unchecked. Raises WeirError or DeviceLost."""
+        return self._select(*self.run_all(inputs))
+
+    def run_all(self, inputs: Mapping[str, Any]) -> tuple[Sequence[str], list[Any]]:
+        """All of the model's values, and their names where it returns names. Raises WeirError or DeviceLost."""
         try:
-            return self._select(self._program(self._arguments(inputs)))
+            return self._named(self._program(self._arguments(inputs)))
         except WeirError:
             raise
         except Exception as error:
@@ -88,14 +92,14 @@ class TorchCall:
                 raise invalid(f"the model requires '{argument.name}', for which the request has no input")
         return arguments
 
-    def _select(self, result: Any) -> list[Any]:
-        names: Sequence[str] = ()
+    def _named(self, result: Any) -> tuple[Sequence[str], list[Any]]:
         if isinstance(result, dict):
-            names, values = list(result), list(result.values())
-        elif isinstance(result, (tuple, list)) and not self._is_strings(result):
-            names, values = getattr(result, "_fields", ()), self._flat(result)
-        else:
-            values = [result]
+            return list(result), list(result.values())
+        if isinstance(result, (tuple, list)) and not self._is_strings(result):
+            return getattr(result, "_fields", ()), self._flat(result)
+        return (), [result]
+
+    def _select(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         selected: list[Any] = []
         for output in self._outputs:
             place = names.index(output.name) if output.name in names else self._output_places[output.name]

@@ -81,10 +81,12 @@ class TensorRtEngine:
         return [tensor for tensor in self.tensors if not tensor.is_input]
 
     def described(self) -> DescribedModel:
-        """The inputs and outputs, for completing a configuration."""
+        """The inputs and outputs, for completing a configuration; the largest batch is that of the first profile."""
+        batches = [found.greatest[0] for found in self.ranges(0).values() if found.greatest]
         return DescribedModel(
             inputs=[DescribedTensor(t.name, t.data_type, list(t.shape)) for t in self.inputs],
             outputs=[DescribedTensor(t.name, t.data_type, list(t.shape)) for t in self.outputs],
+            largest_batch=min(batches, default=None),
         )
 
     def ranges(self, profile: int) -> dict[str, ShapeRange]:

@@ -111,8 +111,11 @@ def test_a_program_describes_its_tensors_under_the_names_it_is_given(affine: Pat
         version(affine, config(inputs="", outputs="", default_model_filename="model.pt2"))
     )
     assert described is not None
-    assert described.inputs == [("x", "TYPE_FP32", [-1, 3]), ("y", "TYPE_FP32", [-1, 3])]
-    assert described.outputs == [("OUTPUT__0", "TYPE_FP32", [-1, 3]), ("OUTPUT__1", "TYPE_FP32", [-1, 3])]
+    shape = "TYPE_FP32", [-1, 3]
+    assert [row[:3] for row in described.inputs] == [("x", *shape), ("y", *shape)]
+    assert [row[:3] for row in described.outputs] == [("OUTPUT__0", *shape), ("OUTPUT__1", *shape)]
+    assert len({row.first_symbol for row in [*described.inputs, *described.outputs]}) == 1
+    assert described.largest_batch == 16
     named = config(inputs="b__1:FP32:3 a__0:FP32:3", outputs="sum__1:FP32:3", default_model_filename="model.pt2")
     described = PyTorchBackend().describe(version(affine, named))
     assert described is not None
