@@ -22,6 +22,7 @@ OWN_PACKAGES = frozenset(
         "durable",
         "gateway",
         "jobs",
+        "perf",
         "repository",
         "runtime",
         "scheduler",

@@ -86,8 +86,29 @@ def unwrap_exception_groups(*kinds: type[BaseException]) -> Iterator[None]:
         raise error from None
 
 
+class BrokerChoice(NamedTuple):
+    """The options that select a broker, before one is looked for."""
+
+    url: str | None
+    data_dir: Path | None
+    access: BrokerAccess
+
+    def target(self) -> BrokerTarget:
+        """The broker. Raises UsageError as `BrokerTarget.choose`."""
+        return BrokerTarget.choose(*self)
+
+
 def with_broker_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the broker to a typer command, which receives it as its argument `broker`."""
+    return _with_broker_options(command, BrokerChoice.target)
+
+
+def with_broker_choice(command: Callable[..., None]) -> Callable[..., None]:
+    """As `with_broker_options`, for a command that may not need the broker: `broker` is a `BrokerChoice`."""
+    return _with_broker_options(command, lambda choice: choice)
+
+
+def _with_broker_options(command: Callable[..., None], broker_of: Callable[[BrokerChoice], Any]) -> Callable[..., None]:
     described: dict[str, tuple[type, Any]] = {
         "nats": (
             str,
@@ -119,7 +140,8 @@ def with_broker_options(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run_typed(**values: Any) -> None:
         given = {key: values.pop(key) for key in described}
-        command(**values, broker=BrokerTarget.choose(given["nats"], given["data_dir"], BrokerAccess.of(given)))
+        choice = BrokerChoice(given["nats"], given["data_dir"], BrokerAccess.of(given))
+        command(**values, broker=broker_of(choice))
 
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
@@ -138,6 +160,7 @@ def with_broker_options(command: Callable[..., None]) -> Callable[..., None]:
 
 DEFAULT_NATS_URL = "nats://localhost:4222"
 DEFAULT_HTTP = "localhost:8000"
+DEFAULT_GRPC = "localhost:8001"
 
 HttpUrl = Annotated[
     str,
@@ -161,11 +184,12 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class LocalServer(NamedTuple):
-    """One running `weir serve`. `http` is its HTTP address ("host:port"); "" if HTTP is off or not ready yet."""
+    """One running `weir serve`. `http` and `grpc` are its addresses ("host:port"); "" if one is off or not ready yet."""
 
     data_dir: Path
     nats_url: str
     http: str = ""
+    grpc: str = ""
 
     def access(self, requested: BrokerAccess) -> BrokerAccess:
         """The credentials for its broker: `requested`, or the server's own user and password if that names no user."""
@@ -193,7 +217,8 @@ def local_servers(folder: Path | None = None) -> list[LocalServer]:
     for one in folders:
         url = next(filter(None, map(_nats_url, one.glob("nats-server_*.ports"))), "")
         if url:
-            found.append(LocalServer(one, url, _addresses(one, url).get("http", "")))
+            addresses = _addresses(one, url)
+            found.append(LocalServer(one, url, addresses.get("http", ""), addresses.get("grpc", "")))
     return found
 
 

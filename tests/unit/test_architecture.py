@@ -23,6 +23,7 @@ LAYERS = {
     "worker": 5,
     "console": 5,
     "cluster": 4,
+    "perf": 5,
     "client": 3,
     "bus": 2,
     "repository": 2,
@@ -96,6 +97,12 @@ ROOMS = {
         "main",
     ),
     "cluster": ("counters status", "rates"),
+    "perf": (
+        "inputs load",
+        "clients",
+        "measurement",
+        "load_test report",
+    ),
     "client": (
         "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
         " traffic",

@@ -25,6 +25,7 @@ from weir.commands import serve as serve_command
 from weir.commands.batch import batch
 from weir.commands.completion import complete_model
 from weir.commands.option_commands import command, with_implied_values
+from weir.commands.perf import perf
 from weir.commands.roles import hide_secrets
 from weir.commands.traffic import history, rollback, traffic
 from weir.errors import StartError
@@ -203,6 +204,7 @@ for _role in ROLES:
 app.command(cls=SectionedCommand)(init)
 app.command(cls=SectionedCommand)(push)
 app.command(cls=SectionedCommand)(status)
+app.command(cls=SectionedCommand)(perf)
 app.command(cls=SectionedCommand)(nats_permissions)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
@@ -234,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The options of these commands are not in the option table, although some have the same names.
         if given[:1] == [status.__name__]:
             given = with_implied_values(given, BARE)
-        elif given[:1] not in ([batch.info.name], [traffic.info.name]):
+        elif given[:1] not in ([batch.info.name], [traffic.info.name], [perf.__name__]):
             given = with_implied_values(given)
         if given[:1] == [SERVE]:
             given[1:1] = platform_arguments(os.environ)
