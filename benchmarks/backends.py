@@ -282,8 +282,8 @@ def _bind_here(cores: set[int]) -> None:
 
 
 def _ask(address: str, payload: Payload, in_flight: int, seconds: float) -> tuple[int, int, float]:
-    latencies, refused, lasted = loops.run(address, payload, in_flight, seconds)
-    return len(latencies), refused, lasted
+    window = loops.run(address, payload, in_flight, seconds)
+    return window.succeeded, window.failed, window.seconds
 
 
 def _others(core: int) -> set[int]:

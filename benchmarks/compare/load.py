@@ -96,8 +96,9 @@ def _h2load(address: str, payload: Payload, in_flight: int, seconds: int, thread
 
 
 def _own_loop(address: str, payload: Payload, in_flight: int, seconds: int, _threads: int) -> Load:
-    latencies_s, refused, lasted_s = loops.run(address, payload, in_flight, seconds)
-    return _summary("own", np.array(latencies_s) * 1e3, refused, lasted_s)
+    window = loops.run(address, payload, in_flight, seconds)
+    p50_ms, p99_ms = (window.latency.quantile_s(share) * 1e3 for share in (0.5, 0.99))
+    return Load("own", window.succeeded, window.failed, window.seconds, p50_ms, p99_ms)
 
 
 def _summary(engine: str, latencies_ms: np.ndarray, refused: int, seconds: float) -> Load:

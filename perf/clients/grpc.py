@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -187,9 +188,10 @@ class GrpcStream:
         """Ends the stream."""
         call, self._call = self._call, None
         if call is not None:
-            await call.done_writing()
-            async for _ in _rest(call):
-                pass
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # its requests are all answered
+                await call.done_writing()
+                while await call.read() is not grpc.aio.EOF:
+                    pass
 
     async def _responses(self, call: Any) -> Answer:
         arrived_s: list[float] = []
@@ -211,15 +213,6 @@ class GrpcStream:
         call, self._call = self._call, None
         if call is not None:
             call.cancel()
-
-
-async def _rest(call: Any) -> AsyncIterator[Any]:
-    """What still arrives on a stream whose requests are all answered; an error of its end is of no interest."""
-    try:
-        async for message in call:
-            yield message
-    except grpc.RpcError:
-        return
 
 
 def _set_parameters(target: Any, values: Parameters) -> None:

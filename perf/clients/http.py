@@ -11,6 +11,7 @@ import contextlib
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 
@@ -36,9 +37,14 @@ class HttpReply(NamedTuple):
 
 
 class HttpConnection(asyncio.Protocol):
-    """One HTTP/1.1 connection that has at most one request in flight."""
+    """One HTTP/1.1 connection that has at most one request in flight, for up to `timeout_s`."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._sent_s = 0.0
+        # One timer for many requests: it is set again when it expires, not with each request.
+        self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._reply: asyncio.Future[HttpReply] | None = None
@@ -46,11 +52,14 @@ class HttpConnection(asyncio.Protocol):
         self._body = bytearray()
 
     @classmethod
-    async def open(cls, address: ServerAddress) -> HttpConnection:
-        """Connects. Raises OSError."""
+    async def open(cls, address: ServerAddress, timeout_s: float) -> HttpConnection:
+        """Connects. Raises OSError, and TimeoutError after `timeout_s`."""
         context = ssl.create_default_context() if address.is_secure else None
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(cls, address.host, address.port, ssl=context)
+        async with asyncio.timeout(timeout_s):
+            _, connection = await loop.create_connection(
+                partial(cls, timeout_s), address.host, address.port, ssl=context
+            )
         return connection
 
     @property
@@ -59,13 +68,19 @@ class HttpConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, chunks: Sequence[bytes | memoryview], keeps_body: bool = False) -> HttpReply:
-        """Sends a whole request and returns the response. Raises ConnectionError if the connection ends before it."""
+        """Sends a whole request and returns the response.
+
+        Raises ConnectionError if the connection ends before it, TimeoutError if it does not come in time.
+        """
         if self._transport is None:
             raise ConnectionError("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
         self._keeps_body = keeps_body
         self._body.clear()
-        self._reply = asyncio.get_running_loop().create_future()
+        self._reply = self._loop.create_future()
+        self._sent_s = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._expired)
         if len(chunks) == 1:
             self._transport.write(chunks[0])
         else:
@@ -74,9 +89,22 @@ class HttpConnection(asyncio.Protocol):
 
     def close(self) -> None:
         """Disconnects."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._transport is not None:
             self._transport.close()
             self._transport = None
+
+    def _expired(self) -> None:
+        self._timer = None
+        if self._reply is None or self._reply.done():
+            return
+        left_s = self._sent_s + self._timeout_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._expired)
+        else:
+            self._fail(TimeoutError())
 
     # asyncio.Protocol
 
@@ -97,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called when the connection has ended."""
-        self._transport = None
+        self.close()
         self._fail(ConnectionError(f"the server closed the connection{f': {error}' if error else ''}"))
 
     # httptools
@@ -115,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
         if not parser.should_keep_alive():
             self.close()
 
-    def _fail(self, error: ConnectionError) -> None:
+    def _fail(self, error: OSError) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
 
@@ -206,10 +234,10 @@ class HttpSession:
         """Sends any request and returns its response. Raises CallFailed without one."""
         connection = self._connection
         try:
-            async with asyncio.timeout(self._client.timeout_s):
-                if connection is None or not connection.is_open:
-                    connection = self._connection = await HttpConnection.open(self._client.address)
-                return await connection.exchange(chunks, keeps_body)
+            if connection is None or not connection.is_open:
+                connection = await HttpConnection.open(self._client.address, self._client.timeout_s)
+                self._connection = connection
+            return await connection.exchange(chunks, keeps_body)
         except TimeoutError:
             self._drop()
             raise CallFailed(f"no response within {self._client.timeout_s:g} s") from None
