@@ -55,10 +55,10 @@ $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_w
 	@touch $@
 
 demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
-	$(RUN) examples.demo
+	$(RUN) weir demo
 
 serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002 and 4222 until Ctrl-C.
-	$(RUN) examples.serve
+	$(RUN) weir demo --serve
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.
 	@echo "left out: $$($(RUN) pytest -m gpu --collect-only --quiet | grep -c ::) gpu tests, $$($(RUN) pytest -m slow --collect-only --quiet | grep -c ::) slow tests"

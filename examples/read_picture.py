@@ -1,34 +1,19 @@
-"""Read the text in a picture: ensemble `ocr`.
+"""Read the text in pictures, with the ensemble `ocr`.
 
     python -m examples.read_picture [--url=localhost:8000] [picture.png ...]
 
-Without pictures, one is rendered that has three lines of text.
+Without pictures, one is rendered that has three lines of text. The requests are in weir/demo/pictures.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-from PIL import Image, ImageDraw, ImageFont
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from tritonclient import http
 
-MODEL = "ocr"
-LINES = ("A weir is a low dam", "that turns uneven flow", "into a steady one.")
-
-
-class Line(NamedTuple):
-    """A line of text as it was read, how certain that is (0 .. 1), and its corners, fp32 [4, 2], in pixels."""
-
-    text: str
-    score: float
-    corners: np.ndarray
+from weir.demo.pictures import LINES, lines_table, read, rendered
 
 
 def main() -> None:
@@ -41,41 +26,6 @@ def main() -> None:
     with http.InferenceServerClient(arguments.url) as client:
         for name, picture in pictures.items():
             Console(highlight=False).print(lines_table(name, read(client, picture)))
-
-
-def read(client: http.InferenceServerClient, picture: bytes) -> list[Line]:
-    """The lines of text in an encoded picture, in reading order."""
-    image = http.InferInput("IMAGE", [1], "BYTES")
-    image.set_data_from_numpy(np.array([picture], np.object_))
-    answer = client.infer(MODEL, [image])
-    texts, scores, boxes = (answer.as_numpy(name) for name in ("TEXT", "SCORE", "BOX"))
-    return [
-        Line(text.decode(), float(score), corners) for text, score, corners in zip(texts, scores, boxes, strict=True)
-    ]
-
-
-def lines_table(name: str, lines: list[Line]) -> Table:
-    """What was read, line by line."""
-    table = Table(title=f"Text read from {name}", box=box.SIMPLE_HEAD, title_justify="left")
-    for column in ("line", "score", "upper left", "lower right"):
-        table.add_column(column, justify="left" if column == "line" else "right")
-    for line in lines:
-        corners = (f"{x:.0f}, {y:.0f}" for x, y in line.corners[[0, 2]])
-        table.add_row(line.text, f"{line.score:.3f}", *corners)
-    return table
-
-
-def rendered(lines: tuple[str, ...], height: int = 36) -> bytes:
-    """A PNG with these lines in Pillow's own font; `height` is the font's, in pixels."""
-    font = ImageFont.load_default(height)
-    width = int(max(font.getlength(line) for line in lines)) + 2 * height
-    picture = Image.new("RGB", (width, 2 * height * len(lines)), "white")
-    draw = ImageDraw.Draw(picture)
-    for number, line in enumerate(lines):
-        draw.text((height, height * (2 * number + 0.4)), line, fill="midnightblue", font=font)
-    encoded = io.BytesIO()
-    picture.save(encoded, "PNG")
-    return encoded.getvalue()
 
 
 if __name__ == "__main__":

@@ -20,15 +20,16 @@ from pathlib import Path
 
 import pytest
 
-from examples import serve as serving
-from examples.read_picture import LINES
 from tests.support.docs.pages import REPOSITORIES, ROOT, Block, all_blocks, commands
 from tests.support.servers.demo import DOCUMENTED_PORTS, DRAWN_PORTS, Served, environment, in_venv
+from weir.demo.command import DEMO_FOLDER
+from weir.demo.pictures import LINES
+from weir.demo.serve import serve_options
 from weir.options import options_of
 
 RECIPES = {
-    "make demo": "-m examples.demo",
-    "make serve": "-m examples.serve",
+    "make demo": "-m weir demo",
+    "make serve": "-m weir demo --serve",
     "make test": '-m pytest -n 2 --dist loadfile -m "not slow and not gpu"',
     "make lint": "-m ruff check",
     "make bench": "-m benchmarks.compare",
@@ -81,7 +82,7 @@ def test_make_serve_listens_where_the_pages_ask() -> None:
     """The tests draw ports, so that this is not seen by running the commands."""
     serve = options_of("serve")
     ports = {name: str(serve[f"{name.lower()}_port"].default) for name in DOCUMENTED_PORTS}
-    given = dict(option.removeprefix("--").split("=") for option in serving.OPTIONS)
+    given = dict(option.removeprefix("--").split("=") for option in serve_options(DEMO_FOLDER))
     ports |= {name: given[key] for name in ports if (key := f"{name.lower()}-port") in given}
     assert ports == DOCUMENTED_PORTS
     asked = {port for _, command in commands() for port in re.findall(r"localhost:(\d+)", command)}
@@ -284,7 +285,7 @@ def becomes_ready(url: str, timeout_s: float = 40.0) -> bool:
 
 def test_the_demo_recognises_files_hears_speech_and_reads_a_picture(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", f"--folder={tmp_path}", "--seconds=0.1"],
+        [sys.executable, "-m", "weir", "demo", f"--folder={tmp_path}", "--seconds=0.1"],
         cwd=ROOT,
         capture_output=True,
         text=True,

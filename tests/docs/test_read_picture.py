@@ -15,8 +15,8 @@ from PIL import Image
 from tritonclient import http
 from tritonclient.utils import InferenceServerException
 
-from examples.read_picture import LINES, read, rendered
 from tests.support.servers.demo import Served, environment
+from weir.demo.pictures import LINES, read, rendered
 
 
 @pytest.fixture(scope="module")

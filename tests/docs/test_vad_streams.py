@@ -12,10 +12,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from examples.demo_repository import package_folder
-from examples.silero_graph import CONTEXT, RATE_HZ, SAMPLES, STATE, as_sequence_model
-from examples.vad_streams import SPEECH, chunks, listen, read_wav, synthesised, write_wav
+from examples.vad_streams import read_wav, write_wav
 from tests.support.servers.demo import Served, environment
+from weir.demo.networks import package_folder
+from weir.demo.silero_graph import CONTEXT, RATE_HZ, SAMPLES, STATE, as_sequence_model
+from weir.demo.sound import SPEECH, chunks, listen, synthesised
 
 NETWORK = package_folder("silero_vad") / "data" / "silero_vad_op18_ifless.onnx"
 CLOSE = 1e-4

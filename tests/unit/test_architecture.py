@@ -42,7 +42,7 @@ SIDEWAYS = {
 ROOMS = {
     "weir": (
         "errors options own_packages terminal",
-        "backend inference running_server server_process supervisor",
+        "backend demo doctor inference running_server server_process supervisor",
         "client init status",
         "commands server",
         "__main__ pytest_plugin",

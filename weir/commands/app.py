@@ -28,6 +28,7 @@ from weir.commands.option_commands import command, with_implied_values
 from weir.commands.perf import perf
 from weir.commands.roles import hide_secrets
 from weir.commands.traffic import history, rollback, traffic
+from weir.demo.command import PASSES_OPTIONS, demo
 from weir.errors import StartError
 from weir.init.command import init
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
@@ -206,6 +207,7 @@ app.command(cls=SectionedCommand)(push)
 app.command(cls=SectionedCommand)(status)
 app.command(cls=SectionedCommand)(perf)
 app.command(cls=SectionedCommand)(nats_permissions)
+app.command(cls=SectionedCommand, context_settings=PASSES_OPTIONS)(demo)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 app.add_typer(traffic)

@@ -19,7 +19,7 @@ def test_the_whole_demo_runs_on_the_cpu_and_the_log_has_the_reason(tmp_path: Pat
     assert not has_cuda_bindings()
     path = os.pathsep.join(filter(None, [str(FAKE_DRIVER), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        [sys.executable, "-m", "examples.demo", f"--folder={tmp_path}", "--seconds=0.1"],
+        [sys.executable, "-m", "weir", "demo", f"--folder={tmp_path}", "--seconds=0.1"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,

@@ -55,7 +55,7 @@ def demo_served(folder: Path) -> Iterator[Served]:
     log = folder / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "examples.serve", *DRAWN_PORTS],
+            [sys.executable, "-m", "weir", "demo", "--serve", *DRAWN_PORTS],
             cwd=folder,
             env=environment(),
             stdout=subprocess.PIPE,

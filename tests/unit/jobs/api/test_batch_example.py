@@ -8,7 +8,7 @@ from examples.batch.make_files import make_files
 from jobs.formats.files import open_input
 from repository.config_text import parse_config
 
-CONFIG = Path(__file__).parents[4] / "examples/models/file_features/config.pbtxt"
+CONFIG = Path(__file__).parents[4] / "weir/demo/models/file_features/config.pbtxt"
 
 
 def test_what_the_example_makes_is_an_input_of_its_model(tmp_path: Path) -> None:

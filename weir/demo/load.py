@@ -1,4 +1,4 @@
-"""A closed loop of requests against one model, and what it tells: latency at the client, batch sizes at the server."""
+"""A closed loop of requests to one model: latency at the client, and batch sizes at the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from tritonclient import http as triton
 
-from examples.demo_server import DemoServer
+from weir.demo.server import DemoServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class LoadFigures:
 def measure(
     server: DemoServer, model: str, inputs: Sequence[triton.InferInput], in_flight: int, seconds: float
 ) -> LoadFigures:
-    """Asks `model` for `seconds`; each of `in_flight` clients sends its next request when the last is answered."""
+    """Call `model` for `seconds`; each of `in_flight` clients sends its next request after the last response."""
     end = time.perf_counter() + seconds
 
     def ask(_client: int) -> list[float]:
-        latencies = []
+        latencies: list[float] = []
         with triton.InferenceServerClient(server.http) as client:
             while not latencies or time.perf_counter() < end:
                 began = time.perf_counter()
@@ -53,7 +53,7 @@ def measure(
 
 def counts(server: DemoServer, model: str) -> tuple[int, int]:
     """(inferences, batches that ran) of the model so far, from the metrics page."""
-    with urllib.request.urlopen(server.metrics) as page:
+    with urllib.request.urlopen(server.metrics) as page:  # noqa: S310 - the server's own http:// address
         text = page.read().decode()
 
     def value(name: str) -> int:

@@ -18,6 +18,8 @@ MIN_LINE_WIDTH = 320
 
 
 class TritonPythonModel:
+    """Cuts the lines of text out of pictures."""
+
     def execute(self, requests):
         return [pb_utils.InferenceResponse(tensors_of(request)) for request in requests]
 

@@ -1,14 +1,14 @@
-"""`make demo`: serve real networks, let them recognise files, hear speech and read a picture, show how they behave.
+"""Serves real networks, has them recognise files, hear speech and read a picture, and shows latencies and batch sizes.
 
-Everything goes through the stock `tritonclient`, by the clients of this folder.
+Everything goes through the stock `tritonclient`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,59 +17,63 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient import http as triton_http
 
-from examples import read_picture, vad_streams
-from examples.demo_repository import DEMO_FOLDER, build_demo_repository
-from examples.demo_server import DemoServer, running_server
-from examples.load import counts, measure
-from examples.recognise_files import FEATURES, MODEL, features, files, recognised_files
+from weir.demo import pictures, sound
+from weir.demo.files import FEATURES, MODEL, features, files, recognised_files
+from weir.demo.load import counts, measure
+from weir.demo.networks import RAPIDOCR, SILERO, installed_networks, missing_text
+from weir.demo.repository import build_demo_repository
+from weir.demo.server import DemoServer, running_server
 
+_FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 IN_FLIGHT = (1, 8, 32)
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(prog="examples.demo", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=DEMO_FOLDER, help="where the repository is made")
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of each measurement")
-    arguments = parser.parse_args()
+def show(folder: Path, seconds: float, options: Sequence[str] = ()) -> None:
+    """Serve the models at hand from `folder`, call them, and print what they return and how fast.
+
+    Each measurement takes `seconds`; `options` are further options of `weir serve`. Raises StartError if the server can't
+    start.
+    """
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    repository = build_demo_repository(arguments.folder / "models")
+    networks = installed_networks()
+    repository = build_demo_repository(folder / "models", networks)
     console.print(f"Model repository: {repository}\nStarting weir serve ...")
-    log = arguments.folder / "server.log"
-    with running_server(repository, ["--http-port=0", "--grpc-port=0", "--metrics-port=0"], log) as server:
+    log = folder / "server.log"
+    with running_server(repository, [*_FREE_PORTS, *options], log) as server:
         console.print(server.block)
         console.print(recognised_files(server.http, server.grpc, files()))
-        console.print(speech_heard(server))
-        console.print(picture_read(server, arguments.folder / "picture.png"))
-        console.print(latencies(server, arguments.seconds))
+        if SILERO in networks:
+            console.print(speech_heard(server))
+        if RAPIDOCR in networks:
+            console.print(picture_read(server, folder / "picture.png"))
+        console.print(latencies(server, seconds))
+    print(missing_text(networks), end="")
     console.print(f"Stopped cleanly. The server's log: {log}")
 
 
 def speech_heard(server: DemoServer) -> Table:
-    """Which of several streams have speech in them, and that chunks of different streams run together."""
-    sounds = vad_streams.synthesised()
-    before = counts(server, vad_streams.MODEL)
+    """A table of the streams with speech in them, with the mean number of streams in a batch."""
+    sounds = sound.synthesised()
+    before = counts(server, sound.MODEL)
     began = time.perf_counter()
-    heard = asyncio.run(vad_streams.listen(server.grpc, sounds))
-    table = vad_streams.streams_table(heard, time.perf_counter() - began)
-    chunks, batches = (
-        after - earlier for after, earlier in zip(counts(server, vad_streams.MODEL), before, strict=True)
-    )
+    heard = asyncio.run(sound.listen(server.grpc, sounds))
+    table = sound.streams_table(heard, time.perf_counter() - began)
+    chunks, batches = (after - earlier for after, earlier in zip(counts(server, sound.MODEL), before, strict=True))
     table.caption = f"{chunks / batches:.1f} streams in a batch, on average"
     table.caption_justify = "left"
     return table
 
 
 def picture_read(server: DemoServer, path: Path) -> Table:
-    """What text stands in a picture that is rendered here, and left at `path` to be looked at."""
-    picture = read_picture.rendered(read_picture.LINES)
+    """A table of the text in a picture that is rendered to `path`."""
+    picture = pictures.rendered(pictures.LINES)
     path.write_bytes(picture)
     with triton_http.InferenceServerClient(server.http) as client:
-        return read_picture.lines_table(str(path), read_picture.read(client, picture))
+        return pictures.lines_table(str(path), pictures.read(client, picture))
 
 
 def latencies(server: DemoServer, seconds: float) -> Table:
-    """How both models behave with 1, 8 and 32 requests in flight."""
+    """A table of both models of files with 1, 8 and 32 requests in flight."""
     table = Table(title="Latency and batch sizes over HTTP", box=box.SIMPLE_HEAD, title_justify="left")
     for column in ("model", "in flight", "requests/s", "p50 ms", "p99 ms", "mean batch size"):
         table.add_column(column, justify="left" if column == "model" else "right")
@@ -92,7 +96,3 @@ def latencies(server: DemoServer, seconds: float) -> Table:
                 f"{figures.batch_size:.2f}",
             )
     return table
-
-
-if __name__ == "__main__":
-    main()

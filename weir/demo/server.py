@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.child_processes import dies_with_parent
+from weir.errors import StartError
 
 STOP_TIMEOUT_S = 40.0
 
@@ -29,7 +30,7 @@ class DemoServer:
 def running_server(repository: Path, options: Sequence[str], log: Path | None = None) -> Iterator[DemoServer]:
     """Serves `repository` with further `weir serve` options; its log goes to `log`, by default to stderr.
 
-    Ends the program when the server can't start. The server is told to stop, and has stopped, at the end of the block.
+    Raises StartError if the server can't start. At the end of the block it is stopped.
     """
     command = [sys.executable, "-P", "-m", "weir", "serve", f"--model-repository={repository}", *options]
     stderr = None if log is None else log.open("w")
@@ -58,7 +59,7 @@ def running_server(repository: Path, options: Sequence[str], log: Path | None = 
 
 
 def _when_ready(process: subprocess.Popen[str], log: Path | None) -> DemoServer:
-    assert process.stdout is not None
+    assert process.stdout is not None  # noqa: S101 - for the type checker
     lines: list[str] = []
     places: dict[str, str] = {}
     for line in process.stdout:
@@ -70,4 +71,4 @@ def _when_ready(process: subprocess.Popen[str], log: Path | None) -> DemoServer:
                 http = places["HTTP"].removeprefix("http://")
                 return DemoServer(process, http, places["gRPC"], places["metrics"], "".join(lines))
     process.wait()
-    raise SystemExit("the server did not start" + (f":\n{log.read_text()}" if log is not None else ""))
+    raise StartError("the server did not start" + (f":\n{log.read_text()}" if log is not None else ""))

@@ -13,6 +13,8 @@ BLANK = 0
 
 
 class TritonPythonModel:
+    """Makes text of the characters that the reader saw."""
+
     def initialize(self, args):
         # Split at line feeds alone: some of the characters are line ends of other kinds.
         self.characters = np.array(

@@ -1,7 +1,7 @@
-"""Speech that is synthesised from nothing but numpy, so that a speech detector has something to hear.
+"""Speech that is synthesised with numpy alone, for the speech detector.
 
 A voice is a sum of harmonics of its pitch, shaped by the resonances of the mouth (formants), and hiss. Both glide from
-one sound of the language to the next. It is no beauty, and it can be understood with good will.
+one sound of the language to the next. With some good will it can be understood.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def speech(text: str, pitch_hz: float, mouth: float = 1.0, seed: int = 0) -> np.
     samples = np.arange(lengths.sum())
 
     def gliding(values: list[float]) -> np.ndarray:
-        return np.interp(samples, middles, values)
+        return np.asarray(np.interp(samples, middles, values))
 
     formants = [gliding([phone.formants_hz[number] * mouth for phone in phones]) for number in range(3)]
     random = np.random.default_rng(seed)
@@ -70,13 +70,13 @@ def speech(text: str, pitch_hz: float, mouth: float = 1.0, seed: int = 0) -> np.
     hiss = _hiss(formants[:2], random)
     sound = gliding([phone.voice for phone in phones]) * voice / np.abs(voice).max()
     sound += gliding([phone.hiss for phone in phones]) * hiss / np.abs(hiss).max()
-    return (0.5 * sound / np.abs(sound).max()).astype(np.float32)
+    return np.asarray(0.5 * sound / np.abs(sound).max(), np.float32)
 
 
 def _harmonics(pitch_hz: np.ndarray, formants_hz: list[np.ndarray], mouth: float) -> np.ndarray:
     """Each harmonic as loud as the resonances make it where it is at the moment."""
     phase = 2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ
-    resonances = [
+    resonances: list[tuple[np.ndarray | float, int]] = [
         *zip(formants_hz, BANDWIDTHS_HZ, strict=True),
         *((frequency * mouth, bandwidth) for frequency, bandwidth in UPPER_FORMANTS),
     ]

@@ -12,6 +12,8 @@ PADDING = 256
 
 
 class TritonPythonModel:
+    """Computes the features of files."""
+
     def execute(self, requests):
         return [pb_utils.InferenceResponse([features_of(request)]) for request in requests]
 

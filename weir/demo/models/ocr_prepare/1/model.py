@@ -12,6 +12,8 @@ SIDE_STEP = 32
 
 
 class TritonPythonModel:
+    """Decodes and scales pictures."""
+
     def execute(self, requests):
         return [answer(request) for request in requests]
 

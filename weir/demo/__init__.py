@@ -1,0 +1,1 @@
+"""`weir demo`: a model repository of real networks, served and asked through Triton's stock clients."""
